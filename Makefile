@@ -1,0 +1,36 @@
+# The whole developer surface. Each target makes what it needs: the environment, Java, Kafka's jars.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+
+.PHONY: demo test lint format lock clean
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python 3.11 or later, this is " + sys.version.split()[0] + ": set PYTHON=" if sys.version_info < (3, 11) else 0)'
+	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: watch records arrive at equal offsets
+	$(RUN)/isthmus demo
+
+test: $(VENV)/.ready lint  ## Everything CI checks
+	$(RUN)/python -X dev -m pytest tests
+
+lint: $(VENV)/.ready
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+
+format: $(VENV)/.ready
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+
+lock:  ## Pin every dependency with its hashes
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url \
+	    --no-emit-find-links --extra dev --extra embedded pyproject.toml --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Benchmarks, and the embedded Kafka clusters that demo, tests and benchmarks run on."""

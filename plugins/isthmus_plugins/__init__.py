@@ -1,0 +1,1 @@
+"""Hook specifications and the built-in plugins."""

@@ -1,0 +1,1 @@
+"""Bytes only: frames, peeks, rewriting, record batches, link messages. No I/O, no clock."""

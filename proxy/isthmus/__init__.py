@@ -1,0 +1,1 @@
+"""The proxy process: listeners, sessions, upstream connections, admin interface, command line."""

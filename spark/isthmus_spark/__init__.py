@@ -1,0 +1,1 @@
+"""PySpark jobs over captured traffic and over topics."""
