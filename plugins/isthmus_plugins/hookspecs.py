@@ -1,0 +1,56 @@
+"""The hooks. This file is the whole contract between the proxy and its plugins.
+
+A plugin is an object whose methods implement some of these hooks (:data:`hookimpl`). It is found through the entry
+point group ``isthmus.plugins`` and enabled by its name in the configuration (``[plugins] enabled``), in that order.
+
+Two kinds of hooks, never mixed:
+
+* *fast path*: what :func:`isthmus_request_hooks` returns is called for each request of the APIs it names, between two
+  reads of a socket. It must not block and not await. It costs nothing for APIs that nobody names.
+* *process*: everything else. Called seldom; those documented as awaitable may return an awaitable.
+
+A hook that raises fails closed: the connection (fast path) or the start of the process ends, with the reason logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from isthmus_plugins.api import PluginContext, RequestHook
+    from isthmus_plugins.links import LinkOperations
+
+PROJECT = "isthmus"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def isthmus_start(context: PluginContext) -> Awaitable[None] | None:
+    """The process has its cluster and its control state; no client is served yet. Awaited, in plugin order."""
+
+
+@hookspec
+def isthmus_stop() -> Awaitable[None] | None:
+    """No client is served any more. Awaited, in reverse plugin order."""
+
+
+@hookspec
+def isthmus_request_hooks() -> Sequence[RequestHook]:
+    """Which requests this plugin looks at. Asked once, after :func:`isthmus_start`; called on the fast path."""
+
+
+@hookspec
+def isthmus_metrics() -> Iterable[Metric]:
+    """Prometheus metric families of the plugin, made at each scrape. Names start with ``isthmus_``."""
+
+
+@hookspec(firstresult=True)
+def isthmus_link_operations() -> LinkOperations | None:
+    """What operators can do with links. The first plugin that answers serves ``/v1/links``."""

@@ -1,0 +1,162 @@
+"""What operators ask of links, and what they are told: the interface between the admin listener and a replication plugin.
+
+Field names are those that users of neighbouring systems know (``link_name``, ``partition_mirror_lag`` ...); the states are
+the specification's. All models go over REST as they are, so they are also the schema of ``isthmus status -o json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class OperationError(Exception):
+    """An operator's request cannot be carried out. ``code`` is a constant, ``message`` says what to do.
+
+    ``http_status`` follows REST: 404 not found, 409 conflicts with what there is, 422 not valid, 503 not now.
+    """
+
+    def __init__(self, code: str, message: str, http_status: int = 409) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.http_status = http_status
+
+
+class CreateLink(_Model):
+    link_name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    remote: str = Field(description="host:port of a link listener of the other cluster")
+    token: str | None = Field(default=None, repr=False, description="the other cluster's enrolment token, if it has one")
+
+
+class Attach(_Model):
+    local: str = Field(description="prefix of the local namespace")
+    remote: str = Field(description="prefix of the remote namespace")
+    role: Literal["leader", "follower"] = Field(description="the role of the local namespace")
+    type: Literal["topic", "consumer-group", "principal"] = "topic"
+    truncate_target: bool = Field(
+        default=False, description="topics of the follower namespace that hold other records are emptied to follow"
+    )
+    dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
+
+
+class TopicPlan(_Model):
+    """What attaching would do with one topic of the follower namespace."""
+
+    topic: str
+    source_topic: str
+    action: Literal["create", "follow", "truncate", "refuse"]
+    records_lost: int = 0
+    reason: str | None = None
+
+
+class AttachResult(_Model):
+    link_name: str
+    local: str
+    remote: str
+    role: str
+    dry_run: bool
+    topics: list[TopicPlan] = []
+
+
+class MappingStatus(_Model):
+    type: str
+    local: str
+    remote: str
+    role: str
+
+
+class PartitionStatus(_Model):
+    """One partition of a link, as this proxy knows it."""
+
+    topic: str
+    """The local name."""
+    remote_topic: str
+    partition: int
+    role: Literal["leader", "follower"]
+    state: str
+    reason: str | None = None
+    """Constant that says why, where the state alone does not."""
+    message: str | None = None
+    source_end: int | None = None
+    """The source's high watermark, exclusive."""
+    follower_end: int | None = None
+    """The follower's log end, exclusive."""
+    partition_mirror_lag: int | None = None
+    """Offsets that the follower lacks."""
+    lag_seconds: float | None = None
+    """Age of the oldest record that the follower lacks."""
+
+
+class LinkStatus(_Model):
+    link_name: str
+    link_id: str
+    local_cluster_id: str
+    remote_cluster_id: str
+    remote: list[str]
+    dials: bool
+    mode: str
+    state: str
+    reason: str | None = None
+    message: str | None = None
+    last_heard_seconds: float | None = None
+    """Time since the peer cluster was last heard; None: never, since this proxy started."""
+    mappings: list[MappingStatus] = []
+    partitions: list[PartitionStatus] = []
+
+
+class PartitionVerdict(_Model):
+    """What verification found out about one partition."""
+
+    topic: str
+    remote_topic: str
+    partition: int
+    equal: bool
+    compared_from: int
+    compared_to: int
+    """Exclusive: up to here both sides are equal, or the first difference stands here."""
+    records: int
+    source_end: int
+    follower_end: int
+    difference: str | None = None
+    """What differs at ``compared_to``, or why nothing was compared."""
+
+
+class VerifyReport(_Model):
+    link_name: str
+    equal: bool
+    """True only if every partition of every mapping was compared and is equal up to the snapshot."""
+    records: int
+    seconds: float
+    partitions: list[PartitionVerdict]
+
+
+class LinkOperations(Protocol):
+    """What a replication plugin offers to operators. Every method raises :class:`OperationError`."""
+
+    async def create(self, request: CreateLink) -> LinkStatus:
+        """Set up both ends of a link."""
+
+    async def delete(self, link_name: str, local_only: bool = False) -> None:
+        """Delete both ends (``local_only``: this one, where the peer cannot be reached). Namespaces stay reserved."""
+
+    async def attach(self, link_name: str, request: Attach) -> AttachResult:
+        """Attach a pair of namespaces at both ends."""
+
+    async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
+        """Detach the mapping of the local namespace at both ends. It stays reserved."""
+
+    def statuses(self) -> list[LinkStatus]:
+        """Every link with its partitions."""
+
+    def status(self, link_name: str) -> LinkStatus:
+        """One link with its partitions."""
+
+    async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> VerifyReport:
+        """Compare both sides, record by record; ``progress`` is called with (offsets compared, offsets in all)."""

@@ -1,0 +1,389 @@
+"""One connection between two proxies: handshake, frames, calls, heartbeats.
+
+The link protocol itself (bytes) is :mod:`isthmus_protocol.link`; this is its asyncio shell. Either side may have dialled;
+after the handshake both ends are the same class with the same powers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final, TypeAlias
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import link
+from isthmus_protocol.link import MessageType
+from isthmus_protocol.wire import MalformedFrame
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+HEARTBEAT_INTERVAL_S: Final = 1.0
+SILENCE_MAX_S: Final = 8.0
+"""A peer that says nothing for so long is taken for dead: several lost heartbeats, less than a client's time-out."""
+CALL_TIMEOUT_S: Final = 30.0
+WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
+
+
+class LinkRejected(Exception):
+    """The peer refused the connection or a call. ``code`` is a constant of the link protocol."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class LinkLost(Exception):
+    """The connection ended while something was awaited on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What an acceptor knows of a dialler that may come in: the secret that it must hold."""
+
+    secret: bytes = field(repr=False)
+
+
+Handler: TypeAlias = Callable[["LinkConnection", dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Receiver:
+    """What a connection delivers to. The defaults take nothing: records that nobody asked for end the connection."""
+
+    def on_append(self, connection: LinkConnection, append: link.Append) -> None:
+        raise MalformedFrame("an APPEND of no open stream")
+
+    def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
+        raise MalformedFrame("an APPENDED of no open stream")
+
+    def on_stopped(self, connection: LinkConnection, stopped: dict[str, Any]) -> None:
+        raise MalformedFrame("a STOPPED of no open stream")
+
+    def on_lost(self, connection: LinkConnection) -> None:
+        """The connection is gone; nothing more will come of it."""
+
+
+class LinkConnection(asyncio.Protocol):
+    """One end of a connection between two proxies.
+
+    ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, or raises :class:`LinkRejected`.
+    ``ready`` resolves when the handshake is over; until then no call and no record is taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        hello: Mapping[str, Any] | None = None,
+        secret: bytes = b"",
+        accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
+        identity: Mapping[str, Any] | None = None,
+        on_ready: Callable[[LinkConnection], None] | None = None,
+    ) -> None:
+        self.dialled = hello is not None
+        self.receiver = Receiver()
+        self.handlers: Mapping[str, Handler] = {}
+        self.peer: dict[str, Any] = {}
+        """What the peer said of itself: HELLO or CHALLENGE, verified by its proof."""
+        self.purpose = ""
+        self.last_heard = monotonic()
+        self.lost = False
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._secret = secret
+        self._accept = accept
+        self._identity = dict(identity or {})
+        self._on_ready = on_ready
+        self._key = X25519PrivateKey.generate()
+        self._hello: dict[str, Any] = dict(hello or {})
+        self._challenge: dict[str, Any] = {}
+        self._splitter = link.Splitter()
+        self._tasks = Tasks("link-connection")
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._call_ids = itertools.count(1)
+        self._last_sent = monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._transport: asyncio.Transport
+
+    # ---- life ----
+
+    @classmethod
+    async def dial(
+        cls,
+        host: str,
+        port: int,
+        *,
+        hello: Mapping[str, Any],
+        secret: bytes,
+        identity: Mapping[str, Any],
+        tls: ssl.SSLContext | None = None,
+    ) -> LinkConnection:
+        """Connect and shake hands. Raises OSError, TimeoutError, LinkRejected, LinkLost."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            _, connection = await loop.create_connection(
+                lambda: cls(hello=hello, secret=secret, identity=identity),
+                host,
+                port,
+                ssl=tls,
+                server_hostname=host if tls is not None else None,
+            )
+            try:
+                await connection.ready
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out)
+        if self.dialled:
+            self._hello |= {
+                **self._identity,
+                "versions": [link.VERSION_MIN, link.VERSION_MAX],
+                "nonce": os.urandom(link.NONCE_BYTES).hex(),
+                "key": self._public_key(),
+            }
+            self._send(link.encode_json(MessageType.HELLO, self._hello))
+
+    @property
+    def peer_address(self) -> str:
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if name else ""
+
+    def _handshake_timed_out(self) -> None:
+        self._fail(LinkLost("the peer did not finish the handshake in time"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(LinkLost(repr(exc) if exc else "the peer closed the connection"))
+
+    def close(self) -> None:
+        """End the connection; what waits on it fails with :class:`LinkLost`."""
+        self._fail(LinkLost("closed"))
+
+    def _fail(self, error: Exception) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.close()
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # the acceptor has nobody who awaits it
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(LinkLost(str(error)))
+        self._calls.clear()
+        self._writable.set()
+        self.receiver.on_lost(self)
+
+    # ---- bytes ----
+
+    def data_received(self, data: bytes) -> None:
+        self.last_heard = monotonic()
+        try:
+            for kind, body in self._splitter.feed(data):
+                if self.lost:
+                    return
+                self._take(kind, body)
+        except MalformedFrame as error:
+            log.warning("link connection refused by protocol", extra={"peer": self.peer_address, "detail": str(error)})
+            self._fail(error)
+        except LinkRejected as error:
+            log.warning(
+                "link connection rejected",
+                extra={"peer": self.peer_address, "code": error.code, "detail": error.message},
+            )
+            self._send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
+            self._fail(error)
+
+    def _take(self, kind: MessageType, body: memoryview) -> None:
+        if not self.ready.done():
+            self._shake_hands(kind, link.decode_json(body))
+        elif kind is MessageType.APPEND:
+            self.receiver.on_append(self, link.decode_append(body))
+        elif kind is MessageType.APPENDED:
+            self.receiver.on_appended(self, link.decode_appended(body))
+        elif kind is MessageType.HEARTBEAT:
+            pass
+        elif kind is MessageType.CALL:
+            call = link.decode_json(body)
+            self._tasks.start(f"call-{call.get('method')}", self._answer(call))
+        elif kind is MessageType.RESULT:
+            self._result(link.decode_json(body))
+        elif kind is MessageType.STOPPED:
+            self.receiver.on_stopped(self, link.decode_json(body))
+        elif kind is MessageType.REJECT:
+            rejection = link.decode_json(body)
+            self._fail(LinkRejected(str(rejection.get("code")), str(rejection.get("message"))))
+        else:
+            raise MalformedFrame(f"{kind.name} after the handshake")
+
+    def _send(self, frame: bytes) -> None:
+        self._last_sent = monotonic()
+        self._transport.write(frame)
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Queue one frame, given in parts."""
+        if not self.lost:
+            self._last_sent = monotonic()
+            self._transport.writelines(parts)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def writable(self) -> None:
+        """Return when the peer keeps up with what is queued."""
+        await self._writable.wait()
+
+    def pause_reading(self) -> None:
+        """Let the peer feel that this end is full."""
+        if not self.lost:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.lost:
+            self._transport.resume_reading()
+
+    def _beat(self) -> None:
+        now = monotonic()
+        if now - self.last_heard > SILENCE_MAX_S and self._transport.is_reading():
+            self._fail(LinkLost(f"nothing heard for {now - self.last_heard:.1f} s"))
+            return
+        if now - self._last_sent >= HEARTBEAT_INTERVAL_S:
+            self._send(link.encode(MessageType.HEARTBEAT, b""))
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
+
+    # ---- handshake ----
+
+    def _public_key(self) -> str:
+        return self._key.public_key().public_bytes_raw().hex()
+
+    def _shake_hands(self, kind: MessageType, said: dict[str, Any]) -> None:
+        if kind is MessageType.REJECT:
+            self._fail(LinkRejected(str(said.get("code")), str(said.get("message"))))
+        elif self.dialled and kind is MessageType.CHALLENGE and not self._challenge:
+            self._challenge = said
+            words = link.transcript(self._hello, said)
+            if not link.proof_holds(self._secret, "acceptor", words, str(said.get("proof", ""))):
+                self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
+                return
+            self._send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
+        elif self.dialled and kind is MessageType.WELCOME and self._challenge:
+            self._handshake_done(self._challenge | said)
+        elif not self.dialled and kind is MessageType.HELLO and not self._hello:
+            self._challenge_for(said)
+        elif not self.dialled and kind is MessageType.PROOF and self._hello:
+            words = link.transcript(self._hello, self._challenge)
+            if not link.proof_holds(self._secret, "dialler", words, str(said.get("proof", ""))):
+                raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
+            self._send(link.encode_json(MessageType.WELCOME, {}))
+            self._handshake_done(self._hello)
+        else:
+            raise MalformedFrame(f"{kind.name} out of turn in the handshake")
+
+    def _challenge_for(self, hello: dict[str, Any]) -> None:
+        assert self._accept is not None
+        try:
+            lowest, highest = (int(version) for version in hello["versions"])
+            nonce, key = bytes.fromhex(hello["nonce"]), bytes.fromhex(hello["key"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedFrame("an incomplete HELLO") from error
+        if len(nonce) != link.NONCE_BYTES or len(key) != 32:
+            raise MalformedFrame("a HELLO with a nonce or key of the wrong size")
+        version = link.choose_version(lowest, highest)
+        if version is None:
+            raise LinkRejected(
+                "UNSUPPORTED_VERSION",
+                f"this proxy speaks link versions {link.VERSION_MIN} to {link.VERSION_MAX}, the dialler {lowest} to "
+                f"{highest}: upgrade the older one",
+            )
+        self._hello = hello
+        self._secret = self._accept(hello, self).secret
+        self._challenge = {
+            **self._identity,
+            "version": version,
+            "nonce": os.urandom(link.NONCE_BYTES).hex(),
+            "key": self._public_key(),
+        }
+        words = link.transcript(hello, self._challenge)
+        self._challenge["proof"] = link.proof(self._secret, "acceptor", words)
+        self._send(link.encode_json(MessageType.CHALLENGE, self._challenge))
+
+    def _handshake_done(self, peer: dict[str, Any]) -> None:
+        self.peer = peer
+        self.purpose = str(self._hello.get("purpose", ""))
+        self._splitter.authenticated()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
+        self.ready.set_result(None)
+        if self._on_ready is not None:
+            self._on_ready(self)
+
+    def agreed_secret(self, purpose: str) -> bytes:
+        """32 bytes that only the two ends of this connection know, the same at both; they never crossed the wire."""
+        shared = self._key.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(self.peer["key"])))
+        salt = bytes.fromhex(self._hello["nonce"]) + bytes.fromhex(self._challenge["nonce"])
+        return HKDF(hashes.SHA256(), 32, salt, purpose.encode()).derive(shared)
+
+    # ---- calls ----
+
+    async def call(self, method: str, params: Mapping[str, Any], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+        """Ask the peer. Raises LinkRejected (the peer's answer), LinkLost, TimeoutError."""
+        if self.lost:
+            raise LinkLost("the connection is gone")
+        call_id = next(self._call_ids)
+        result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = result
+        self._send(link.encode_json(MessageType.CALL, {"id": call_id, "method": method, "params": dict(params)}))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await result
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def _answer(self, call: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {"id": call.get("id")}
+        handler = self.handlers.get(str(call.get("method")))
+        try:
+            if handler is None:
+                raise LinkRejected("UNKNOWN_METHOD", f"no such call for this connection: {call.get('method')}")
+            answer["result"] = await handler(self, call.get("params") or {})
+        except LinkRejected as error:
+            answer["error"] = {"code": error.code, "message": error.message}
+        except LinkLost as error:
+            answer["error"] = {"code": "LINK_LOST", "message": str(error)}
+        except Exception as error:
+            log.exception("link call failed", extra={"method": call.get("method")})
+            answer["error"] = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}"}
+        self.send(link.encode_json(MessageType.RESULT, answer))
+
+    def _result(self, answer: dict[str, Any]) -> None:
+        call = self._calls.pop(answer.get("id", 0), None)
+        if call is None or call.done():
+            return
+        error = answer.get("error")
+        if error is not None:
+            call.set_exception(LinkRejected(str(error.get("code")), str(error.get("message"))))
+        else:
+            call.set_result(answer.get("result") or {})

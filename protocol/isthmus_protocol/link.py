@@ -1,0 +1,195 @@
+"""The link protocol: messages between the proxies of two clusters.
+
+A connection starts with a handshake in which both ends prove that they hold the link's secret (or, to create a link,
+the enrolment token) before anything else is said. After it both ends are equal: either may call the other, and records
+flow from the leader end of a namespace to its follower end, whoever dialled.
+
+::
+
+    dialler                                acceptor
+      HELLO  versions, link, cluster, nonce, key -->
+                                      <-- CHALLENGE  version, cluster, nonce, key, proof
+      PROOF  proof                           -->
+                                      <-- WELCOME  (or REJECT code, message, at any point)
+      then, in both directions:  CALL / RESULT   control, JSON
+                                 APPEND          records of one partition, whole batches, in offset order
+                                 APPENDED        the follower's log end, cumulative
+                                 STOPPED         a stream ended, with the reason
+                                 HEARTBEAT       nothing said for a while
+
+A frame is a 4-byte size (of what follows), a 1-byte type and a body. ``HELLO`` states the versions that the dialler
+speaks; the acceptor chooses. The keys are X25519 public keys: a link's secret is agreed on, never sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from isthmus_protocol.wire import MalformedFrame
+
+VERSION_MIN: Final = 1
+VERSION_MAX: Final = 1
+FRAME_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Above any batch a broker takes (``message.max.bytes``) plus its neighbours in one APPEND."""
+HANDSHAKE_BYTES_MAX: Final = 16 * 1024
+"""What an end that has proved nothing may make us hold."""
+NONCE_BYTES: Final = 32
+
+_HEAD: Final = struct.Struct(">IB")
+_APPEND: Final = struct.Struct(">IqI")
+_APPENDED: Final = struct.Struct(">Iq")
+
+
+class MessageType(IntEnum):
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    WELCOME = 4
+    REJECT = 5
+    CALL = 16
+    RESULT = 17
+    APPEND = 18
+    APPENDED = 19
+    STOPPED = 20
+    HEARTBEAT = 21
+
+
+HANDSHAKE: Final = frozenset(
+    {MessageType.HELLO, MessageType.CHALLENGE, MessageType.PROOF, MessageType.WELCOME, MessageType.REJECT}
+)
+
+
+class Append(NamedTuple):
+    """Whole batches of one stream, in offset order, as the source's log has them."""
+
+    stream: int
+    source_end: int
+    """The source's high watermark when the batches were read; exclusive."""
+    source_end_age_ms: int
+    """How long before sending the oldest record that the follower lacks was seen. The base of lag in seconds."""
+    records: bytes | memoryview
+
+
+class Appended(NamedTuple):
+    """All records of the stream before ``end_offset`` are in the follower's in-sync replicas."""
+
+    stream: int
+    end_offset: int
+
+
+def encode(kind: MessageType, body: bytes) -> bytes:
+    """A frame of any type."""
+    return _HEAD.pack(len(body) + 1, kind) + body
+
+
+def encode_json(kind: MessageType, body: Mapping[str, Any]) -> bytes:
+    """A frame with a JSON object as its body."""
+    return encode(kind, json.dumps(body, separators=(",", ":")).encode())
+
+
+def encode_append_head(stream: int, source_end: int, source_end_age_ms: int, records_size: int) -> bytes:
+    """What stands before the records of an APPEND frame; the records are written after it without a copy."""
+    return _HEAD.pack(1 + _APPEND.size + records_size, MessageType.APPEND) + _APPEND.pack(
+        stream, source_end, min(source_end_age_ms, 0xFFFFFFFF)
+    )
+
+
+def encode_appended(stream: int, end_offset: int) -> bytes:
+    return _HEAD.pack(1 + _APPENDED.size, MessageType.APPENDED) + _APPENDED.pack(stream, end_offset)
+
+
+def decode_append(body: memoryview) -> Append:
+    """The body of an APPEND frame. Raises MalformedFrame."""
+    if len(body) < _APPEND.size:
+        raise MalformedFrame("a truncated APPEND")
+    stream, source_end, age_ms = _APPEND.unpack_from(body)
+    return Append(stream, source_end, age_ms, body[_APPEND.size :])
+
+
+def decode_appended(body: memoryview) -> Appended:
+    """The body of an APPENDED frame. Raises MalformedFrame."""
+    if len(body) != _APPENDED.size:
+        raise MalformedFrame("a truncated APPENDED")
+    return Appended(*_APPENDED.unpack(body))
+
+
+def decode_json(body: memoryview) -> dict[str, Any]:
+    """The body of a frame with a JSON object. Raises MalformedFrame."""
+    try:
+        value = json.loads(bytes(body))
+    except ValueError as error:
+        raise MalformedFrame(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise MalformedFrame("not a JSON object")
+    return value
+
+
+class Splitter:
+    """Cuts a stream of bytes into frames. Holds no more than one frame and one chunk."""
+
+    __slots__ = ("_buffer", "_frame_bytes_max", "_wanted")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._wanted = _HEAD.size
+        self._frame_bytes_max = HANDSHAKE_BYTES_MAX
+
+    def authenticated(self) -> None:
+        """The handshake is over: frames may be large."""
+        self._frame_bytes_max = FRAME_BYTES_MAX
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[MessageType, memoryview]]:
+        """The frames that ``chunk`` completes, as type and body. Raises MalformedFrame."""
+        if self._buffer:
+            self._buffer += chunk
+            if len(self._buffer) < self._wanted:
+                return
+            chunk = bytes(self._buffer)
+            self._buffer = bytearray()
+        view = memoryview(chunk)
+        position = 0
+        while len(chunk) - position >= _HEAD.size:
+            size, kind = _HEAD.unpack_from(chunk, position)
+            if not 1 <= size <= self._frame_bytes_max:
+                raise MalformedFrame(f"a link frame of {size} bytes")
+            end = position + 4 + size
+            if end > len(chunk):
+                self._wanted = 4 + size
+                break
+            try:
+                message_type = MessageType(kind)
+            except ValueError:
+                raise MalformedFrame(f"a link frame of unknown type {kind}") from None
+            yield message_type, view[position + _HEAD.size : end]
+            position = end
+        else:
+            self._wanted = _HEAD.size
+        self._buffer += view[position:]
+
+
+def choose_version(minimum: int, maximum: int) -> int | None:
+    """The highest version that both ends speak; None if there is none."""
+    version = min(maximum, VERSION_MAX)
+    return version if version >= max(minimum, VERSION_MIN) else None
+
+
+def transcript(hello: Mapping[str, Any], challenge: Mapping[str, Any]) -> bytes:
+    """What both proofs cover: every word of HELLO and CHALLENGE but the proof, so that neither can be altered."""
+    said = {key: value for key, value in challenge.items() if key != "proof"}
+    return json.dumps([dict(hello), said], sort_keys=True, separators=(",", ":")).encode()
+
+
+def proof(secret: bytes, side: str, said: bytes) -> str:
+    """What proves to the other side that this ``side`` (``dialler`` or ``acceptor``) holds the secret."""
+    return hmac.new(secret, side.encode() + b"\0" + said, hashlib.sha256).hexdigest()
+
+
+def proof_holds(secret: bytes, side: str, said: bytes, given: str) -> bool:
+    """Whether ``given`` is the proof, compared in constant time."""
+    return hmac.compare_digest(proof(secret, side, said), given)

@@ -1,0 +1,156 @@
+"""What happens to a request and its answer, looked up in a table that is compiled at start and on each change.
+
+pluggy registers hooks; calling them through pluggy would cost more than the rest of the hot path. So the hooks are
+asked once for what they want to see, and :func:`compile_routes` makes one :class:`Route` for each API and version. An
+API that nobody asked for has a route with nothing in it: its frames stream through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Protocol
+
+from isthmus.histogram import Histogram
+from isthmus_plugins.api import NEED_MORE, Answer, Request, RequestHook, ResponseHook, Verdict
+from isthmus_protocol import addresses, api_versions, peeks, schema
+from isthmus_protocol.addresses import AddressMap
+from isthmus_protocol.schema import ApiKey
+
+WRITES: Final = frozenset(
+    {
+        ApiKey.PRODUCE,
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.DELETE_RECORDS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.END_TXN,
+        ApiKey.WRITE_TXN_MARKERS,
+    }
+)
+"""Requests that change topics: a fence waits for their answers."""
+
+
+class ResponseStream(Protocol):
+    """Rewrites one answer in successive chunks, without changing its length."""
+
+    def feed(self, chunk: bytes) -> bytes: ...
+
+
+class Route:
+    """What happens to the requests of one API in one version, and how often it did."""
+
+    __slots__ = (
+        "acks",
+        "api",
+        "api_key",
+        "broker_time",
+        "decoded",
+        "is_write",
+        "on_request",
+        "on_response",
+        "proxy_time",
+        "requests",
+        "stream_response",
+        "version",
+        "whole",
+    )
+
+    def __init__(self, api_key: int, version: int, broker_time: Histogram, proxy_time: Histogram) -> None:
+        self.api_key = api_key
+        self.version = version
+        self.api = ApiKey(api_key).name.lower()
+        self.is_write = api_key in WRITES
+        self.acks: Callable[[bytes, int, int, int], int | None] | None = None
+        """Produce: its acks, from ``(data, frame start, bytes there are, frame end)``; None: too few bytes yet."""
+        self.on_request: Callable[[Request], Verdict] | None = None
+        self.whole = False
+        """``on_request`` wants whole frames only."""
+        self.on_response: ResponseHook | None = None
+        self.stream_response: Callable[[int], ResponseStream] | None = None
+        self.requests = 0
+        self.decoded = 0
+        """Requests that a hook looked into."""
+        self.broker_time = broker_time
+        """From forwarding to the answer's first bytes; shared by the API's versions."""
+        self.proxy_time = proxy_time
+        """Spent on a chunk of requests or answers that ends with this API."""
+
+
+def route_key(api_key: int, version: int) -> int:
+    """API key and version as they stand in a request's head, read as one unsigned number."""
+    return api_key << 16 | version
+
+
+def compile_routes(hooks: Iterable[RequestHook], address_map: AddressMap) -> dict[int, Route]:
+    """The table of routes for the plugins' ``hooks``, in the order in which they were given."""
+    hooks = list(hooks)
+    routes: dict[int, Route] = {}
+    for api_key, (lowest, highest) in api_versions.proxied().items():
+        broker_time, proxy_time = Histogram(), Histogram()
+        for version in range(lowest, highest + 1):
+            route = Route(api_key, version, broker_time, proxy_time)
+            _compile(route, [hook for hook in hooks if _wants(hook, route)], address_map)
+            routes[route_key(api_key, version)] = route
+    return routes
+
+
+def _wants(hook: RequestHook, route: Route) -> bool:
+    return hook.api_key == route.api_key and hook.versions[0] <= route.version <= hook.versions[1]
+
+
+def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) -> None:
+    if route.api_key == ApiKey.PRODUCE:
+        route.acks = peeks.produce_acks(route.version)
+    if len(hooks) == 1:
+        route.on_request = hooks[0].on_request
+    elif hooks:
+        route.on_request = partial(_first_verdict, tuple(hook.on_request for hook in hooks))
+    route.whole = any(hook.whole for hook in hooks)
+    if route.api_key == ApiKey.API_VERSIONS:
+        route.on_response = partial(api_versions.intersect, route.version)
+        return
+    rewrite = addresses.rewriter(route.api_key, route.version)
+    if rewrite is not None:
+        route.on_response = partial(_rewritten, rewrite, address_map)
+        stream = addresses.stream_rewriter(route.api_key, route.version)
+        if stream is not None:
+            route.stream_response = partial(stream, address_map)
+
+
+def _rewritten(rewrite: Callable[[bytes, AddressMap], bytes], address_map: AddressMap, frame: bytes) -> bytes:
+    return rewrite(frame, address_map)
+
+
+def _first_verdict(hooks: tuple[Callable[[Request], Verdict], ...], request: Request) -> Verdict:
+    need_more = False
+    for hook in hooks:
+        verdict = hook(request)
+        if verdict is NEED_MORE:
+            need_more = True
+        elif verdict is not None:
+            return verdict
+    return NEED_MORE if need_more else None
+
+
+def newer_api_versions_route(version: int) -> Route:
+    """The route of an ApiVersions request that is newer than the proxy: answered by the proxy (KIP-511)."""
+    route = Route(ApiKey.API_VERSIONS, version, Histogram(), Histogram())
+    route.whole = True
+    route.on_request = lambda request: Answer(
+        api_versions.unsupported_version_answer(request.correlation_id), "unsupported_api_versions"
+    )
+    return route
+
+
+def describe_key(key: int) -> str:
+    """A route key for a person, known or not."""
+    api_key, version = key >> 16, key & 0xFFFF
+    known = schema.supported().get(api_key)
+    name = ApiKey(api_key).name.lower() if known else f"API key {api_key}"
+    return f"{name} version {version}"

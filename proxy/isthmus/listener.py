@@ -1,0 +1,235 @@
+"""Listeners, and what all sessions of the process share: routes, limits, counters, fences."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import resource
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
+from isthmus.session import Downstream, Session, Upstream
+from isthmus_plugins.api import Client
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.messages import encode_request
+from isthmus_protocol.schema import ApiKey, request_type
+from isthmus_protocol.wire import MalformedFrame
+
+log = logging.getLogger("isthmus.listener")
+
+UPSTREAM_CONNECT_TIMEOUT_S: Final = 10.0
+LOST_WRITE_MARGIN_S: Final = 5.0
+"""A request whose connection broke may still be taken up by the broker; after this long it has been, or never will."""
+FILE_DESCRIPTORS_RESERVED: Final = 64
+"""For listeners, logs, the proxy's own connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one process takes on before it says no."""
+
+    connections_max: int = 10_000
+    in_flight_max: int = 1_000
+    """Unanswered requests of one connection before its reading pauses."""
+    frame_bytes_max: int = 100 * 1024 * 1024
+    """As a broker's ``socket.request.max.bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Gateway:
+    """What all sessions of the process share."""
+
+    def __init__(self, routes: dict[int, Route], limits: Limits, upstream_ssl: ssl.SSLContext | None = None) -> None:
+        self.routes = routes
+        self.limits = limits
+        self.frame_bytes_max = limits.frame_bytes_max
+        self.in_flight_max = limits.in_flight_max
+        self.upstream_ssl = upstream_ssl
+        self.lost_write_margin_s = LOST_WRITE_MARGIN_S
+        self.tasks = Tasks("gateway")
+        self.sessions: set[Session] = set()
+        self.bytes_from_clients = 0
+        self.bytes_from_brokers = 0
+        self.connections_opened = 0
+        self.closed_by_cause: Counter[str] = Counter()
+        self.refused_by_cause: Counter[str] = Counter()
+        self.write_lost_at = float("-inf")
+        """When a session last ended with writes that the broker had not answered."""
+        self._session_ids = itertools.count(1)
+        self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
+        self.fence_frame = encode_request(request_type(ApiKey.API_VERSIONS, 0)(), 0, None)
+        self._draining: asyncio.Event | None = None
+
+    def unknown_route(self, key: int) -> Route:
+        """The route of what the table does not know. Raises MalformedFrame: no answer can be given."""
+        if key >> 16 == ApiKey.API_VERSIONS:
+            route = self.routes[key] = newer_api_versions_route(key & 0xFFFF)
+            return route
+        raise MalformedFrame(f"{describe_key(key)} is not served here")
+
+    def open_session(self, downstream: Downstream, client_address: str, broker_id: int) -> Session:
+        session = Session(self, Client(next(self._session_ids), client_address, broker_id), downstream)
+        self.sessions.add(session)
+        self.connections_opened += 1
+        return session
+
+    def session_closed(self, session: Session, cause: str, detail: str) -> None:
+        """A session reports its end."""
+        if session.has_unanswered_write():
+            self.write_lost_at = monotonic()
+        self.sessions.discard(session)
+        self.closed_by_cause[cause] += 1
+        log.debug(
+            "session closed",
+            extra={"session": session.client.session_id, "cause": cause, "detail": detail},
+        )
+        if self._draining is not None and not self.sessions:
+            self._draining.set()
+
+    def refused(self, cause: str) -> None:
+        """Count a request that the proxy refused, whole or in part."""
+        self.refused_by_cause[cause] += 1
+
+    async def fence(self) -> None:
+        """Return when no write that was forwarded before the call can still land."""
+        loop = asyncio.get_running_loop()
+        waits: list[asyncio.Future[None]] = []
+        for session in tuple(self.sessions):
+            passed: asyncio.Future[None] = loop.create_future()
+            if not session.fence(_resolve(passed)):
+                waits.append(passed)
+        if waits:
+            await asyncio.wait(waits)
+        settle = self.write_lost_at + self.lost_write_margin_s - monotonic()
+        if settle > 0:
+            await asyncio.sleep(settle)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let every session answer what it was asked, then close; after ``timeout_s`` close what is left."""
+        self._draining = asyncio.Event()
+        for session in tuple(self.sessions):
+            session.drain()
+        if self.sessions:
+            try:
+                await asyncio.wait_for(self._draining.wait(), timeout_s)
+            except TimeoutError:
+                log.warning("drain timed out", extra={"sessions": len(self.sessions)})
+        for session in tuple(self.sessions):
+            session.close("drain timed out")
+        await self.tasks.close()
+
+
+def _resolve(future: asyncio.Future[None]) -> Callable[[], None]:
+    def passed() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return passed
+
+
+class Listener:
+    """One port for the clients of one broker, or of any broker (``broker_id`` -1: a bootstrap port)."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        broker_id: int,
+        bind: Endpoint,
+        targets: Callable[[], Sequence[Endpoint]],
+        client_ssl: ssl.SSLContext | None = None,
+    ) -> None:
+        self.gateway = gateway
+        self.broker_id = broker_id
+        self.bind = bind
+        self._targets = targets
+        self._client_ssl = client_ssl
+        self._server: asyncio.Server | None = None
+        self._turn = itertools.count()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the address cannot be bound. ``bind`` then has the port in use."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Downstream(self.gateway, self), self.bind.host, self.bind.port, ssl=self._client_ssl, backlog=1024
+        )
+        self.bind = Endpoint(self.bind.host, self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Listen no more; sessions go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def session_opened(self, downstream: Downstream, transport: asyncio.Transport) -> Session:
+        """A client has connected: connect to the broker on its behalf."""
+        gateway = self.gateway
+        peer = transport.get_extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}" if peer else ""
+        session = gateway.open_session(downstream, address, self.broker_id)
+        if len(gateway.sessions) > gateway.limits.connections_max:
+            log.warning("connection limit reached", extra={"limit": gateway.limits.connections_max, "client": address})
+            session.close("connection limit")
+            return session
+        _keep_alive(transport)
+        gateway.tasks.start(f"connect-{session.client.session_id}", self._connect(session))
+        return session
+
+    async def _connect(self, session: Session) -> None:
+        targets = self._targets()
+        turn = next(self._turn)
+        failures: list[str] = []
+        loop = asyncio.get_running_loop()
+        context = self.gateway.upstream_ssl
+        for offset in range(len(targets)):
+            target = targets[(turn + offset) % len(targets)]
+            try:
+                transport, _ = await asyncio.wait_for(
+                    loop.create_connection(
+                        lambda: Upstream(session),
+                        target.host,
+                        target.port,
+                        ssl=context,
+                        server_hostname=target.host if context is not None else None,
+                    ),
+                    UPSTREAM_CONNECT_TIMEOUT_S,
+                )
+            except (OSError, TimeoutError) as error:
+                failures.append(f"{target}: {error or type(error).__name__}")
+            else:
+                _keep_alive(transport)
+                return
+        detail = "; ".join(failures) or "no broker is known"
+        log.warning("broker unreachable", extra={"broker": self.broker_id, "detail": detail})
+        session.close("broker unreachable", detail)
+
+
+def _keep_alive(transport: asyncio.BaseTransport) -> None:
+    """Find half-open connections: the kernel asks the peer after a minute of silence."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+
+
+def raise_file_descriptor_limit() -> tuple[int, int]:
+    """Raise the soft limit to the hard one. Returns ``(limit, connections that fit)``: two descriptors each."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard, max(0, (hard - FILE_DESCRIPTORS_RESERVED) // 2)

@@ -1,0 +1,662 @@
+"""A session: one client connection and its upstream connection. This is the hot path.
+
+Theory of operation
+-------------------
+Bytes arrive in chunks. A chunk usually holds whole frames; of each frame the head is read (size, API key, version,
+correlation id) and the :class:`~isthmus.dispatch.Route` of its API and version says whether anybody wants to see more.
+Nobody: the frame is forwarded with its neighbours in one write, also while most of it has yet to arrive. So nothing is
+buffered but frames that a hook asked for, and what does not fit the peer's socket stops the reading of the other side.
+
+Answers of a connection go out in the order of its requests. ``pending`` holds one entry for each request that is
+forwarded and not answered, and for each answer that the proxy gives itself and whose turn has not come.
+
+States (every edge is in ``TRANSITIONS``, and tested)::
+
+    CONNECTING --upstream connected--> SERVING --drain--> DRAINING --last answer--> CLOSED
+        |                                 |  \\--client gone, writes unanswered--> SETTLING --last answer--> CLOSED
+        +---- fault, either side lost ----+--------------------------------------------------------------> CLOSED
+
+*SETTLING*: the client is gone, but the broker has writes of it that it has not answered. The upstream connection stays
+until it has, so that a fence (:meth:`Session.fence`) never passes a write that may still land.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Replace, Request, ResponseHook, Verdict
+from isthmus_protocol.wire import MalformedFrame
+
+if TYPE_CHECKING:
+    from isthmus.dispatch import ResponseStream, Route
+    from isthmus.listener import Gateway, Listener
+
+log = logging.getLogger("isthmus.session")
+
+_REQUEST_HEAD: Final = struct.Struct(">iIi")
+"""Size, API key and version as one number, correlation id."""
+_RESPONSE_HEAD: Final = struct.Struct(">ii")
+_REQUEST_HEAD_SIZE: Final = 12
+_RESPONSE_HEAD_SIZE: Final = 8
+_SMALLEST_REQUEST: Final = 10
+"""Key, version, correlation id and a client id's length; what follows the size."""
+
+WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
+"""Bytes queued towards one peer before the other one is no longer read: a session holds at most this and one chunk."""
+FLUSH_TIMEOUT_S: Final = 30.0
+"""How long a peer that does not read may keep a closed connection's last bytes in memory."""
+SETTLE_TIMEOUT_S: Final = 30.0
+"""How long unanswered writes of a client that is gone are waited for; a broker's own request timeout."""
+
+
+class SessionState(enum.Enum):
+    CONNECTING = "connecting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    SETTLING = "settling"
+    CLOSED = "closed"
+
+
+class SessionEvent(enum.Enum):
+    UPSTREAM_CONNECTED = "upstream connected"
+    DRAIN = "drain"
+    CLIENT_GONE_WRITES_PENDING = "client gone, writes unanswered"
+    LAST_ANSWER = "last answer"
+    CLOSE = "close"
+
+
+_S, _E = SessionState, SessionEvent
+TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
+    (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _S.SERVING,
+    (_S.CONNECTING, _E.DRAIN): _S.CLOSED,
+    (_S.CONNECTING, _E.CLOSE): _S.CLOSED,
+    (_S.SERVING, _E.DRAIN): _S.DRAINING,
+    (_S.SERVING, _E.CLIENT_GONE_WRITES_PENDING): _S.SETTLING,
+    (_S.SERVING, _E.CLOSE): _S.CLOSED,
+    (_S.DRAINING, _E.DRAIN): _S.DRAINING,
+    (_S.DRAINING, _E.CLIENT_GONE_WRITES_PENDING): _S.SETTLING,
+    (_S.DRAINING, _E.LAST_ANSWER): _S.CLOSED,
+    (_S.DRAINING, _E.CLOSE): _S.CLOSED,
+    (_S.SETTLING, _E.DRAIN): _S.SETTLING,
+    (_S.SETTLING, _E.LAST_ANSWER): _S.CLOSED,
+    (_S.SETTLING, _E.CLOSE): _S.CLOSED,
+    (_S.CLOSED, _E.CLOSE): _S.CLOSED,
+    (_S.CLOSED, _E.DRAIN): _S.CLOSED,
+}
+
+
+class Pending(NamedTuple):
+    """A request whose answer has not gone out."""
+
+    correlation_id: int
+    route: Route
+    forwarded: float
+    """When it was forwarded, monotonic seconds."""
+    on_response: ResponseHook | None
+    """Wants the whole answer; None lets it stream through."""
+    stream_response: Callable[[int], ResponseStream] | None
+    """Takes the place of ``on_response`` for an answer that does not arrive at once: given its size, a stream."""
+    answer: bytes | None
+    """The proxy's own answer: nothing was forwarded. Empty: the answer to a fence, which no client sees."""
+
+
+_FENCE_ANSWER: Final = b""
+_NO_ACKS0: Final = -1
+
+
+class Session:
+    """What the two connections of a session share: order of answers, state, and the way to end."""
+
+    __slots__ = (
+        "_settle_timer",
+        "client",
+        "close_cause",
+        "downstream",
+        "gateway",
+        "pending",
+        "state",
+        "acks0_behind",
+        "upstream",
+    )
+
+    def __init__(self, gateway: Gateway, client: Client, downstream: Downstream) -> None:
+        self.gateway = gateway
+        self.client = client
+        self.downstream = downstream
+        self.upstream: Upstream | None = None
+        self.pending: deque[Pending] = deque()
+        self.state = SessionState.CONNECTING
+        self.close_cause = ""
+        self.acks0_behind = _NO_ACKS0
+        """How many entries of ``pending`` stand before the newest unanswered Produce with acks=0: the answer to
+        whatever was forwarded after it says that the broker has taken it up."""
+        self._settle_timer: asyncio.TimerHandle | None = None
+
+    def _on(self, event: SessionEvent) -> None:
+        self.state = TRANSITIONS[self.state, event]
+
+    def upstream_connected(self, upstream: Upstream) -> None:
+        """The broker answers the telephone: requests may flow."""
+        if self.state is not SessionState.CONNECTING:
+            upstream.abort()
+            return
+        self.upstream = upstream
+        self._on(SessionEvent.UPSTREAM_CONNECTED)
+        self.downstream.serve(upstream)
+
+    def close(self, cause: str, detail: str = "") -> None:
+        """End both connections for ``cause`` (counted and logged). Idempotent."""
+        if self.state is SessionState.CLOSED:
+            return
+        self._on(SessionEvent.CLOSE)
+        self.close_cause = cause
+        if self._settle_timer is not None:
+            self._settle_timer.cancel()
+        self.downstream.finish()
+        if self.upstream is not None:
+            self.upstream.finish()
+        self.gateway.session_closed(self, cause, detail)
+
+    def fault(self, cause: str, detail: str) -> None:
+        """The peer sent what no peer may send: say so, close the connection, go on with the others."""
+        level = logging.DEBUG if self.state is SessionState.CLOSED else logging.WARNING
+        log.log(level, "connection refused by protocol", extra=self._log_fields(cause=cause, detail=detail))
+        self.close(cause, detail)
+
+    def client_lost(self) -> None:
+        """The client's connection ended. Writes that the broker has not answered are waited for, unseen."""
+        if self.state is SessionState.CLOSED or self.state is SessionState.SETTLING:
+            return
+        if self.state is not SessionState.CONNECTING and self.has_unanswered_write():
+            self._on(SessionEvent.CLIENT_GONE_WRITES_PENDING)
+            loop = asyncio.get_running_loop()
+            self._settle_timer = loop.call_later(SETTLE_TIMEOUT_S, self.close, "settle timed out")
+            return
+        self.close("client closed")
+
+    def drain(self) -> None:
+        """Answer what was asked, then close. A frame that is half forwarded is still taken in; later ones are not."""
+        if self.state is SessionState.CONNECTING:
+            self.close("drained")
+            return
+        self._on(SessionEvent.DRAIN)
+        self.answered()
+
+    def answered(self) -> None:
+        """Called when ``pending`` may have become empty; ends a session that only waited for that."""
+        if not self.pending and self.state in (SessionState.DRAINING, SessionState.SETTLING):
+            self.close("drained" if self.state is SessionState.DRAINING else "client closed")
+
+    def has_unanswered_write(self) -> bool:
+        """Whether the broker may hold a write of this session that it has not answered."""
+        return self.acks0_behind != _NO_ACKS0 or any(entry.route.is_write and entry.answer is None for entry in self.pending)
+
+    def fence(self, passed: Callable[[], None]) -> bool:
+        """Call ``passed`` when every write that was forwarded before now has been answered or can no longer land.
+
+        Returns True, and does not call, if there is none. Acks=0 writes have no answer: a request of the proxy's own,
+        which the broker takes up after them, is answered instead.
+        """
+        upstream = self.upstream
+        if upstream is None or self.state in (SessionState.CONNECTING, SessionState.CLOSED):
+            return True
+        if self.acks0_behind != _NO_ACKS0:
+            self.pending.append(Pending(0, self.gateway.fence_route, monotonic(), _Passed(passed), None, _FENCE_ANSWER))
+            upstream.send(self.gateway.fence_frame)
+            return False
+        last = None
+        for position, entry in enumerate(self.pending):
+            if entry.route.is_write and entry.answer is None:
+                last = position
+        if last is None:
+            return True
+        entry = self.pending[last]
+        self.pending[last] = entry._replace(on_response=_Passed(passed, entry.on_response), stream_response=None)
+        return False
+
+    def release_fences(self) -> None:
+        """The upstream connection is gone: what it carried is out of our hands; fences are told so."""
+        for entry in self.pending:
+            if isinstance(entry.on_response, _Passed):
+                asyncio.get_running_loop().call_later(self.gateway.lost_write_margin_s, entry.on_response.passed)
+
+    def _log_fields(self, **more: Any) -> dict[str, Any]:
+        return {
+            "session": self.client.session_id,
+            "client": self.client.address,
+            "broker": self.client.broker_id,
+            **more,
+        }
+
+
+class _Passed:
+    """A response hook that tells a fence, behind the hook that was there before."""
+
+    __slots__ = ("inner", "passed")
+
+    def __init__(self, passed: Callable[[], None], inner: ResponseHook | None = None) -> None:
+        self.passed = passed
+        self.inner = inner
+
+    def __call__(self, frame: bytes) -> bytes:
+        self.passed()
+        return frame if self.inner is None else self.inner(frame)
+
+
+class _Peer(asyncio.Protocol):
+    """What both ends of a session have: a transport, bytes that are not a frame yet, and back-pressure."""
+
+    __slots__ = ("_partial", "_streaming", "_transport", "_wanted", "session")
+
+    _transport: asyncio.Transport
+    session: Session
+
+    def __init__(self) -> None:
+        self._streaming = 0
+        """Bytes that are still to come of a frame that is being forwarded."""
+        self._partial: bytearray | None = None
+        self._wanted = 0
+        """How long ``_partial`` must be before it is worth another look."""
+
+    def _keep(self, data: bytes, wanted: int) -> None:
+        self._partial = bytearray(data)
+        self._wanted = wanted
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes towards this peer."""
+        self._transport.write(data)
+
+    def finish(self) -> None:
+        """Close after what is queued has been sent, within a bounded time; no more is read."""
+        self._partial = None
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(FLUSH_TIMEOUT_S, self._transport.abort)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+
+class Upstream(_Peer):
+    """The connection to the broker: answers arrive here."""
+
+    __slots__ = ("_downstream", "_gateway", "_paused_by", "_pending", "_stream")
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self._gateway = session.gateway
+        self._downstream = session.downstream
+        self._pending = session.pending
+        self._stream: ResponseStream | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self.session.upstream_connected(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.session.release_fences()
+        self.session.close("broker closed", repr(exc) if exc else "")
+
+    def pause_writing(self) -> None:
+        self._downstream.hold_reading()
+
+    def resume_writing(self) -> None:
+        self._downstream.release_reading()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        arrived = monotonic()
+        size = len(data)
+        self._gateway.bytes_from_brokers += size
+        if self._streaming:
+            if size < self._streaming:
+                self._streaming -= size
+                self._forward_rest(data)
+                return
+            rest = self._streaming
+            self._streaming = 0
+            self._forward_rest(data if size == rest else data[:rest])
+            if self._pending and self._pending[0].answer is not None:
+                self._own_answers()
+            if size == rest:
+                self.session.answered()
+                return
+            data = data[rest:]
+        if self._partial is not None:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return
+            data = bytes(self._partial)
+            self._partial = None
+        try:
+            self._responses(data, arrived)
+        except MalformedFrame as error:
+            self.session.fault("malformed answer", str(error))
+
+    def _forward_rest(self, data: bytes) -> None:
+        if self._stream is not None:
+            data = self._stream.feed(data)
+            if not self._streaming:
+                self._stream = None
+        self._to_client(data)
+
+    def _to_client(self, data: bytes) -> None:
+        if self.session.state is not SessionState.SETTLING:
+            self._downstream.send(data)
+
+    def _responses(self, data: bytes, arrived: float) -> None:
+        session = self.session
+        pending = self._pending
+        available = len(data)
+        start = position = 0  # data[start:position] is checked and not written yet
+        entry: Pending | None = None
+        while available - position >= _RESPONSE_HEAD_SIZE:
+            size, correlation_id = _RESPONSE_HEAD.unpack_from(data, position)
+            if not pending or pending[0].correlation_id != correlation_id:
+                self.session.fault("answer out of order", f"correlation id {correlation_id}")
+                return
+            if not 4 <= size <= self._gateway.frame_bytes_max:
+                self.session.fault("oversized answer", f"{size} bytes")
+                return
+            entry = pending[0]
+            end = position + 4 + size
+            on_response = entry.on_response
+            if end > available and entry.stream_response is not None:
+                pending.popleft()
+                if start < position:
+                    self._to_client(data[start:position])
+                self._stream = entry.stream_response(size + 4)
+                self._to_client(self._stream.feed(data[position:]))
+                self._streaming = end - available
+                start = position = available
+            elif on_response is None:
+                pending.popleft()
+                if end > available:
+                    self._streaming = end - available
+                    position = available
+                else:
+                    position = end
+            else:
+                if end > available:
+                    break
+                pending.popleft()
+                if start < position:
+                    self._to_client(data[start:position])
+                answer = on_response(data if position == 0 and end == available else data[position:end])
+                if entry.answer is None:
+                    self._to_client(answer)
+                start = position = end
+            entry.route.broker_time.observe(arrived - entry.forwarded)
+            if session.acks0_behind != _NO_ACKS0:
+                session.acks0_behind -= 1
+            if pending and pending[0].answer is not None and not self._streaming:
+                if start < position:
+                    self._to_client(data[start:position])
+                    start = position
+                self._own_answers()
+        if start < position:
+            self._to_client(data if start == 0 and position == available else data[start:position])
+        if position < available:
+            rest = data[position:]
+            wanted = _RESPONSE_HEAD_SIZE
+            if len(rest) >= _RESPONSE_HEAD_SIZE:
+                wanted = _RESPONSE_HEAD.unpack_from(rest)[0] + 4
+            self._keep(rest, wanted)
+        if entry is not None:
+            entry.route.proxy_time.observe(monotonic() - arrived)
+            if self._downstream.throttled and 2 * len(pending) <= self._gateway.in_flight_max:
+                self._downstream.unthrottle()
+            if not pending and not self._streaming:
+                session.answered()
+
+    def _own_answers(self) -> None:
+        """Send the proxy's own answers whose turn has come."""
+        pending = self._pending
+        while pending and (answer := pending[0].answer):
+            pending.popleft()
+            if self.session.acks0_behind > 0:
+                self.session.acks0_behind -= 1
+            self._to_client(answer)
+
+    def own_answer(self, entry: Pending) -> None:
+        """Give an answer of the proxy's own, in its turn."""
+        self._pending.append(entry)
+        if self._pending[0] is entry and not self._streaming:
+            self._own_answers()
+
+
+class Downstream(_Peer):
+    """The client's connection: requests arrive here."""
+
+    __slots__ = ("_gateway", "_holds", "_listener", "_pending", "_routes", "_upstream", "throttled")
+
+    _upstream: Upstream
+
+    def __init__(self, gateway: Gateway, listener: Listener) -> None:
+        super().__init__()
+        self._gateway = gateway
+        self._listener = listener
+        self._routes = gateway.routes
+        self._holds = 1
+        """Reasons not to read: connecting, a slow broker, too many in flight, a held request."""
+        self.throttled = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        transport.pause_reading()
+        self.session = self._listener.session_opened(self, transport)
+        self._pending = self.session.pending
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.session.client_lost()
+
+    def pause_writing(self) -> None:
+        upstream = self.session.upstream
+        if upstream is not None:
+            upstream.pause_reading()
+
+    def resume_writing(self) -> None:
+        upstream = self.session.upstream
+        if upstream is not None and self.session.state is not SessionState.CLOSED:
+            upstream.resume_reading()
+
+    def serve(self, upstream: Upstream) -> None:
+        """The broker is connected: read requests."""
+        self._upstream = upstream
+        self.release_reading()
+
+    def hold_reading(self) -> None:
+        """One more reason not to read requests."""
+        self._holds += 1
+        if self._holds == 1 and self.session.state is not SessionState.CLOSED:
+            self._transport.pause_reading()
+
+    def release_reading(self) -> None:
+        """One reason less."""
+        self._holds -= 1
+        if self._holds == 0 and self.session.state in (SessionState.SERVING, SessionState.DRAINING):
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        arrived = monotonic()
+        size = len(data)
+        self._gateway.bytes_from_clients += size
+        if self._streaming:
+            if size <= self._streaming:
+                self._streaming -= size
+                self._upstream.send(data)
+                return
+            self._upstream.send(data[: self._streaming])
+            data = data[self._streaming :]
+            self._streaming = 0
+        if self._partial is not None:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return
+            data = bytes(self._partial)
+            self._partial = None
+        self._take(data, arrived)
+
+    def _take(self, data: bytes, arrived: float) -> None:
+        if self.session.state is not SessionState.SERVING:
+            return
+        try:
+            self._requests(data, arrived)
+        except MalformedFrame as error:
+            self.session.fault("malformed request", str(error))
+
+    def _requests(self, data: bytes, arrived: float) -> None:
+        routes = self._routes
+        pending = self._pending
+        available = len(data)
+        start = position = 0  # data[start:position] is to be forwarded and not written yet
+        wanted = 0
+        route: Route | None = None
+        while available - position >= _REQUEST_HEAD_SIZE:
+            size, key, correlation_id = _REQUEST_HEAD.unpack_from(data, position)
+            route = routes.get(key)
+            if route is None:
+                route = self._gateway.unknown_route(key)
+            if not _SMALLEST_REQUEST <= size <= self._gateway.frame_bytes_max:
+                self.session.fault("oversized request" if size > 0 else "malformed request", f"{size} bytes")
+                return
+            end = position + 4 + size
+            acks0 = False
+            if route.acks is not None:
+                acks = route.acks(data, position, min(end, available), end)
+                if acks is None:
+                    wanted = min(2 * (available - position), 4 + size)
+                    break
+                acks0 = acks == 0
+            hook = route.on_request
+            if hook is None:
+                if not acks0:
+                    pending.append(Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None))
+            else:
+                whole = end <= available
+                if route.whole and not whole:
+                    wanted = 4 + size
+                    break
+                frame = data if position == 0 and end >= available else data[position:end]
+                verdict = hook(
+                    Request(frame, whole, route.api_key, route.version, correlation_id, arrived, self.session.client)
+                )
+                if verdict is None:
+                    if not acks0:
+                        pending.append(Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None))
+                elif verdict is NEED_MORE:
+                    wanted = 4 + size
+                    break
+                else:
+                    if start < position:
+                        self._upstream.send(data[start:position])
+                    if not whole and not isinstance(verdict, Close):
+                        start = position  # the rest of the frame is taken in first, then the hook is asked again
+                        wanted = 4 + size
+                        break
+                    route.requests += 1
+                    route.decoded += 1
+                    start = position = end
+                    if not self._act(verdict, route, correlation_id, acks0, arrived, frame, data[end:]):
+                        return
+                    continue
+                route.decoded += 1
+            route.requests += 1
+            if acks0:
+                self.session.acks0_behind = len(pending)
+            if end > available:
+                self._streaming = end - available
+                position = available
+            else:
+                position = end
+        if start < position:
+            self._upstream.send(data if start == 0 and position == available else data[start:position])
+        if position < available:
+            self._keep(data[position:], wanted or _REQUEST_HEAD_SIZE)
+        if len(pending) > self._gateway.in_flight_max:
+            self.throttle()
+        if route is not None:
+            route.proxy_time.observe(monotonic() - arrived)
+
+    def _act(
+        self, verdict: Verdict, route: Route, correlation_id: int, acks0: bool, arrived: float, frame: bytes, rest: bytes
+    ) -> bool:
+        """Carry out a verdict on ``frame``. False: nothing may be read now, ``rest`` is taken care of."""
+        if verdict is None or verdict is NEED_MORE:
+            verdict = Replace(frame)
+        if isinstance(verdict, Hold):
+            self.hold_reading()
+            self._gateway.tasks.start(
+                f"session-{self.session.client.session_id}-hold",
+                self._held(verdict, route, correlation_id, acks0, frame, rest),
+            )
+            return False
+        if isinstance(verdict, Close):
+            self.session.fault("refused", verdict.reason)
+            return False
+        if isinstance(verdict, Answer):
+            self._gateway.refused(verdict.cause)
+            self._upstream.own_answer(Pending(correlation_id, route, arrived, None, None, verdict.frame))
+            return True
+        if verdict.cause:
+            self._gateway.refused(verdict.cause)
+        if acks0:
+            self.session.acks0_behind = len(self._pending)
+        else:
+            on_response = _chain(verdict.on_response, route.on_response)
+            self._pending.append(Pending(correlation_id, route, arrived, on_response, None, None))
+        self._upstream.send(verdict.frame)
+        return True
+
+    async def _held(
+        self, hold: Hold, route: Route, correlation_id: int, acks0: bool, frame: bytes, rest: bytes
+    ) -> None:
+        verdict: Verdict = hold
+        try:
+            while isinstance(verdict, Hold):
+                verdict = await verdict.verdict
+        except Exception as error:  # plugins fail closed
+            log.exception("hook failed", extra={"api": route.api, "error": repr(error)})
+            self.session.fault("hook failed", repr(error))
+            return
+        if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
+            return
+        if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest):
+            return
+        self.release_reading()
+        if rest:
+            self._take(rest, monotonic())
+
+    def throttle(self) -> None:
+        """Too many requests in flight: read on when half of them have been answered."""
+        if not self.throttled:
+            self.throttled = True
+            self.hold_reading()
+
+    def unthrottle(self) -> None:
+        self.throttled = False
+        self.release_reading()
+
+
+def _chain(first: ResponseHook | None, second: ResponseHook | None) -> ResponseHook | None:
+    if first is None or second is None:
+        return first or second
+    return lambda frame: second(first(frame))
