@@ -1,0 +1,443 @@
+"""The commands of the control log, and their form as records.
+
+A record is one JSON object: ``{"v":1,"id":...,"kind":...,"at_ms":...,"by":...,"seen":...,"body":{...}}``. ``v`` is the
+version of that kind's body: whoever adds a field to a kind raises the kind's version, so that an older proxy knows that
+it does not understand. What a reader does with a record (:func:`decode`):
+
+| the record | the reader |
+|---|---|
+| a known kind and version, of the right shape | applies it, which may reject it |
+| no envelope, or the wrong shape for its version | rejects it, as every version does (:class:`BadRecord`) |
+| an unknown kind, a higher version, an unknown field | must not guess: it stops vouching (:class:`NewerRecord`) |
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse, to_json
+from isthmus_control.model import (
+    BrokerClaim,
+    LinkMode,
+    LinkSettings,
+    Reason,
+    ResourceType,
+    Role,
+    TopicState,
+)
+from isthmus_control.sealing import Sealed
+
+
+class BadRecord(ValueError):
+    """The record is not a command. Every proxy rejects it alike."""
+
+
+class NewerRecord(Exception):
+    """The record was written by a newer version. ``kind`` and ``version`` say what this one lacks."""
+
+    def __init__(self, kind: str, version: int, by: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.version = version
+        self.by = by
+
+
+class Body:
+    """What a command asks for. Subclasses are frozen dataclasses."""
+
+    __slots__ = ()
+    KIND: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+    REMEMBERED: ClassVar[bool] = True
+    """Whether its id is remembered against late retries. Not for what may be repeated without harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command with its envelope.
+
+    ``id`` (a UUID as text) names the intent: a retry carries the same, and counts once. ``at_ms`` is the proposer's
+    wall clock, for people and for the hybrid logical clock. ``by`` is the proposing proxy. ``seen`` is the offset up
+    to which the proposer had applied the log when it made the command; it stays the same in retries.
+    """
+
+    id: str
+    at_ms: int
+    by: str
+    seen: int
+    body: Body
+
+
+# --- namespaces
+
+
+@dataclass(frozen=True, slots=True)
+class CreateNamespace(Body):
+    KIND: ClassVar[str] = "create-namespace"
+    type: ResourceType
+    prefix: str
+    reserved: bool = False
+    reason: str | None = None
+    informational: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlterNamespace(Body):
+    """Sets or clears the reservation. A namespace that follows stays reserved."""
+
+    KIND: ClassVar[str] = "alter-namespace"
+    type: ResourceType
+    prefix: str
+    reserved: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNamespace(Body):
+    KIND: ClassVar[str] = "delete-namespace"
+    type: ResourceType
+    prefix: str
+
+
+# --- links
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLink(Body):
+    """This side's end of a link. The other side's log gets its own with the same ``link_id`` (a UUID)."""
+
+    KIND: ClassVar[str] = "create-link"
+    name: str
+    link_id: str
+    remote_cluster_id: str
+    dials: bool
+    remote_addresses: tuple[str, ...] = ()
+    local_addresses: tuple[str, ...] = ()
+    secret: Sealed | None = None
+    mode: LinkMode = LinkMode.ASYNCHRONOUS
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AlterLink(Body):
+    """Changes what is not None. A ``config`` value of None removes that setting."""
+
+    KIND: ClassVar[str] = "alter-link"
+    name: str
+    mode: LinkMode | None = None
+    dials: bool | None = None
+    remote_addresses: tuple[str, ...] | None = None
+    local_addresses: tuple[str, ...] | None = None
+    secret: Sealed | None = None
+    config: Mapping[str, str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLink(Body):
+    """The other side's settings, merged into ours."""
+
+    KIND: ClassVar[str] = "merge-link"
+    name: str
+    link_id: str
+    settings: LinkSettings
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLink(Body):
+    """Detaches everything. Reserved namespaces stay reserved."""
+
+    KIND: ClassVar[str] = "delete-link"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttachNamespace(Body):
+    """Attaches a pair of namespaces; a follower becomes reserved.
+
+    ``create_missing`` makes the local namespace where there is none (the other side of an attach asks for that).
+    ``truncate_target``: see :class:`~isthmus_control.model.NamespaceMapping`.
+    """
+
+    KIND: ClassVar[str] = "attach-namespace"
+    link: str
+    type: ResourceType
+    local_prefix: str
+    remote_prefix: str
+    role: Role
+    truncate_target: bool = False
+    create_missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DetachNamespace(Body):
+    KIND: ClassVar[str] = "detach-namespace"
+    link: str
+    type: ResourceType
+    local_prefix: str
+
+
+# --- follower topics and provenance
+
+
+@dataclass(frozen=True, slots=True)
+class SetFollowerTopic(Body):
+    """Records what is the case with a follower topic: intent, creation or adoption, refusal.
+
+    ``state`` CREATING is the intent, written before the topic is made, and FOLLOWING names its ``topic_id``.
+    """
+
+    KIND: ClassVar[str] = "set-follower-topic"
+    link: str
+    topic: str
+    source_topic: str
+    source_topic_id: str
+    state: TopicState
+    topic_id: str | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetFollowerTopic(Body):
+    """Drops the record of a topic that is gone here. Its history stays with its topic id."""
+
+    KIND: ClassVar[str] = "forget-follower-topic"
+    link: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffset:
+    """An offset of a partition of a local topic."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenProvenance(Body):
+    """From these offsets on, the partitions follow the link's source."""
+
+    KIND: ClassVar[str] = "open-provenance"
+    link: str
+    partitions: tuple[PartitionOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseProvenance(Body):
+    """These partitions received nothing more from the source that they followed; the offsets are their log ends."""
+
+    KIND: ClassVar[str] = "close-provenance"
+    partitions: tuple[PartitionOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateProvenance(Body):
+    """The partitions' logs were cut: they end at these offsets now."""
+
+    KIND: ClassVar[str] = "truncate-provenance"
+    partitions: tuple[PartitionOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEpoch:
+    """A leader epoch of the source and the first offset that it wrote."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    epoch: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSourceEpochs(Body):
+    """Leader epochs of the source, recorded before the first append of each."""
+
+    KIND: ClassVar[str] = "record-source-epochs"
+    epochs: tuple[PartitionEpoch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterProducerIds(Body):
+    """Gives a source cluster its range of translated producer ids.
+
+    ``index`` None takes the lowest free one. Clusters that are linked must agree on indexes, because ids that are
+    translated already stay as they are when they travel on: then the proposer names the index that its peer uses.
+    """
+
+    KIND: ClassVar[str] = "register-producer-ids"
+    cluster_id: str
+    index: int | None = None
+
+
+# --- proxies
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimBrokers(Body):
+    """A proxy's lease: the brokers that it fronts, or all of the cluster.
+
+    Sent again by the same incarnation when what it serves changes, or after it lost its lease. ``enforced_offset`` is
+    up to where it enforces the log already, with no conflicting write unanswered.
+    """
+
+    KIND: ClassVar[str] = "claim-brokers"
+    name: str
+    incarnation: str
+    brokers: tuple[BrokerClaim, ...]
+    all_brokers: bool
+    link_address: str | None
+    lease_ms: int
+    version: str
+    enforced_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease(Body):
+    KIND: ClassVar[str] = "renew-lease"
+    REMEMBERED: ClassVar[bool] = False  # a second one moves nothing, and they are most of the log
+    name: str
+    incarnation: str
+    enforced_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease(Body):
+    """The proxy has stopped and has no write without an answer."""
+
+    KIND: ClassVar[str] = "release-lease"
+    REMEMBERED: ClassVar[bool] = False
+    name: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireLease(Body):
+    """Another proxy waited the lease plus margin and saw no renewal after ``renewed_at_offset``.
+
+    Compared in the log: a renewal that got there first keeps the lease. So expiry needs no common clock.
+    """
+
+    KIND: ClassVar[str] = "expire-lease"
+    REMEMBERED: ClassVar[bool] = False
+    name: str
+    incarnation: str
+    renewed_at_offset: int
+
+
+# --- the log itself
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Body):
+    """The state after the record at ``as_of``, for readers that start near the end.
+
+    ``state``: canonical JSON, deflated, base64 (:mod:`isthmus_control.replica`). ``digest``: SHA-256 of that JSON.
+    """
+
+    KIND: ClassVar[str] = "snapshot"
+    REMEMBERED: ClassVar[bool] = False
+    as_of: int
+    digest: str
+    state: str = field(repr=False)
+
+
+KINDS: Mapping[str, type[Body]] = MappingProxyType(
+    {
+        body.KIND: body
+        for body in (
+            CreateNamespace,
+            AlterNamespace,
+            DeleteNamespace,
+            CreateLink,
+            AlterLink,
+            MergeLink,
+            DeleteLink,
+            AttachNamespace,
+            DetachNamespace,
+            SetFollowerTopic,
+            ForgetFollowerTopic,
+            OpenProvenance,
+            CloseProvenance,
+            TruncateProvenance,
+            RecordSourceEpochs,
+            RegisterProducerIds,
+            ClaimBrokers,
+            RenewLease,
+            ReleaseLease,
+            ExpireLease,
+            Snapshot,
+        )
+    }
+)
+
+
+def encode(command: Command) -> bytes:
+    """The record's value."""
+    body = command.body
+    return canonical(
+        {
+            "v": body.VERSION,
+            "id": command.id,
+            "kind": body.KIND,
+            "at_ms": command.at_ms,
+            "by": command.by,
+            "seen": command.seen,
+            "body": to_json(body),
+        }
+    )
+
+
+def decode(value: bytes | bytearray | memoryview) -> Command:
+    """The command in a record's value. Raises :class:`BadRecord` and :class:`NewerRecord`."""
+    try:
+        raw = parse(value)
+    except MalformedValue as error:
+        raise BadRecord(f"not a command: {error}") from None
+    if type(raw) is not dict:
+        raise BadRecord("not a command: not an object")
+    version, kind = _envelope(raw, "v", int), _envelope(raw, "kind", str)
+    by = _envelope(raw, "by", str)
+    # Kind and version first: a newer envelope or body may look wrong in every other way.
+    shape = KINDS.get(kind)
+    if shape is None:
+        raise NewerRecord(kind, version, by, f"proxy {by!r} wrote a command {kind!r}, which this version does not know")
+    if version > shape.VERSION:
+        raise NewerRecord(
+            kind, version, by, f"proxy {by!r} wrote {kind!r} in version {version}, this one knows {shape.VERSION}"
+        )
+    if version < 1:
+        raise BadRecord(f"{kind} has version {version}")
+    if extra := sorted(raw.keys() - {"v", "id", "kind", "at_ms", "by", "seen", "body"}):
+        raise NewerRecord(kind, version, by, f"proxy {by!r} wrote {kind!r} with {extra[0]!r}, unknown to this version")
+    command_id = _envelope(raw, "id", str)
+    if not is_uuid(command_id):
+        raise BadRecord(f"{kind} has no UUID as id")
+    try:
+        body = from_json(shape, raw.get("body"), kind)
+    except MalformedValue as error:
+        raise BadRecord(str(error)) from None
+    except UnknownField as error:
+        raise NewerRecord(kind, version, by, f"proxy {by!r} wrote {kind!r}: {error}") from None
+    return Command(command_id, _envelope(raw, "at_ms", int), by, _envelope(raw, "seen", int), body)
+
+
+def _envelope(raw: dict[str, Any], name: str, kind: type) -> Any:
+    value = raw.get(name)
+    if type(value) is not kind:
+        raise BadRecord(f"not a command: {name!r} is missing or wrong")
+    return value
+
+
+def is_uuid(text: str) -> bool:
+    """Whether ``text`` is a UUID in its canonical form (so that equal ids are equal text)."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,95 @@
+"""Everything the proxies of one cluster agree on.
+
+A state is a value: applying a command (:mod:`isthmus_control.apply`) makes a new one and shares what did not change, so
+it may be kept, compared and handed to any reader without a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from isthmus_control.clock import ZERO, Hlc
+from isthmus_control.codec import DERIVED
+from isthmus_control.lookup import Lookup
+from isthmus_control.model import (
+    BrokerClaim,
+    FollowerTopic,
+    Link,
+    Namespace,
+    NamespaceKey,
+    NamespaceMapping,
+    ProvenanceRange,
+    ProxyLease,
+    ResourceType,
+    SourceEpoch,
+    TopicHistory,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """The state after the record at ``applied_offset`` (-1: none yet).
+
+    ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
+    reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
+    translated producer ids, never given again. ``recent_ids`` and ``recent_offsets`` are the commands that a late
+    retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts twice.
+    """
+
+    cluster_id: str
+    applied_offset: int = -1
+    clock: Hlc = ZERO
+    namespaces: Mapping[NamespaceKey, Namespace] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
+    follower_topics: Mapping[str, FollowerTopic] = field(default_factory=dict)
+    histories: Mapping[str, TopicHistory] = field(default_factory=dict)
+    proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
+    superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
+    producer_id_ranges: Mapping[str, int] = field(default_factory=dict)
+    snapshot_offset: int = -1
+    recent_ids: tuple[str, ...] = ()
+    recent_offsets: tuple[int, ...] = ()
+    forgotten_offset: int = -1
+    lookup: Lookup = field(init=False, repr=False, compare=False, metadata=DERIVED)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lookup", Lookup(self.namespaces, self.links))
+
+    def evolve(self, **changes: Any) -> ControlState:
+        """A state with these fields replaced. The compiled lookup is kept where nothing it reads has changed."""
+        if "namespaces" in changes or "links" in changes:
+            return dataclasses.replace(self, **changes)
+        new = object.__new__(ControlState)
+        for name in self.__slots__:
+            object.__setattr__(new, name, changes[name] if name in changes else getattr(self, name))
+        return new
+
+    def namespace(self, kind: ResourceType, prefix: str) -> Namespace | None:
+        return self.namespaces.get(NamespaceKey(kind, prefix))
+
+    def attachments(self, key: NamespaceKey) -> tuple[tuple[Link, NamespaceMapping], ...]:
+        """The links a local namespace is attached to."""
+        return tuple(
+            (link, mapping)
+            for link in self.links.values()
+            for mapping in link.mappings
+            if mapping.type is key.type and mapping.local_prefix == key.prefix
+        )
+
+    def provenance(self, topic: str, partition: int) -> tuple[ProvenanceRange, ...]:
+        """Where the records of a partition came from; empty for one that never followed."""
+        history = self.histories.get(topic)
+        return history.partitions.get(partition, ()) if history else ()
+
+    def source_epochs(self, topic: str, partition: int) -> tuple[SourceEpoch, ...]:
+        """The source's leader epochs in the range that is being followed."""
+        history = self.histories.get(topic)
+        current = history.open_range(partition) if history else None
+        return current.epochs if current else ()
+
+    def broker_addresses(self) -> dict[int, BrokerClaim]:
+        """By broker id, where clients reach it. Brokers that no proxy fronts are missing."""
+        return {claim.broker_id: claim for lease in self.proxies.values() for claim in lease.brokers}

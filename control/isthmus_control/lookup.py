@@ -1,0 +1,125 @@
+"""What the hot path asks of the control state, compiled when namespaces or links change.
+
+Longest prefix wins. Prefixes are grouped by length, so a question costs one slice and one dictionary access for each
+distinct length, and not a comparison for each namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from isthmus_control.model import (
+    INTERNAL_PREFIX,
+    Link,
+    Namespace,
+    NamespaceKey,
+    NamespaceMapping,
+    ResourceType,
+    Role,
+    contains,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Why a resource may not be written: the namespace, the link that it follows (if any), the reason for people."""
+
+    type: ResourceType
+    prefix: str
+    link: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """A resource's name on the other side of a link."""
+
+    link: Link
+    mapping: NamespaceMapping
+    local_name: str
+    remote_name: str
+
+
+INTERNAL = Reservation(ResourceType.TOPIC, INTERNAL_PREFIX, None, "an internal topic of Isthmus")
+
+
+class Lookup:
+    """Questions about single resource names. Built by :class:`~isthmus_control.model.ControlState`."""
+
+    __slots__ = ("_following", "_leading", "_lengths", "_reserved")
+
+    def __init__(self, namespaces: Mapping[NamespaceKey, Namespace], links: Mapping[str, Link]) -> None:
+        self._following: list[tuple[Link, NamespaceMapping]] = []
+        self._leading: list[tuple[Link, NamespaceMapping]] = []
+        for _, link in sorted(links.items()):
+            for mapping in link.mappings:
+                (self._following if mapping.role is Role.FOLLOWER else self._leading).append((link, mapping))
+        self._reserved: dict[ResourceType, dict[str, Reservation]] = {kind: {} for kind in ResourceType}
+        for namespace in namespaces.values():
+            if namespace.reserved:
+                self._reserved[namespace.type][namespace.prefix] = self._reservation(namespace)
+        self._lengths = {kind: _descending(table) for kind, table in self._reserved.items()}
+
+    def _reservation(self, namespace: Namespace) -> Reservation:
+        link = next(
+            (
+                link.name
+                for link, mapping in self._following
+                if mapping.type is namespace.type and mapping.local_prefix == namespace.prefix
+            ),
+            None,
+        )
+        return Reservation(namespace.type, namespace.prefix, link, namespace.reserved_reason or "reserved")
+
+    def reservation(self, kind: ResourceType, name: str) -> Reservation | None:
+        """The most specific reservation that holds ``name``, None where clients may write it."""
+        table = self._reserved[kind]
+        for length in self._lengths[kind]:
+            found = table.get(name[:length])
+            # A longer prefix may exclude the name by a rule of its own (internal topics, the empty prefix).
+            if found is not None and contains(kind, found.prefix, name):
+                return found
+        return None
+
+    def topic_reservation(self, topic: str) -> Reservation | None:
+        """As :meth:`reservation` for topics; the proxies' own internal topics are always reserved."""
+        if topic.startswith(INTERNAL_PREFIX):
+            return INTERNAL
+        return self.reservation(ResourceType.TOPIC, topic)
+
+    def overlapping_reservations(self, kind: ResourceType, prefix: str) -> tuple[Reservation, ...]:
+        """Every reservation that holds some name with this prefix (for prefixed ACLs and the like), by prefix."""
+        return tuple(
+            reservation
+            for known, reservation in sorted(self._reserved[kind].items())
+            if known.startswith(prefix) or prefix.startswith(known)
+        )
+
+    def following(self, kind: ResourceType, local_name: str) -> Counterpart | None:
+        """Where a local resource is followed from. At most one mapping can hold it."""
+        for link, mapping in self._following:
+            if mapping.type is kind and (remote := mapping.remote_name(local_name)) is not None:
+                return Counterpart(link, mapping, local_name, remote)
+        return None
+
+    def leading(self, kind: ResourceType, local_name: str) -> tuple[Counterpart, ...]:
+        """Where a local resource is replicated to, by link name: at most one counterpart for each link."""
+        return tuple(
+            Counterpart(link, mapping, local_name, remote)
+            for link, mapping in self._leading
+            if mapping.type is kind and (remote := mapping.remote_name(local_name)) is not None
+        )
+
+    def local(self, link: str, kind: ResourceType, role: Role, remote_name: str) -> Counterpart | None:
+        """The local counterpart of a remote resource on a link, where the local namespace has this role."""
+        for candidate, mapping in self._following if role is Role.FOLLOWER else self._leading:
+            if candidate.name == link and mapping.type is kind:
+                local = mapping.local_name(remote_name)
+                if local is not None:
+                    return Counterpart(candidate, mapping, local, remote_name)
+        return None
+
+
+def _descending(prefixes: Iterable[str]) -> tuple[int, ...]:
+    return tuple(sorted({len(prefix) for prefix in prefixes}, reverse=True))

@@ -1,0 +1,323 @@
+"""The nouns of the control state, as frozen values.
+
+Together they make the :class:`~isthmus_control.control_state.ControlState` of one cluster. What both clusters of a
+link know is mirrored by messages between them; each cluster has a log and a state of its own.
+
+Times are wall clock milliseconds and for people only: no decision depends on them but the hybrid logical clock of
+mirrored settings. ``*_offset`` without further words is an offset in the command log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from isthmus_control.clock import Hlc, Register, merge_registers
+from isthmus_control.clock import latest as latest_register
+from isthmus_control.sealing import Sealed
+
+INTERNAL_PREFIX = "__isthmus_"
+"""Topics of the proxies themselves. No client writes them, no namespace holds them."""
+
+KAFKA_INTERNAL_TOPICS = frozenset(
+    ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+)
+"""Topics of Kafka's own coordinators: never part of a namespace, whatever its prefix."""
+
+
+class ResourceType(StrEnum):
+    """What a namespace holds (KIP-986)."""
+
+    TOPIC = "topic"
+    CONSUMER_GROUP = "consumer-group"
+    PRINCIPAL = "principal"
+
+
+class NamespaceKey(NamedTuple):
+    """What names a namespace in its cluster."""
+
+    type: ResourceType
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"{self.type} namespace {self.prefix!r}"
+
+
+def contains(kind: ResourceType, prefix: str, name: str) -> bool:
+    """Whether the namespace with ``prefix`` holds the resource ``name``.
+
+    The empty prefix leaves out names that start with an underscore (KIP-986). Internal topics are in no namespace.
+    """
+    if not name.startswith(prefix) or (not prefix and name.startswith("_")):
+        return False
+    return kind is not ResourceType.TOPIC or not (name in KAFKA_INTERNAL_TOPICS or name.startswith(INTERNAL_PREFIX))
+
+
+def overlap(left: str, right: str) -> bool:
+    """Whether some name could be in both of these prefixes' namespaces (of one resource type)."""
+    if not left or not right:
+        return not (left or right).startswith("_")
+    return left.startswith(right) or right.startswith(left)
+
+
+def rename(kind: ResourceType, prefix: str, other_prefix: str, name: str) -> str | None:
+    """The name that ``name`` of namespace ``prefix`` has in namespace ``other_prefix``.
+
+    None where either namespace does not hold it: ``x-_a`` has no counterpart in the namespace with the empty prefix.
+    """
+    if not contains(kind, prefix, name):
+        return None
+    other = other_prefix + name[len(prefix) :]
+    return other if contains(kind, other_prefix, other) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A prefix of topics, groups or principals of one cluster.
+
+    ``reserved_at_offset`` is where the current reservation stands in the log: it counts as made when every proxy
+    enforces the log up to there. ``informational`` namespaces cannot be part of a synchronous link.
+    """
+
+    type: ResourceType
+    prefix: str
+    created_ms: int
+    reserved: bool = False
+    reserved_reason: str | None = None
+    reserved_at_offset: int | None = None
+    informational: bool = False
+
+    @property
+    def key(self) -> NamespaceKey:
+        return NamespaceKey(self.type, self.prefix)
+
+    def __contains__(self, name: str) -> bool:
+        return contains(self.type, self.prefix, name)
+
+
+class LinkMode(StrEnum):
+    """When the source acknowledges (KIP-986): before or after the record is replicated."""
+
+    ASYNCHRONOUS = "asynchronous"
+    SYNCHRONOUS = "synchronous"
+
+
+class Role(StrEnum):
+    """The role of the local namespace of a mapping."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+
+    @property
+    def other(self) -> Role:
+        return Role.FOLLOWER if self is Role.LEADER else Role.LEADER
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceMapping:
+    """A pair of namespaces attached to a link.
+
+    ``truncate_target``: the operator agreed, after a dry run, that topics of the follower namespace which hold other
+    records may be cut to follow.
+    """
+
+    type: ResourceType
+    local_prefix: str
+    remote_prefix: str
+    role: Role
+    attached_ms: int
+    attached_at_offset: int
+    truncate_target: bool = False
+
+    @property
+    def local(self) -> NamespaceKey:
+        return NamespaceKey(self.type, self.local_prefix)
+
+    def remote_name(self, local_name: str) -> str | None:
+        """The remote counterpart of a local resource, None where this mapping does not hold it."""
+        return rename(self.type, self.local_prefix, self.remote_prefix, local_name)
+
+    def local_name(self, remote_name: str) -> str | None:
+        """The local counterpart of a remote resource, None where this mapping does not hold it."""
+        return rename(self.type, self.remote_prefix, self.local_prefix, remote_name)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """What both clusters of a link mirror, written by either.
+
+    ``addresses``: by cluster id, where that cluster's link listeners are (``host:port``). ``config``: by setting name;
+    None is a setting that was removed. Equal on both sides but for changes that have not met yet.
+    """
+
+    mode: Register[LinkMode]
+    addresses: Mapping[str, Register[tuple[str, ...]]]
+    config: Mapping[str, Register[str | None]]
+
+    def merge(self, other: LinkSettings) -> LinkSettings:
+        """Field by field, the later write. Commutative, associative, idempotent."""
+        return LinkSettings(
+            mode=latest_register(self.mode, other.mode),
+            addresses=merge_registers(self.addresses, other.addresses),
+            config=merge_registers(self.config, other.config),
+        )
+
+    @property
+    def newest(self) -> Hlc:
+        """The time of the newest write in it."""
+        registers: list[Register[Any]] = [self.mode, *self.addresses.values(), *self.config.values()]
+        return max(register.written for register in registers)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One side's view of a pair of clusters.
+
+    ``link_id`` (a UUID) is the same on both sides, so a link that was deleted and made again under its name is another
+    one. ``dials``: this side opens the connections. The secret is this side's sealed copy and is never mirrored.
+    """
+
+    name: str
+    link_id: str
+    local_cluster_id: str
+    remote_cluster_id: str
+    dials: bool
+    settings: LinkSettings
+    created_ms: int
+    secret: Sealed | None = None
+    mappings: tuple[NamespaceMapping, ...] = ()
+
+    @property
+    def mode(self) -> LinkMode:
+        return self.settings.mode.value
+
+    @property
+    def remote_addresses(self) -> tuple[str, ...]:
+        register = self.settings.addresses.get(self.remote_cluster_id)
+        return register.value if register else ()
+
+    @property
+    def local_addresses(self) -> tuple[str, ...]:
+        register = self.settings.addresses.get(self.local_cluster_id)
+        return register.value if register else ()
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The settings that have a value."""
+        return {name: register.value for name, register in self.settings.config.items() if register.value is not None}
+
+    def mapping(self, kind: ResourceType, local_prefix: str) -> NamespaceMapping | None:
+        """The mapping whose local namespace this is."""
+        for mapping in self.mappings:
+            if mapping.type is kind and mapping.local_prefix == local_prefix:
+                return mapping
+        return None
+
+
+class TopicState(StrEnum):
+    """What is the case with a follower topic."""
+
+    CREATING = "creating"
+    FOLLOWING = "following"
+    REFUSED = "refused"
+    DETACHED = "detached"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something is in the state it is in. ``code`` as in :mod:`isthmus_control.states`, ``message`` for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerTopic:
+    """A local topic that follows, is about to, may not, or did. Topic ids are UUIDs as text; local names are unique."""
+
+    link: str
+    topic: str
+    source_topic: str
+    source_topic_id: str
+    state: TopicState
+    recorded_ms: int
+    topic_id: str | None = None
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEpoch:
+    """From ``start_offset`` on, the source's records are of leader epoch ``epoch`` (until the next one)."""
+
+    epoch: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenanceRange:
+    """Which cluster the records of ``[start_offset, end_offset)`` of a partition came from.
+
+    An open range (``end_offset`` None) is being followed. ``epochs`` are the source's leader epochs within it, stored
+    before the first append of each: the target's own log knows only its own epochs, and a source that lost records
+    asks by its own. A range of the local cluster holds what was written here while nothing was followed.
+    """
+
+    source_cluster_id: str
+    source_topic_id: str
+    start_offset: int
+    end_offset: int | None
+    recorded_ms: int
+    epochs: tuple[SourceEpoch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicHistory:
+    """The provenance of one topic's partitions, contiguous ranges in offset order.
+
+    Bound to the topic id: a topic that was deleted and created again has no history yet.
+    """
+
+    topic: str
+    topic_id: str
+    partitions: Mapping[int, tuple[ProvenanceRange, ...]]
+
+    def open_range(self, partition: int) -> ProvenanceRange | None:
+        """The range that is being followed."""
+        ranges = self.partitions.get(partition, ())
+        return ranges[-1] if ranges and ranges[-1].end_offset is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerClaim:
+    """A broker and the address at which the proxy serves its clients."""
+
+    broker_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLease:
+    """A proxy's claim of brokers.
+
+    ``incarnation`` (a UUID) is new for each process. ``enforced_offset``: the proxy enforces the log up to there and
+    has no conflicting write from before without an answer. How long a lease still runs is judged by each proxy on its
+    own monotonic clock (:mod:`isthmus_control.leases`); the log says only that it was renewed.
+    """
+
+    name: str
+    incarnation: str
+    brokers: tuple[BrokerClaim, ...]
+    all_brokers: bool
+    link_address: str | None
+    lease_ms: int
+    version: str
+    claimed_at_offset: int
+    renewed_at_offset: int
+    enforced_offset: int
+
+    @property
+    def broker_ids(self) -> frozenset[int]:
+        return frozenset(claim.broker_id for claim in self.brokers)

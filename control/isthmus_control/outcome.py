@@ -1,0 +1,135 @@
+"""What came of a command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from isthmus_control.model import FollowerTopic, Link, Namespace, NamespaceMapping, ProxyLease
+
+
+class Rejection(StrEnum):
+    """Why a command was rejected, for callers that act on it. The message is for people."""
+
+    INVALID = "invalid"
+    """Wrong in itself: it would be rejected in every state."""
+    NOT_FOUND = "not-found"
+    ALREADY_EXISTS = "already-exists"
+    CONFLICT = "conflict"
+    """Something else that stands in the state forbids it."""
+    NOT_SUPPORTED = "not-supported"
+    """Not in this version."""
+    LEASE_LOST = "lease-lost"
+    """The proxy has no lease any more, or a newer process of its name took it."""
+    STALE = "stale"
+    """Made too long ago to know whether it counted already. It did not: make it again."""
+    MALFORMED = "malformed"
+    """The record is not a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceChanged:
+    """Created (``before`` None), altered, or deleted (``after`` None)."""
+
+    before: Namespace | None
+    after: Namespace | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """Created, altered or deleted. Mappings are told of on their own."""
+
+    before: Link | None
+    after: Link | None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceAttached:
+    """Also told when the operator's consent of an attached mapping changed."""
+
+    link: str
+    mapping: NamespaceMapping
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceDetached:
+    link: str
+    mapping: NamespaceMapping
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerTopicChanged:
+    before: FollowerTopic | None
+    after: FollowerTopic | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenanceChanged:
+    """Ranges or source epochs of these partitions of a local topic changed."""
+
+    topic: str
+    topic_id: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsRegistered:
+    cluster_id: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseChanged:
+    """Claimed (``before`` None), taken over or claimed anew, or ended (``after`` None)."""
+
+    before: ProxyLease | None
+    after: ProxyLease | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    lease: ProxyLease
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    as_of: int
+
+
+Change = (
+    NamespaceChanged
+    | LinkChanged
+    | NamespaceAttached
+    | NamespaceDetached
+    | FollowerTopicChanged
+    | ProvenanceChanged
+    | ProducerIdsRegistered
+    | LeaseChanged
+    | LeaseRenewed
+    | SnapshotTaken
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The command counts. No changes: the state was as asked already."""
+
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The command counts for nothing."""
+
+    code: Rejection
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A late copy of a command. What came of it was told at ``first_offset``."""
+
+    first_offset: int
+
+
+Outcome = Accepted | Rejected | Duplicate
