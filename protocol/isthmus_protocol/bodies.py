@@ -210,6 +210,7 @@ def _array(length: Read, nullable: bool, item: Read) -> Read:
 
 def _number_array(length: Read, nullable: bool, code: str) -> Read:
     """An array of plain numbers (replicas, partitions), unpacked in one go."""
+    size = struct.calcsize(">" + code)
 
     def read(data: bytes, position: int) -> tuple[Any, int]:
         count, position = length(data, position)
@@ -217,9 +218,10 @@ def _number_array(length: Read, nullable: bool, code: str) -> Read:
             if count != -1 or not nullable:
                 raise MalformedFrame(f"count {count} of a {'nullable' if nullable else 'non-nullable'} array")
             return None, position
+        if count == 0:
+            return (), position
         _check_count(data, position, count)
-        format_ = f">{count}{code}"
-        return struct.unpack_from(format_, data, position), position + struct.calcsize(format_)
+        return struct.unpack_from(f">{count}{code}", data, position), position + count * size
 
     return read
 
