@@ -1,0 +1,397 @@
+"""What the hot path reads of requests and answers, in every version, without decoding them.
+
+Every function takes the version and a frame, whole or a prefix of one, and raises NeedMore where the prefix ends before
+the answer, MalformedFrame where the bytes are not such a message, and LookupError where the proxy has no schema for the
+version. Frames hold more than what is looked at here, which is not validated. In results
+
+- a *topic* is bytes: the name where the version has names, else the topic id, whose 16 bytes are
+  ``uuid.UUID.bytes``. ``topics_are_ids`` says which; where a version has both, both are given;
+- *records* are memoryview slices of the frame, so they live no longer than the frame's buffer does; None for null;
+- names, groups and transactional ids are UTF-8 bytes, None for null;
+- what a version does not have is None, unless the function says what stands for it.
+
+``peek`` is the general form, for what has no function here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, Final
+
+from isthmus_protocol.locate import Locator, Want, locator
+from isthmus_protocol.schema import ApiKey, EntitySpec, MessageKind, WireType, message_spec
+from isthmus_protocol.wire import Frame, NeedMore
+
+
+def peek(api_key: int, version: int, kind: MessageKind, fields: tuple[Want, ...]) -> Locator:
+    """A function of a frame that returns ``fields`` of it; ``locate`` says how to name them. Cached."""
+    return locator(api_key, version, kind, fields)
+
+
+class _Versions(dict[int, Locator]):
+    """An API's peeks by version, each compiled when a frame of that version comes first."""
+
+    def __init__(self, api_key: ApiKey, kind: MessageKind, *fields: Want) -> None:
+        super().__init__()
+        self._api_key, self._kind, self._fields = api_key, kind, fields
+
+    def __missing__(self, version: int) -> Locator:
+        found = self[version] = locator(self._api_key, version, self._kind, self._fields)
+        return found
+
+
+@cache
+def topics_are_ids(api_key: int, version: int) -> bool:
+    """Whether a request of this version has topic ids only, no names (Produce and Fetch from v13 on, OffsetCommit v10)."""
+    names = _field_names(message_spec(api_key, version, "request"))
+    return "topic_id" in names and not names & _TOPIC_NAMES
+
+
+_TOPIC_NAMES: Final = frozenset({"name", "topic", "topic_name"})
+
+
+def _field_names(spec: EntitySpec) -> set[str]:
+    names = {field.name for field in spec.fields}
+    for field in spec.fields:
+        if field.entity is not None:
+            names |= _field_names(field.entity)
+    return names
+
+
+# Produce
+
+_PRODUCE_ACKS: Final = _Versions(ApiKey.PRODUCE, "request", "acks")
+_PRODUCE_TOPICS: Final = _Versions(
+    ApiKey.PRODUCE, "request", "acks", "transactional_id", ("topic_data", ("name|topic_id",))
+)
+_PRODUCE_BATCHES: Final = _Versions(
+    ApiKey.PRODUCE,
+    "request",
+    "acks",
+    "transactional_id",
+    "timeout",
+    ("topic_data", ("name|topic_id", ("partition_data", ("index", "records")))),
+)
+_PRODUCE_RESPONSE: Final = _Versions(
+    ApiKey.PRODUCE,
+    "response",
+    ("responses", ("name|topic_id", ("partition_responses", ("index", "error_code", "base_offset")))),
+)
+
+
+def produce_acks(version: int) -> Callable[[Frame, int, int, int], int | None]:
+    """A function ``(data, start of the frame, bytes there are, end of the frame) -> acks``, None for too few bytes."""
+    locate = _PRODUCE_ACKS[version]
+
+    def acks(data: Frame, start: int, available: int, end: int) -> int | None:
+        try:
+            value: int = locate(data, start)
+        except NeedMore:
+            return None
+        return value
+
+    return acks
+
+
+def produce_topics(version: int, frame: Frame) -> tuple[int, bytes | None, list[bytes]]:
+    """A Produce request's ``(acks, transactional id, topics)``. A prefix up to the last topic's name is enough."""
+    found: tuple[int, bytes | None, list[bytes]] = _PRODUCE_TOPICS[version](frame)
+    return found
+
+
+def produce_batches(
+    version: int, frame: Frame
+) -> tuple[int, bytes | None, int, list[tuple[bytes, list[tuple[int, memoryview | None]]]]]:
+    """A Produce request's ``(acks, transactional id, timeout in ms, [(topic, [(partition, records)])])``."""
+    found: tuple[int, bytes | None, int, list[tuple[bytes, list[tuple[int, memoryview | None]]]]]
+    found = _PRODUCE_BATCHES[version](frame)
+    return found
+
+
+def produce_response(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[int, int, int]]]]:
+    """A Produce response's ``[(topic, [(partition, error code, base offset)])]``."""
+    found: list[tuple[bytes, list[tuple[int, int, int]]]] = _PRODUCE_RESPONSE[version](frame)
+    return found
+
+
+# Fetch and ListOffsets
+
+_FETCH_TOPICS: Final = _Versions(
+    ApiKey.FETCH,
+    "request",
+    "max_wait",
+    "isolation_level",
+    ("topics", ("topic|topic_id",)),
+    ("forgotten_topics_data", ("topic|topic_id",)),
+)
+_FETCH_PARTITIONS: Final = _Versions(
+    ApiKey.FETCH,
+    "request",
+    "max_wait",
+    "isolation_level",
+    "session_id",
+    "session_epoch",
+    ("topics", ("topic|topic_id", ("partitions", ("partition", "fetch_offset")))),
+    ("forgotten_topics_data", ("topic|topic_id", "partitions")),
+)
+_FETCH_RESPONSE: Final = _Versions(
+    ApiKey.FETCH,
+    "response",
+    "error_code",
+    "session_id",
+    (
+        "responses",
+        (
+            "topic|topic_id",
+            (
+                "partitions",
+                (
+                    "partition_index",
+                    "error_code",
+                    "high_watermark",
+                    "last_stable_offset",
+                    "log_start_offset",
+                    "records",
+                ),
+            ),
+        ),
+    ),
+)
+_LIST_OFFSETS: Final = _Versions(
+    ApiKey.LIST_OFFSETS,
+    "request",
+    "isolation_level",
+    ("topics", ("name", ("partitions", ("partition_index", "timestamp")))),
+)
+
+FetchedPartition = tuple[int, int, int, int, int | None, memoryview | None]
+"""``(partition, error code, high watermark, last stable offset, log start offset, records)``"""
+
+
+def fetch_topics(version: int, frame: Frame) -> tuple[int, int, list[bytes], list[bytes] | None]:
+    """A Fetch request's ``(max wait in ms, isolation level, topics, forgotten topics)``.
+
+    In a fetch session (KIP-227) the topics are those that changed since the session's last request.
+    """
+    found: tuple[int, int, list[bytes], list[bytes] | None] = _FETCH_TOPICS[version](frame)
+    return found
+
+
+def fetch_partitions(
+    version: int, frame: Frame
+) -> tuple[
+    int,
+    int,
+    int | None,
+    int | None,
+    list[tuple[bytes, list[tuple[int, int]]]],
+    list[tuple[bytes, list[int]]] | None,
+]:
+    """A Fetch request's ``(max wait in ms, isolation level, session id, session epoch, [(topic, [(partition, fetch
+    offset)])], forgotten [(topic, [partition])])``."""
+    found: tuple[
+        int,
+        int,
+        int | None,
+        int | None,
+        list[tuple[bytes, list[tuple[int, int]]]],
+        list[tuple[bytes, list[int]]] | None,
+    ]
+    found = _FETCH_PARTITIONS[version](frame)
+    return found
+
+
+def fetch_response(
+    version: int, frame: Frame
+) -> tuple[int | None, int | None, list[tuple[bytes, list[FetchedPartition]]]]:
+    """A Fetch response's ``(error code, session id, [(topic, [FetchedPartition])])``."""
+    found: tuple[int | None, int | None, list[tuple[bytes, list[FetchedPartition]]]] = _FETCH_RESPONSE[version](frame)
+    return found
+
+
+def list_offsets(version: int, frame: Frame) -> tuple[int | None, list[tuple[bytes, list[tuple[int, int]]]]]:
+    """A ListOffsets request's ``(isolation level, [(topic name, [(partition, timestamp in ms)])])``.
+
+    Negative timestamps have meanings of their own: -1 latest, -2 earliest, and others of KIP-405 and KIP-734.
+    """
+    found: tuple[int | None, list[tuple[bytes, list[tuple[int, int]]]]] = _LIST_OFFSETS[version](frame)
+    return found
+
+
+# Topics
+
+_METADATA: Final = _Versions(ApiKey.METADATA, "request", ("topics", ("name", "topic_id")), "allow_auto_topic_creation")
+_CREATE_TOPICS: Final = _Versions(ApiKey.CREATE_TOPICS, "request", ("topics", ("name",)), "validate_only")
+_DELETE_TOPICS: Final = _Versions(ApiKey.DELETE_TOPICS, "request", "topic_names", ("topics", ("name", "topic_id")))
+_CREATE_PARTITIONS: Final = _Versions(
+    ApiKey.CREATE_PARTITIONS, "request", ("topics", ("name", "count")), "validate_only"
+)
+_DELETE_RECORDS: Final = _Versions(
+    ApiKey.DELETE_RECORDS, "request", ("topics", ("name", ("partitions", ("partition_index", "offset"))))
+)
+_CONFIG_RESOURCES: Final = {
+    api_key: _Versions(api_key, "request", ("resources", ("resource_type", "resource_name")), "validate_only")
+    for api_key in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
+}
+
+
+def metadata(version: int, frame: Frame) -> tuple[list[tuple[bytes | None, bytes | None]] | None, bool]:
+    """A Metadata request's ``([(topic name, topic id)], whether missing topics may be created)``.
+
+    The list is None where all topics are asked for, which v0 says with an empty list and later versions with null. A
+    request without the flag (before v4) allows the creation.
+    """
+    topics, allowed = _METADATA[version](frame)
+    if version == 0 and not topics:
+        topics = None
+    return topics, allowed is not False
+
+
+def create_topics(version: int, frame: Frame) -> tuple[list[bytes], bool]:
+    """A CreateTopics request's ``(topic names, whether it only validates)``."""
+    found: tuple[list[bytes], bool] = _CREATE_TOPICS[version](frame)
+    return found
+
+
+def delete_topics(version: int, frame: Frame) -> list[tuple[bytes | None, bytes | None]]:
+    """A DeleteTopics request's ``[(topic name, topic id)]``: from v6 on one of both, where no id is 16 zero bytes."""
+    names, topics = _DELETE_TOPICS[version](frame)
+    found: list[tuple[bytes | None, bytes | None]] = topics if names is None else [(name, None) for name in names]
+    return found
+
+
+def create_partitions(version: int, frame: Frame) -> tuple[list[tuple[bytes, int]], bool]:
+    """A CreatePartitions request's ``([(topic name, new count of partitions)], whether it only validates)``."""
+    found: tuple[list[tuple[bytes, int]], bool] = _CREATE_PARTITIONS[version](frame)
+    return found
+
+
+def delete_records(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[int, int]]]]:
+    """A DeleteRecords request's ``[(topic name, [(partition, the offset to delete up to; -1: the high watermark)])]``."""
+    found: list[tuple[bytes, list[tuple[int, int]]]] = _DELETE_RECORDS[version](frame)
+    return found
+
+
+def config_resources(api_key: int, version: int, frame: Frame) -> tuple[list[tuple[int, bytes]], bool]:
+    """An AlterConfigs' or IncrementalAlterConfigs' ``([(resource type, resource name)], whether it only validates)``.
+
+    Resource types: 2 topic, 4 broker, 8 broker logger, 16 client metrics, 32 group.
+    """
+    found: tuple[list[tuple[int, bytes]], bool] = _CONFIG_RESOURCES[ApiKey(api_key)][version](frame)
+    return found
+
+
+# Groups and transactions
+
+_OFFSET_FETCH: Final = _Versions(ApiKey.OFFSET_FETCH, "request", "group_id", ("groups", ("group_id",)))
+_ADD_PARTITIONS_TO_TXN: Final = _Versions(
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    "request",
+    "v3_and_below_transactional_id",
+    ("v3_and_below_topics", ("name", "partitions")),
+    ("transactions", ("transactional_id", ("topics", ("name", "partitions")))),
+)
+_WRITE_TXN_MARKERS: Final = _Versions(
+    ApiKey.WRITE_TXN_MARKERS,
+    "request",
+    ("markers", ("producer_id", "producer_epoch", "transaction_result", ("topics", ("name", "partition_indexes")))),
+)
+_FIND_COORDINATOR: Final = _Versions(ApiKey.FIND_COORDINATOR, "request", "key_type", "key", "coordinator_keys")
+
+NamedPartitions = list[tuple[bytes, list[int]]]
+"""``[(topic name, [partition])]``"""
+
+
+@cache
+def _group_id(api_key: int, version: int) -> Locator:
+    return _required(api_key, version, "group_id")
+
+
+@cache
+def _transactional_id(api_key: int, version: int) -> Locator:
+    return _required(api_key, version, "transactional_id|v3_and_below_transactional_id")
+
+
+def _required(api_key: int, version: int, name: str) -> Locator:
+    if not set(name.split("|")) & {field.name for field in message_spec(api_key, version, "request").fields}:
+        raise LookupError(f"Requests of API key {api_key}, version {version} have no {name}")
+    return locator(api_key, version, "request", (name,))
+
+
+def group_id(api_key: int, version: int, frame: Frame) -> bytes:
+    """The group of a request that is about one group: OffsetCommit, TxnOffsetCommit, JoinGroup, SyncGroup, Heartbeat,
+    LeaveGroup, AddOffsetsToTxn, OffsetDelete and the heartbeats of consumer, share and streams groups, among others.
+
+    Raises LookupError for other APIs; OffsetFetch has ``offset_fetch_groups``.
+    """
+    found: bytes = _group_id(api_key, version)(frame)
+    return found
+
+
+def offset_fetch_groups(version: int, frame: Frame) -> list[bytes]:
+    """The groups of an OffsetFetch request: one, or from v8 on any number (KIP-709)."""
+    group, groups = _OFFSET_FETCH[version](frame)
+    return [group] if groups is None else groups
+
+
+def transactional_id(api_key: int, version: int, frame: Frame) -> bytes | None:
+    """The transactional id of InitProducerId (null: a plain idempotent producer), EndTxn, AddOffsetsToTxn,
+    TxnOffsetCommit, Produce and AddPartitionsToTxn before v4. Raises LookupError for other APIs."""
+    found: bytes | None = _transactional_id(api_key, version)(frame)
+    return found
+
+
+def add_partitions_to_txn(version: int, frame: Frame) -> list[tuple[bytes, NamedPartitions]]:
+    """An AddPartitionsToTxn request's ``[(transactional id, [(topic name, [partition])])]``, one before v4."""
+    transactional, topics, transactions = _ADD_PARTITIONS_TO_TXN[version](frame)
+    found: list[tuple[bytes, NamedPartitions]] = [(transactional, topics)] if transactions is None else transactions
+    return found
+
+
+def write_txn_markers(version: int, frame: Frame) -> list[tuple[int, int, bool, NamedPartitions]]:
+    """A WriteTxnMarkers request's ``[(producer id, producer epoch, if it commits, [(topic name, [partition])])]``."""
+    found: list[tuple[int, int, bool, NamedPartitions]] = _WRITE_TXN_MARKERS[version](frame)
+    return found
+
+
+def find_coordinator(version: int, frame: Frame) -> tuple[int, list[bytes]]:
+    """A FindCoordinator request's ``(key type, keys)``. Key types: 0 group (v0 has no other), 1 transaction, 2 share."""
+    key_type, key, keys = _FIND_COORDINATOR[version](frame)
+    return key_type or 0, [key] if keys is None else keys
+
+
+# Error codes of any response
+
+
+def error_codes(api_key: int, version: int, frame: Frame) -> set[int]:
+    """All the error codes in a response, top-level and inside, 0 included. Empty for APIs that have none."""
+    wants = _error_code_wants(api_key, version)
+    if not wants:
+        return set()
+    found: set[int] = set()
+    _collect_codes(locator(api_key, version, "response", wants)(frame), found)
+    return found
+
+
+@cache
+def _error_code_wants(api_key: int, version: int) -> tuple[Want, ...]:
+    return tuple(_error_codes_in(message_spec(api_key, version, "response")))
+
+
+def _error_codes_in(spec: EntitySpec) -> Iterable[Want]:
+    for field in (*spec.fields, *spec.tagged):
+        if field.entity is not None:
+            inside = tuple(_error_codes_in(field.entity))
+            if inside:
+                yield field.name, inside
+        elif field.wire is WireType.FIXED and field.name.endswith("error_code"):
+            yield field.name
+
+
+def _collect_codes(found: Any, codes: set[int]) -> None:
+    if isinstance(found, int):
+        codes.add(found)
+    elif found is not None:
+        for inside in found:
+            _collect_codes(inside, codes)
