@@ -975,7 +975,7 @@ def _expire_lease(state: ControlState, offset: int, command: c.Command, body: c.
 def _snapshot(state: ControlState, offset: int, command: c.Command, body: c.Snapshot) -> Result:
     # What is in it is compared by the reader (isthmus_control.replica), which still has the state of that offset.
     _require(
-        body.as_of < offset and (body.as_of + 1) % SNAPSHOT_INTERVAL == 0,
+        0 <= body.as_of < offset and (body.as_of + 1) % SNAPSHOT_INTERVAL == 0,
         Rejection.INVALID,
         f"no snapshot is due at offset {body.as_of}",
     )

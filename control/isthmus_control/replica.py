@@ -1,0 +1,175 @@
+"""One proxy's replica of the control state: records in, outcomes out.
+
+A replica starts empty or from a snapshot, takes the log's records in order, and stops for good (*halts*) where it may
+not guess: a record of a newer version, a gap in the log, a snapshot that differs from its own state. A halted replica
+keeps its last state for reading, and its proxy must not vouch for anything any more.
+
+**Snapshots.** One is due after every ``SNAPSHOT_INTERVAL`` records. States are values, so the replica keeps the state
+of that very offset at no cost until a snapshot of it appears in the log, then compares: two proxies that applied the
+same commands and differ have a bug (or one has bad memory), and neither can say which is right. A fresh replica loads
+the newest snapshot and applies what comes after its ``as_of``, which stands before the snapshot itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from dataclasses import dataclass
+from typing import NoReturn
+
+from isthmus_control.apply import SNAPSHOT_INTERVAL, apply, reject
+from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse
+from isthmus_control.commands import BadRecord, Command, NewerRecord, Snapshot, decode
+from isthmus_control.control_state import ControlState
+from isthmus_control.outcome import Outcome
+
+SNAPSHOT_BYTES_MAX = 256 * 1024 * 1024
+"""No state is that big. A bound, so that a damaged record cannot fill the memory."""
+BOUNDARIES_MAX = 4
+"""How many states of due snapshots are kept. Snapshots that come later than that are not compared."""
+
+
+class Halted(Exception):
+    """The replica may not go on. ``reason`` is one of the constants below, the message is for people."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+NEWER_VERSION = "newer-version"
+STATE_DIFFERS = "state-differs"
+RECORDS_MISSING = "records-missing"
+SNAPSHOT_DAMAGED = "snapshot-damaged"
+OTHER_CLUSTER = "other-cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One record and what came of it. ``command`` is None for a record that is none."""
+
+    offset: int
+    command: Command | None
+    outcome: Outcome
+
+
+class Replica:
+    """Feed it records with :meth:`feed`; read ``state``; ``halted`` says why it stopped, if it did."""
+
+    __slots__ = ("_boundaries", "halted", "state")
+
+    def __init__(self, state: ControlState) -> None:
+        """``state``: ``ControlState(cluster_id)`` for a log read from its beginning, or :func:`load`'s."""
+        self.state = state
+        self.halted: Halted | None = None
+        self._boundaries: dict[int, ControlState] = {}
+        # A loaded snapshot is compared with the record that it came from, which is still ahead.
+        self._keep_boundary()
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the record that comes next."""
+        return self.state.applied_offset + 1
+
+    def feed(self, offset: int, value: bytes | bytearray | memoryview | None) -> Applied:
+        """Apply the record at ``offset``. Raises :class:`Halted`, from then on at each call.
+
+        ``offset`` must be :attr:`next_offset`: this log is never cleaned, so a gap is a loss.
+        """
+        if self.halted is not None:
+            raise self.halted
+        if offset < self.next_offset:
+            raise ValueError(f"offset {offset} was applied already")
+        if offset > self.next_offset:
+            self._halt(RECORDS_MISSING, f"records {self.next_offset} to {offset - 1} are missing from the log")
+        try:
+            command = decode(value if value is not None else b"")
+        except NewerRecord as error:
+            self._halt(NEWER_VERSION, f"{error} (offset {offset}): upgrade this proxy")
+        except BadRecord as error:
+            self.state, outcome = reject(self.state, offset, str(error))
+            self._keep_boundary()
+            return Applied(offset, None, outcome)
+        if isinstance(command.body, Snapshot):
+            self._compare(offset, command.body)
+        self.state, result = apply(self.state, offset, command)
+        self._keep_boundary()
+        return Applied(offset, command, result)
+
+    def due_snapshot(self) -> Snapshot | None:
+        """The newest snapshot that is due and not in the log yet. Making it takes time with a large state."""
+        due = [as_of for as_of in self._boundaries if as_of > self.state.snapshot_offset]
+        if self.halted is not None or not due:
+            return None
+        return take(self._boundaries[max(due)])
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether :meth:`due_snapshot` has one."""
+        return self.halted is None and any(as_of > self.state.snapshot_offset for as_of in self._boundaries)
+
+    def _keep_boundary(self) -> None:
+        as_of = self.state.applied_offset
+        if as_of >= 0 and (as_of + 1) % SNAPSHOT_INTERVAL == 0:
+            self._boundaries[as_of] = self.state
+            while len(self._boundaries) > BOUNDARIES_MAX:
+                del self._boundaries[min(self._boundaries)]
+
+    def _compare(self, offset: int, snapshot: Snapshot) -> None:
+        own = self._boundaries.get(snapshot.as_of)
+        if own is not None and digest(canonical(own)) != snapshot.digest:
+            self._halt(
+                STATE_DIFFERS,
+                f"the snapshot at offset {offset} differs from the state that this proxy has for offset "
+                f"{snapshot.as_of}: one of them is wrong, and nothing says which",
+            )
+
+    def _halt(self, reason: str, message: str) -> NoReturn:
+        self.halted = Halted(reason, message)
+        raise self.halted
+
+
+def digest(state: bytes) -> str:
+    return hashlib.sha256(state).hexdigest()
+
+
+def take(state: ControlState) -> Snapshot:
+    """The snapshot of ``state``."""
+    data = canonical(state)
+    packed = base64.b64encode(zlib.compress(data, 6)).decode()
+    return Snapshot(state.applied_offset, digest(data), packed)
+
+
+def load(snapshot: Snapshot, cluster_id: str) -> ControlState:
+    """The state in a snapshot. Raises :class:`Halted` where it is damaged, newer, or another cluster's."""
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b64decode(snapshot.state, validate=True), SNAPSHOT_BYTES_MAX)
+        if not unpacker.eof or digest(data) != snapshot.digest:
+            raise MalformedValue("its digest is another")
+        state = from_json(ControlState, parse(data), "snapshot")
+    except UnknownField as error:
+        raise Halted(NEWER_VERSION, f"{error}: upgrade this proxy") from None
+    except (MalformedValue, ValueError, zlib.error) as error:
+        raise Halted(SNAPSHOT_DAMAGED, f"the snapshot of offset {snapshot.as_of} is damaged: {error}") from None
+    if state.cluster_id != cluster_id:
+        raise Halted(OTHER_CLUSTER, f"the log is of cluster {state.cluster_id}, this is {cluster_id}")
+    if state.applied_offset != snapshot.as_of:
+        raise Halted(SNAPSHOT_DAMAGED, f"the snapshot of offset {snapshot.as_of} holds {state.applied_offset}")
+    return state
+
+
+def newest_snapshot(records: list[tuple[int, bytes | None]]) -> Snapshot | None:
+    """The newest snapshot among these records of the log (offset, value), for a reader that starts near the end."""
+    for offset, value in reversed(records):
+        # Cheap test first: snapshots are few, and decoding all to find one would cost as much as applying them.
+        if value is None or b'"snapshot"' not in value:
+            continue
+        try:
+            body = decode(value).body
+        except (BadRecord, NewerRecord):
+            continue  # its place in the order decides what it means, not this search
+        if isinstance(body, Snapshot) and 0 <= body.as_of < offset and (body.as_of + 1) % SNAPSHOT_INTERVAL == 0:
+            return body
+    return None
