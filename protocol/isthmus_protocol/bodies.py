@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import datetime
 import struct
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, cast, get_args
 from uuid import UUID
 
+from kio.index import load_entity_module
 from kio.schema.errors import ErrorCode
+from kio.schema.index import api_key_map, schema_name_map
 from kio.serial._implicit_defaults import get_tagged_field_default
 from kio.serial._introspect import (
     EntityField,
@@ -33,6 +35,7 @@ from kio.serial._introspect import (
     get_schema_field_type,
     is_optional,
 )
+from kio.static.constants import EntityType
 
 from isthmus_protocol.wire import MalformedFrame, read_uvarint
 
@@ -342,3 +345,89 @@ def _entity_reader(entity_type: Any) -> Read:
         return entity, position
 
     return read_entity
+
+
+# --- Building messages without naming every field ---
+
+
+def blank(entity_type: Any, values: Mapping[str, Any]) -> Any:
+    """A kio object with ``values``, and elsewhere the schema's defaults: zero, empty, null."""
+    complete = dict(values)
+    for entity_field in fields(entity_type):
+        if entity_field.name not in complete and entity_field.default is MISSING:
+            complete[entity_field.name] = _implicit_default(entity_field)
+    return entity_type(**complete)
+
+
+def _implicit_default(entity_field: Any) -> Any:
+    kind = classify_field(entity_field)
+    if kind.is_array:
+        return ()
+    if is_optional(entity_field):
+        return None
+    if isinstance(kind, EntityField):
+        return blank(kind.type_, {})
+    match get_schema_field_type(entity_field):
+        case "string":
+            return ""
+        case "bytes" | "records":
+            return b""
+        case "bool":
+            return False
+        case "error_code":
+            return error_code(0)
+        case "timedelta_i32" | "timedelta_i64":
+            return datetime.timedelta(0)
+        case "datetime_i64":
+            return EPOCH
+        case _:
+            return 0
+
+
+def build(entity_type: Any, values: Mapping[str, Any]) -> Any:
+    """A message from plain values: mappings for structs, sequences for arrays, milliseconds for times and durations.
+
+    What is not given takes the schema's default. A field that another version of the message has, and this one does
+    not, is left out; a name that no version has raises TypeError.
+    """
+    known = {entity_field.name: entity_field for entity_field in fields(entity_type)}
+    complete: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in known:
+            complete[name] = _built(known[name], value)
+        elif name not in _names_in_all_versions(entity_type):
+            raise TypeError(f"no version of {entity_type.__name__} has a field {name!r}")
+    return blank(entity_type, complete)
+
+
+def _built(entity_field: Any, value: Any) -> Any:
+    kind = classify_field(entity_field)
+    if value is None:
+        return None
+    if isinstance(kind, EntityField):
+        return build(kind.type_, value) if isinstance(value, Mapping) else value
+    if isinstance(kind, EntityTupleField):
+        return tuple(build(kind.type_, item) if isinstance(item, Mapping) else item for item in value)
+    if kind.is_array:
+        return tuple(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        match get_schema_field_type(entity_field):
+            case "timedelta_i32" | "timedelta_i64":
+                return value * _MILLISECOND
+            case "datetime_i64":
+                return EPOCH + value * _MILLISECOND
+            case "error_code":
+                return error_code(value)
+    return value
+
+
+@cache
+def _names_in_all_versions(entity_type: Any) -> frozenset[str]:
+    """The fields of the struct of this name in every version of its message."""
+    name = api_key_map[entity_type.__api_key__]
+    kind = entity_type.__module__.rsplit(".", 1)[-1]  # request or response
+    versions = (
+        getattr(load_entity_module(name, version, cast(Any, EntityType[kind])), entity_type.__name__, None)
+        for version in schema_name_map[name]
+    )
+    return frozenset(field.name for type_ in versions if type_ is not None for field in fields(type_))

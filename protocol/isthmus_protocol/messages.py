@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple, cast
 
@@ -20,7 +21,7 @@ from kio.serial import entity_writer
 from kio.static.protocol import RequestPayload, ResponsePayload
 
 from isthmus_protocol import schema
-from isthmus_protocol.bodies import UnknownErrorCode, decode_body, error_code
+from isthmus_protocol.bodies import UnknownErrorCode, build, decode_body, error_code
 from isthmus_protocol.wire import Frame, MalformedFrame, response_body, skip_tags
 
 __all__ = (
@@ -30,6 +31,7 @@ __all__ = (
     "RequestPayload",
     "ResponsePayload",
     "UnknownErrorCode",
+    "build_request",
     "decode_request",
     "decode_response",
     "encode_request",
@@ -112,6 +114,15 @@ def decode_response(api_key: int, version: int, frame: Frame) -> tuple[int, Resp
         raise MalformedFrame(f"the size prefix says {size} bytes, the frame has {len(frame) - 4}")
     body = response_body(frame, schema.response_header_flexible(api_key, version))
     return correlation_id, cast(ResponsePayload, decode_body(response_type, bytes(frame), body))
+
+
+def build_request(api_key: int, version: int, values: Mapping[str, Any]) -> RequestPayload:
+    """A request from plain values: mappings for structs, sequences for arrays, milliseconds for times and durations.
+
+    What is not given takes the schema's default. A field that another version has, and this one does not, is left out;
+    a name that no version has raises TypeError.
+    """
+    return cast(RequestPayload, build(schema.request_type(api_key, version), values))
 
 
 def encode_request(payload: RequestPayload, correlation_id: int, client_id: str | None) -> bytes:

@@ -17,17 +17,16 @@ What a broker does is done here, too:
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from kio.serial._introspect import EntityField, EntityTupleField, classify_field, get_schema_field_type, is_optional
+from kio.serial._introspect import EntityTupleField, classify_field
 
 from isthmus_protocol import schema
-from isthmus_protocol.bodies import EPOCH, error_code
+from isthmus_protocol.bodies import blank, error_code
 from isthmus_protocol.messages import RequestHead, RequestPayload, ResponsePayload, encode_response
 from isthmus_protocol.schema import ApiKey
 
@@ -226,7 +225,7 @@ def refuse(head: RequestHead, request: RequestPayload, decide: Decide) -> Refuse
         return Refused(parts, remaining=remaining, close=True)
     if remaining is not None:
         return Refused(parts, remaining=remaining, _merge=merge)
-    answer = merge(_blank(response_type, {}))
+    answer = merge(blank(response_type, {}))
     return Refused(parts, answer=encode_response(answer, head.correlation_id))
 
 
@@ -265,7 +264,7 @@ def _refuse_whole(
     values = _error_values(names, "error_code", refusal)
     if head.api_key == ApiKey.JOIN_GROUP:
         values["member_id"] = request.member_id  # type: ignore[union-attr]  # a broker returns it
-    answer = _blank(response_type, values)
+    answer = blank(response_type, values)
     return Refused(((part, refusal),), answer=encode_response(answer, head.correlation_id))
 
 
@@ -326,10 +325,10 @@ class _Splitter(NamedTuple):
             echoed = _echoed(level, entry_type, item)
             if kept_inside:
                 kept.append(replace(item, **{inner.asked: kept_inside}))
-                nodes.append(_Node(ids, _blank(entry_type, echoed), children))
+                nodes.append(_Node(ids, blank(entry_type, echoed), children))
             else:
                 entries = tuple(child.entry for child in children)
-                nodes.append(_Node(ids, _blank(entry_type, {**echoed, inner.answered: entries})))
+                nodes.append(_Node(ids, blank(entry_type, {**echoed, inner.answered: entries})))
         return tuple(kept), tuple(nodes)
 
     def _all_or_nothing(self, around: Any, depth: int, within: tuple[Any, ...], decide: Decide) -> Decide:
@@ -345,7 +344,7 @@ class _Splitter(NamedTuple):
         values = {name: value for name, value in self.shape.defaults.items() if name in names}
         values.update(_echoed(level, entry_type, item))
         values.update(_error_values(names, self.shape.code, refusal))
-        return _blank(entry_type, values)
+        return blank(entry_type, values)
 
 
 def _parts(api_key: int, shape: _Shape, around: Any, depth: int, within: tuple[Any, ...]) -> Iterator[Part]:
@@ -444,37 +443,3 @@ def _item_type(answer_type: Any, array: str) -> Any:
     kind = classify_field(found)
     assert isinstance(kind, EntityTupleField)
     return kind.type_
-
-
-def _blank(entity_type: Any, values: Mapping[str, Any]) -> Any:
-    """A kio object with ``values``, and elsewhere the schema's defaults: zero, empty, null."""
-    complete = dict(values)
-    for entity_field in fields(entity_type):
-        if entity_field.name not in complete and entity_field.default is MISSING:
-            complete[entity_field.name] = _implicit_default(entity_field)
-    return entity_type(**complete)
-
-
-def _implicit_default(entity_field: Any) -> Any:
-    kind = classify_field(entity_field)
-    if kind.is_array:
-        return ()
-    if is_optional(entity_field):
-        return None
-    if isinstance(kind, EntityField):
-        return _blank(kind.type_, {})
-    match get_schema_field_type(entity_field):
-        case "string":
-            return ""
-        case "bytes" | "records":
-            return b""
-        case "bool":
-            return False
-        case "error_code":
-            return error_code(0)
-        case "timedelta_i32" | "timedelta_i64":
-            return datetime.timedelta(0)
-        case "datetime_i64":
-            return EPOCH
-        case _:
-            return 0

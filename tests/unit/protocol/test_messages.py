@@ -28,6 +28,7 @@ from kio.serial._introspect import (
 from isthmus_protocol import schema
 from isthmus_protocol.messages import (
     MalformedFrame,
+    build_request,
     decode_request,
     decode_response,
     encode_request,
@@ -338,3 +339,25 @@ def test_any_byte_but_zero_is_true() -> None:
     body = struct.pack(">iB", -1, 7)
     _, payload = decode_request(frame_of(body, 3, 4))
     assert payload.allow_auto_topic_creation is True  # type: ignore[attr-defined]
+
+
+def test_requests_are_built_from_plain_values() -> None:
+    values = {"topics": [{"name": "a", "num_partitions": 3, "replication_factor": 1}], "timeout": 1500}
+    for version in range(2, 8):
+        built: Any = build_request(19, version, values)
+        assert (built.topics[0].name, built.topics[0].num_partitions, built.topics[0].configs) == ("a", 3, ())
+        assert built.timeout == datetime.timedelta(seconds=1.5)
+        assert decode_request(encode_request(built, 1, None))[1] == built
+
+
+def test_a_field_of_other_versions_is_left_out_and_a_typo_is_not() -> None:
+    old: Any = build_request(3, 1, {"topics": None, "allow_auto_topic_creation": False})
+    assert not hasattr(old, "allow_auto_topic_creation")
+    new: Any = build_request(3, 12, {"topics": None, "allow_auto_topic_creation": False})
+    assert new.allow_auto_topic_creation is False
+    by_name: Any = build_request(0, 12, {"topic_data": [{"name": "a", "topic_id": None}]})
+    assert by_name.topic_data[0].name == "a"
+    with pytest.raises(TypeError, match="topicz"):
+        build_request(3, 12, {"topicz": None})
+    with pytest.raises(TypeError, match="nume"):
+        build_request(3, 12, {"topics": [{"nume": "a"}]})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus_protocol import schema
+from isthmus_protocol import bodies, schema
 from isthmus_protocol.messages import (
     RequestHead,
     decode_request,
@@ -51,10 +51,8 @@ def broker_answer(request: Any) -> Any:
 
 
 def blank(entity_type: Any, **values: Any) -> Any:
-    from isthmus_protocol.refusals import _blank
-
     names = {field.name for field in fields(entity_type)}
-    return _blank(entity_type, {name: value for name, value in values.items() if name in names})
+    return bodies.blank(entity_type, {name: value for name, value in values.items() if name in names})
 
 
 def codes(shaped: Any) -> list[int]:
