@@ -43,7 +43,7 @@ class _Versions(dict[int, Locator]):
 
 @cache
 def topics_are_ids(api_key: int, version: int) -> bool:
-    """Whether a request of this version has topic ids only, no names (Produce and Fetch from v13 on, OffsetCommit v10)."""
+    """Whether a request of this version has topic ids and no names (Produce and Fetch since v13, OffsetCommit v10)."""
     names = _field_names(message_spec(api_key, version, "request"))
     return "topic_id" in names and not names & _TOPIC_NAMES
 
@@ -268,7 +268,7 @@ def create_partitions(version: int, frame: Frame) -> tuple[list[tuple[bytes, int
 
 
 def delete_records(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[int, int]]]]:
-    """A DeleteRecords request's ``[(topic name, [(partition, the offset to delete up to; -1: the high watermark)])]``."""
+    """A DeleteRecords request's ``[(topic name, [(partition, offset to delete up to; -1: the high watermark)])]``."""
     found: list[tuple[bytes, list[tuple[int, int]]]] = _DELETE_RECORDS[version](frame)
     return found
 
@@ -356,7 +356,7 @@ def write_txn_markers(version: int, frame: Frame) -> list[tuple[int, int, bool, 
 
 
 def find_coordinator(version: int, frame: Frame) -> tuple[int, list[bytes]]:
-    """A FindCoordinator request's ``(key type, keys)``. Key types: 0 group (v0 has no other), 1 transaction, 2 share."""
+    """A FindCoordinator request's ``(key type, keys)``. Key types: 0 group (implied in v0), 1 transaction, 2 share."""
     key_type, key, keys = _FIND_COORDINATOR[version](frame)
     return key_type or 0, [key] if keys is None else keys
 
