@@ -64,6 +64,7 @@ from isthmus_control.outcome import (
     Rejection,
     SnapshotTaken,
 )
+from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
 REMEMBERED_COMMANDS = 1024
 """How many command ids are remembered. A retry gives up long before so many others were accepted."""
@@ -76,7 +77,6 @@ PREFIX_CHARS_MAX = 249
 """As the longest topic name that brokers take."""
 REASON_CHARS_MAX = 1_000
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 120_000
-PRODUCER_ID_RANGES_MAX = 32_767
 AT_MS_MAX = 2**53
 """Beyond it a wall clock is broken, and the hybrid logical clock would follow it."""
 SNAPSHOT_INTERVAL = 512
@@ -363,6 +363,7 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
     link = Link(
         name=body.name,
         link_id=body.link_id,
+        number=state.links_created,
         local_cluster_id=state.cluster_id,
         remote_cluster_id=body.remote_cluster_id,
         dials=body.dials,
@@ -370,7 +371,10 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
         created_ms=command.at_ms,
         secret=body.secret,
     )
-    return state.evolve(links=_put(state.links, link.name, link), clock=now), (LinkChanged(None, link),)
+    return (
+        state.evolve(links=_put(state.links, link.name, link), links_created=link.number + 1, clock=now),
+        (LinkChanged(None, link),),
+    )
 
 
 def _alter_link(state: ControlState, offset: int, command: c.Command, body: c.AlterLink) -> Result:
@@ -848,7 +852,7 @@ def _register_producer_ids(state: ControlState, offset: int, command: c.Command,
     index = body.index
     if index is None:
         index = next(number for number in range(len(taken) + 1) if number not in taken)
-    _require(0 <= index < PRODUCER_ID_RANGES_MAX, Rejection.INVALID, f"there is no producer id range {index}")
+    _require(0 <= index < CLUSTERS_MAX, Rejection.INVALID, f"there is no producer id range {index}")
     _require(
         index not in taken,
         Rejection.CONFLICT,

@@ -44,6 +44,7 @@ class ControlState:
     clock: Hlc = ZERO
     namespaces: Mapping[NamespaceKey, Namespace] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
+    links_created: int = 0
     follower_topics: Mapping[str, FollowerTopic] = field(default_factory=dict)
     histories: Mapping[str, TopicHistory] = field(default_factory=dict)
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)

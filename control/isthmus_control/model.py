@@ -176,11 +176,14 @@ class Link:
     """One side's view of a pair of clusters.
 
     ``link_id`` (a UUID) is the same on both sides, so a link that was deleted and made again under its name is another
-    one. ``dials``: this side opens the connections. The secret is this side's sealed copy and is never mirrored.
+    one. ``number`` counts this cluster's links and is never given again: a link's own producer ids come from it
+    (:mod:`isthmus_protocol.producer_ids`). ``dials``: this side opens the connections. The secret is this side's
+    sealed copy and is never mirrored.
     """
 
     name: str
     link_id: str
+    number: int
     local_cluster_id: str
     remote_cluster_id: str
     dials: bool

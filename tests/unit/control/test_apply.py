@@ -158,6 +158,9 @@ def test_link_life() -> None:
     (deleted,) = log.ok(c.DeleteLink("a-to-b"))
     assert deleted.after is None
     log.refused(c.DeleteLink("a-to-b"), Rejection.NOT_FOUND, "'a-to-b'")
+    assert link.number == 0
+    log.link()
+    assert log.state.links["a-to-b"].number == 1  # never given again
 
 
 def test_link_errors() -> None:
@@ -529,7 +532,7 @@ def test_producer_id_ranges() -> None:
     log.ok(c.RegisterProducerIds("C", 2))
     log.ok(c.RegisterProducerIds("A"))
     assert log.state.producer_id_ranges == {"B": 0, "C": 2, "A": 1}
-    log.refused(c.RegisterProducerIds("D", rules.PRODUCER_ID_RANGES_MAX), Rejection.INVALID)
+    log.refused(c.RegisterProducerIds("D", rules.CLUSTERS_MAX), Rejection.INVALID)
     log.refused(c.RegisterProducerIds("D", -1), Rejection.INVALID)
 
 

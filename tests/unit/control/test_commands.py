@@ -1,0 +1,170 @@
+"""Commands as records: one form, and a clear line between wrong and newer."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from isthmus_control import commands as c
+from isthmus_control.clock import Hlc, Register
+from isthmus_control.codec import DERIVED, MalformedValue, canonical, from_json, parse
+from isthmus_control.model import BrokerClaim, LinkMode, LinkSettings, Reason, ResourceType, Role, TopicState
+from isthmus_control.sealing import Seal, Sealed
+
+UID = str(uuid.UUID(int=7))
+TOPIC = ResourceType.TOPIC
+AT = (c.PartitionOffset("t", UID, 0, 5), c.PartitionOffset("t", UID, 1, 6))
+
+BODIES: list[c.Body] = [
+    c.CreateNamespace(TOPIC, "a-", True, "why", True),
+    c.AlterNamespace(ResourceType.PRINCIPAL, "User:ä", False),
+    c.DeleteNamespace(ResourceType.CONSUMER_GROUP, ""),
+    c.CreateLink("l", UID, "B", True, ("b:1",), (), Sealed(Seal.NONE, "", "c2VjcmV0"), config={"k": "v"}),
+    c.AlterLink("l", LinkMode.SYNCHRONOUS, False, (), None, None, {"k": None}),
+    c.AlterLink("l"),
+    c.MergeLink(
+        "l",
+        UID,
+        LinkSettings(
+            Register(LinkMode.ASYNCHRONOUS, Hlc(1, 2, "A")),
+            {"B": Register(("b:1",), Hlc(3, 0, "B"))},
+            {"k": Register(None, Hlc(4, 0, "B"))},
+        ),
+    ),
+    c.DeleteLink("l"),
+    c.AttachNamespace("l", TOPIC, "a-", "b-", Role.FOLLOWER, True, True),
+    c.DetachNamespace("l", TOPIC, "a-"),
+    c.SetFollowerTopic("l", "t", "s", UID, TopicState.REFUSED, None, Reason("CODE", "words")),
+    c.ForgetFollowerTopic("l", "t"),
+    c.OpenProvenance("l", AT),
+    c.CloseProvenance(AT),
+    c.TruncateProvenance(AT),
+    c.RecordSourceEpochs((c.PartitionEpoch("t", UID, 0, 3, 9),)),
+    c.RegisterProducerIds("B", 4),
+    c.ClaimBrokers("p", UID, (BrokerClaim(1, "h", 2),), True, "h:3", 10_000, "1", -1),
+    c.RenewLease("p", UID, 5),
+    c.ReleaseLease("p", UID),
+    c.ExpireLease("p", UID, 5),
+    c.Snapshot(511, "ab", "cd"),
+]
+
+
+def record(**changes: Any) -> bytes:
+    raw = {"v": 1, "id": UID, "kind": "delete-link", "at_ms": 5, "by": "p", "seen": -1, "body": {"name": "l"}}
+    return json.dumps({key: value for key, value in {**raw, **changes}.items() if value != "gone"}).encode()
+
+
+def test_every_kind_has_an_example() -> None:
+    assert {type(body) for body in BODIES} == set(c.KINDS.values())
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.KIND)
+def test_round_trip(body: c.Body) -> None:
+    command = c.Command(UID, 5, "p", 3, body)
+    value = c.encode(command)
+    assert c.decode(value) == command
+    assert c.decode(memoryview(value)) == command
+    assert c.encode(c.decode(value)) == value
+    raw = json.loads(value)
+    assert (raw["v"], raw["kind"]) == (1, body.KIND)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"{",
+        b"[]",
+        b"7",
+        b"{}",
+        b'{"v":NaN}',
+        b'{"v":1,"v":1}',
+        b"[" * 100_000,
+        record(v="1"),
+        record(v=True),
+        record(v=0),
+        record(kind=None),
+        record(by="gone"),
+        record(id="gone"),
+        record(id="x"),
+        record(id=UID.upper().replace("0", "A")),
+        record(at_ms=1.5),
+        record(seen="gone"),
+        record(body="gone"),
+        record(body={}),
+        record(body={"name": 7}),
+        record(by="\ud800"),
+        record(kind="create-namespace", body={"type": "topic"}),
+        record(kind="open-provenance", body={"link": "l", "partitions": [[]]}),
+        record(kind="open-provenance", body={"link": "l", "partitions": {}}),
+    ],
+)
+def test_what_is_no_command_is_bad(value: bytes) -> None:
+    with pytest.raises(c.BadRecord):
+        c.decode(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (record(kind="promote", id="not even a uuid"), "'promote'"),
+        (record(v=2), "version 2"),
+        (record(v=2, body=7), "version 2"),
+        (record(extra=1), "'extra'"),
+        (record(body={"name": "l", "force": True}), "'force'"),
+        (record(kind="delete-namespace", body={"type": "schema", "prefix": "x"}), "'schema'"),
+    ],
+)
+def test_what_a_newer_proxy_wrote_is_not_guessed_at(value: bytes, words: str) -> None:
+    with pytest.raises(c.NewerRecord, match=words) as caught:
+        c.decode(value)
+    assert "'p'" in str(caught.value)
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    body = BODIES[3]
+    assert "c2VjcmV0" not in repr(body)
+    assert b"c2VjcmV0" in c.encode(c.Command(UID, 5, "p", 3, body))
+
+
+@dataclass(frozen=True)
+class Shape:
+    pairs: Mapping[int, str]
+    fixed: tuple[int, str]
+    computed: int = field(default=0, metadata=DERIVED)
+
+
+def test_canonical_form_has_one_order() -> None:
+    assert canonical({2: "b", 1: "a"}) == canonical({1: "a", 2: "b"}) == b'[[1,"a"],[2,"b"]]'
+    assert canonical({"b": 1, "a": 2}) == b'{"a":2,"b":1}'
+    assert canonical({}) == b"{}"
+    with pytest.raises(TypeError):
+        canonical({1: 1.5})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"pairs": [[1]], "fixed": [1, "a"]}',
+        '{"pairs": [[1, "a"], [1, "b"]], "fixed": [1, "a"]}',
+        '{"pairs": {"1": "a"}, "fixed": [1, "a"]}',
+        '{"pairs": {}, "fixed": [1]}',
+        '{"pairs": {}, "fixed": 1}',
+        '{"pairs": 1, "fixed": [1, "a"]}',
+        "[]",
+    ],
+)
+def test_shapes_are_checked(raw: str) -> None:
+    with pytest.raises(MalformedValue):
+        from_json(Shape, parse(raw.encode()))
+
+
+def test_computed_fields_are_not_written() -> None:
+    assert canonical(Shape({1: "a"}, (1, "b"), 7)) == b'{"fixed":[1,"b"],"pairs":[[1,"a"]]}'
+    assert from_json(Shape, parse(b'{"fixed":[1,"b"],"pairs":[[1,"a"]]}')) == Shape({1: "a"}, (1, "b"))

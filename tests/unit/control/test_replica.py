@@ -1,0 +1,159 @@
+"""A replica: records in order, snapshots, and when it must stop."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+import zlib
+from dataclasses import replace
+
+import pytest
+
+from isthmus_control import commands as c
+from isthmus_control import replica as r
+from isthmus_control.apply import SNAPSHOT_INTERVAL
+from isthmus_control.codec import canonical
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import ResourceType
+from isthmus_control.outcome import Accepted, Rejected, Rejection
+
+TOPIC = ResourceType.TOPIC
+
+
+def record(body: c.Body, seen: int = -1) -> bytes:
+    return c.encode(c.Command(str(uuid.uuid4()), 1, "p", seen, body))
+
+
+class Log:
+    def __init__(self) -> None:
+        self.records: list[bytes | None] = []
+        self.replica = r.Replica(ControlState("A"))
+
+    def append(self, value: bytes | None) -> r.Applied:
+        self.records.append(value)
+        return self.replica.feed(len(self.records) - 1, value)
+
+    def fill(self, until: int) -> None:
+        """Append harmless commands up to and including offset ``until``."""
+        while len(self.records) <= until:
+            number = len(self.records)
+            self.append(record(c.CreateNamespace(TOPIC, f"n{number % 50}-"), seen=number - 1))
+
+
+def test_what_is_no_command_is_rejected_and_passed_over() -> None:
+    log = Log()
+    for junk in (b"junk", b"", None):
+        applied = log.append(junk)
+        assert applied.command is None
+        assert isinstance(applied.outcome, Rejected)
+        assert applied.outcome.code is Rejection.MALFORMED
+    assert isinstance(log.append(record(c.CreateNamespace(TOPIC, "x"))).outcome, Accepted)
+    assert log.replica.next_offset == 4
+
+
+def test_a_newer_record_halts_for_good() -> None:
+    log = Log()
+    log.append(record(c.CreateNamespace(TOPIC, "x")))
+    newer = json.loads(record(c.DeleteNamespace(TOPIC, "x")))
+    newer["kind"] = "promote"
+    with pytest.raises(r.Halted, match="upgrade this proxy") as caught:
+        log.append(json.dumps(newer).encode())
+    assert caught.value.reason == r.NEWER_VERSION
+    assert log.replica.halted is caught.value
+    assert log.replica.state.namespace(TOPIC, "x") is not None  # readable, and as it was
+    with pytest.raises(r.Halted):
+        log.append(record(c.DeleteNamespace(TOPIC, "x")))
+    assert log.replica.due_snapshot() is None
+
+
+def test_a_gap_halts() -> None:
+    log = Log()
+    log.append(record(c.CreateNamespace(TOPIC, "x")))
+    with pytest.raises(r.Halted, match="records 1 to 4 are missing") as caught:
+        log.replica.feed(5, record(c.DeleteNamespace(TOPIC, "x")))
+    assert caught.value.reason == r.RECORDS_MISSING
+    with pytest.raises(ValueError, match="applied already"):
+        r.Replica(log.replica.state).feed(0, b"")
+
+
+def test_a_snapshot_is_due_taken_compared_and_loaded() -> None:
+    log = Log()
+    log.fill(SNAPSHOT_INTERVAL - 2)
+    assert not log.replica.snapshot_due
+    log.fill(SNAPSHOT_INTERVAL - 1)
+    assert log.replica.snapshot_due
+    log.fill(SNAPSHOT_INTERVAL + 20)
+    snapshot = log.replica.due_snapshot()
+    assert snapshot is not None
+    assert snapshot.as_of == SNAPSHOT_INTERVAL - 1
+    assert isinstance(log.append(record(snapshot)).outcome, Accepted)
+    assert not log.replica.snapshot_due
+    assert log.append(record(snapshot)).outcome == Accepted(())  # two proxies were at it
+    log.fill(SNAPSHOT_INTERVAL + 40)
+
+    # A fresh reader that knows the tail only.
+    tail_start = SNAPSHOT_INTERVAL + 10
+    found = r.newest_snapshot(list(enumerate(log.records))[tail_start:])
+    assert found == snapshot
+    fresh = r.Replica(r.load(found, "A"))
+    assert fresh.next_offset == SNAPSHOT_INTERVAL
+    for offset in range(fresh.next_offset, len(log.records)):
+        fresh.feed(offset, log.records[offset])
+    assert fresh.state == log.replica.state
+    assert canonical(fresh.state) == canonical(log.replica.state)
+
+
+def test_a_snapshot_that_differs_halts() -> None:
+    log = Log()
+    log.fill(SNAPSHOT_INTERVAL)
+    snapshot = log.replica.due_snapshot()
+    assert snapshot is not None
+    other = r.take(r.load(snapshot, "A").evolve(namespaces={}))
+    with pytest.raises(r.Halted, match="one of them is wrong") as caught:
+        log.append(record(other))
+    assert caught.value.reason == r.STATE_DIFFERS
+
+
+def test_a_snapshot_out_of_place_is_rejected() -> None:
+    log = Log()
+    log.fill(20)
+    outcome = log.append(record(r.take(log.replica.state))).outcome
+    assert isinstance(outcome, Rejected)
+    assert r.newest_snapshot(list(enumerate(log.records))) is None
+
+
+def test_the_newest_snapshot_wins_and_junk_is_passed_over() -> None:
+    log = Log()
+    for boundary in (1, 2):
+        log.fill(boundary * SNAPSHOT_INTERVAL)
+        snapshot = log.replica.due_snapshot()
+        assert snapshot is not None
+        log.append(record(snapshot))
+    log.append(b'{"kind":"snapshot"}')
+    log.append(None)
+    found = r.newest_snapshot(list(enumerate(log.records)))
+    assert found is not None
+    assert found.as_of == 2 * SNAPSHOT_INTERVAL - 1
+    assert r.newest_snapshot(list(enumerate(log.records))[-2:]) is None
+
+
+def test_snapshots_that_cannot_be_loaded() -> None:
+    state = ControlState("A", applied_offset=SNAPSHOT_INTERVAL - 1)
+    good = r.take(state)
+    assert r.load(good, "A") == state
+    data = json.loads(canonical(state))
+    data["quota"] = 1
+    newer_bytes = json.dumps(data).encode()
+    newer = replace(good, state=base64.b64encode(zlib.compress(newer_bytes)).decode(), digest=r.digest(newer_bytes))
+    for snapshot, cluster_id, reason in (
+        (good, "B", r.OTHER_CLUSTER),
+        (newer, "A", r.NEWER_VERSION),
+        (replace(good, state="%%"), "A", r.SNAPSHOT_DAMAGED),
+        (replace(good, state=good.state[:16]), "A", r.SNAPSHOT_DAMAGED),
+        (replace(good, digest="00"), "A", r.SNAPSHOT_DAMAGED),
+        (replace(good, as_of=2 * SNAPSHOT_INTERVAL - 1), "A", r.SNAPSHOT_DAMAGED),
+    ):
+        with pytest.raises(r.Halted) as caught:
+            r.load(snapshot, cluster_id)
+        assert caught.value.reason == reason
