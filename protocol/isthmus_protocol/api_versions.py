@@ -44,9 +44,8 @@ def intersect(version: int, frame: bytes) -> bytes:
     size = int.from_bytes(frame[:4], "big", signed=True)
     if size != len(frame) - 4 or size < 6:
         raise MalformedFrame(f"An ApiVersions response of {len(frame)} bytes cannot be")
-    body = frame[_BODY:]
-    changed = _intersect_body(version, body)
-    if changed is body:
+    changed = _intersect_body(version, frame[_BODY:])
+    if changed is None:
         return frame
     return (len(changed) + 4).to_bytes(4, "big") + frame[4:_BODY] + changed
 
@@ -72,8 +71,8 @@ _WANTS: Final[tuple[Want, ...]] = (
 
 
 @lru_cache(maxsize=_ANSWERS_REMEMBERED)
-def _intersect_body(version: int, body: bytes) -> bytes:
-    """The same object where nothing changes. Remembered, because every connection asks."""
+def _intersect_body(version: int, body: bytes) -> bytes | None:
+    """None where nothing changes. Remembered, because every connection asks."""
     if int.from_bytes(body[:2], "big") == UNSUPPORTED_VERSION:
         version = 0
     spec = message_spec(ApiKey.API_VERSIONS, version, "response")
@@ -100,4 +99,4 @@ def _intersect_body(version: int, body: bytes) -> bytes:
     count = len(entries) // 5
     prefix = write_uvarint(count + 1) if spec.flexible else count.to_bytes(4, "big")
     changed = b"".join((body[:start], prefix, *entries, body[end:]))
-    return body if changed == body else changed
+    return None if changed == body else changed

@@ -130,6 +130,10 @@ def _bad_length(length: int, position: int) -> MalformedFrame:
     return MalformedFrame(f"Length or count {length} before position {position} cannot be")
 
 
+def _misfit(position: int) -> MalformedFrame:
+    return MalformedFrame(f"A tagged field's value ends at {position}, and not where its size says")
+
+
 def _varint_rest(value: int, chunk: Frame, position: int, end: int) -> Generator[int, Position, tuple[int, Position]]:
     """The rest of a varint whose first byte, ``value``, has more bytes behind it, in chunks."""
     value &= 0x7F
@@ -223,6 +227,7 @@ class _LocatorCompiler(_Lines):
             "ended": _ended,
             "frame_ended": _frame_ended,
             "bad_length": _bad_length,
+            "misfit": _misfit,
         }
         # Fixed-size fields that no code was emitted for yet: (struct code, size, variable or None where it is skipped).
         self._run: list[tuple[str, int, str | None]] = []
@@ -451,7 +456,7 @@ class _LocatorCompiler(_Lines):
             for _, index in wanted[field.name]:
                 self.line(f"{found[index]} = {inside[index]}")
             self.line(f"if p != {end}:")
-            self.line(f"    raise ended(p, len(b), {end})")
+            self.line("    raise misfit(p)")
             self._depth -= 1
         self.line(f"p = {end}")
         self._depth -= 1
