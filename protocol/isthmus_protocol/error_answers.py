@@ -16,7 +16,7 @@ cause                          code                                             
 ``FENCED``                     NOT_LEADER_OR_FOLLOWER                             retriable, and metadata is read again
 ``NOT_READY``                  OFFSET_NOT_AVAILABLE                               retriable, the consumer waits
 ``INTERNAL_TOPIC``             TOPIC_AUTHORIZATION_FAILED                         as for any topic that is not one's own
-``UNSUPPORTED``                UNSUPPORTED_VERSION                                the peer can do something else about it
+``UNSUPPORTED``                UNSUPPORTED_VERSION                                the peer can do otherwise
 ``BUG``                        UNKNOWN_SERVER_ERROR                               ours; details are in the log alone
 =============================  =================================================  =====================================
 """
@@ -80,7 +80,7 @@ _COORDINATOR_CODES: Final = {
 
 _MESSAGES: Final = {
     Cause.READ_ONLY: "{subject} is read-only: {reason}. Write to it on the cluster that leads it.",
-    Cause.RESERVED: "{subject} cannot be created, deleted or altered here: {reason}. Do it on the cluster that leads it.",
+    Cause.RESERVED: "{subject} cannot be changed here: {reason}. Do it on the cluster that leads it.",
     Cause.REPLICATED_GROUP: "offsets of {subject} are replicated and not committed here: {reason}.",
     Cause.NOT_REPLICATED: "{subject} is not in sync with its follower, so nothing was written: {reason}.",
     Cause.NOT_CONFIRMED: "{subject} was written here and not confirmed by its follower in time: {reason}.",
