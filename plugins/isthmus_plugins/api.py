@@ -18,9 +18,16 @@ Verdicts of a request hook (see :class:`RequestHook`):
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+
+from isthmus_control.commands import Body
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link
+from isthmus_control.outcome import Outcome
+from isthmus_control.sealing import Sealed
 
 ResponseHook: TypeAlias = Callable[[bytes], bytes]
 """Takes a whole response frame and returns the frame to send in its place (the same object where nothing changes)."""
@@ -104,7 +111,7 @@ class Close:
     reason: str
 
 
-Verdict: TypeAlias = None | Literal[_NeedMore.NEED_MORE] | Answer | Replace | Hold | Close
+Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE] | Answer | Replace | Hold | Close | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +127,196 @@ class RequestHook:
     whole: bool = False
     """True if the hook can do nothing with a prefix: it is called once, with the whole frame."""
     versions: tuple[int, int] = (0, 0x7FFF)
+
+
+# ---- what the process offers ----
+
+
+class BrokerUnavailable(Exception):
+    """A broker did not answer, or not in time. What was asked may have happened."""
+
+
+class KafkaRefused(Exception):
+    """A broker answered with an error that trying again does not mend."""
+
+    def __init__(self, error_code: int, error_name: str, message: str) -> None:
+        super().__init__(f"{error_name}: {message}" if message else error_name)
+        self.error_code = error_code
+        self.error_name = error_name
+        self.message = message
+
+
+class ProduceResult(NamedTuple):
+    """A broker's answer for one partition."""
+
+    error_code: int
+    error_name: str
+    base_offset: int
+    message: str
+
+
+class ProduceConnection(Protocol):
+    """A connection of a plugin's own to one broker, for appending whole batches."""
+
+    async def produce(
+        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int
+    ) -> dict[tuple[str, int], ProduceResult]:
+        """Append one batch for each (topic, partition), acks=all. Raises BrokerUnavailable: fate unknown."""
+
+    def close(self) -> None: ...
+
+
+class FetchPartition(NamedTuple):
+    """What to read of one partition. ``topic_id``: 16 bytes."""
+
+    topic_id: bytes
+    partition: int
+    offset: int
+    bytes_max: int
+
+
+class Fetched(NamedTuple):
+    """What was read of one partition."""
+
+    topic_id: bytes
+    partition: int
+    error_code: int
+    high_watermark: int
+    log_start: int
+    records: memoryview
+
+
+class FetchConnection(Protocol):
+    """A connection of a plugin's own to one broker, for reading whole batches (read_uncommitted)."""
+
+    async def fetch(self, partitions: Sequence[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
+        """Raises BrokerUnavailable."""
+
+    def close(self) -> None: ...
+
+
+class PartitionInfo(NamedTuple):
+    leader: int
+    """-1: none."""
+    leader_epoch: int
+
+
+class TopicInfo(NamedTuple):
+    name: str
+    topic_id: bytes
+    """16 bytes."""
+    partitions: tuple[PartitionInfo, ...]
+    replication_factor: int
+    internal: bool
+
+
+class ClusterApi(Protocol):
+    """This proxy's own access to its cluster, under the proxy's identity.
+
+    Every method raises :class:`BrokerUnavailable` and, where the broker refuses for good, :class:`KafkaRefused`.
+    """
+
+    async def topics(self) -> Mapping[str, TopicInfo]:
+        """All topics, read now."""
+
+    async def leader_of(self, topic: str, partition: int) -> int | None:
+        """The partition's leader, read now."""
+
+    async def broker_count(self) -> int: ...
+
+    async def log_end(self, topic: str, partition: int) -> int:
+        """The leader's log end offset, which may be above the high watermark."""
+
+    async def high_watermark(self, topic: str, partition: int) -> int: ...
+
+    async def log_start(self, topic: str, partition: int) -> int: ...
+
+    async def last_sequence(self, topic: str, partition: int, producer_id: int) -> int | None:
+        """The last sequence that the leader knows of a producer, None if it knows none."""
+
+    async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
+        """By setting: (effective value, what it would be without the topic's own setting)."""
+
+    async def create_topic(
+        self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
+    ) -> bytes:
+        """The new topic's id. KafkaRefused with TOPIC_ALREADY_EXISTS (36) if there is one."""
+
+    async def delete_topic(self, topic: str) -> None: ...
+
+    async def create_partitions(self, topic: str, total: int) -> None: ...
+
+    async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
+        """Set these (None: back to the default), leave the others."""
+
+    async def produce_connection(self, broker_id: int, lane: str) -> ProduceConnection:
+        """The connection of this ``lane`` to a broker: made if there is none that is open."""
+
+    async def fetch_connection(self, broker_id: int, lane: str) -> FetchConnection: ...
+
+
+class ControlApi(Protocol):
+    """The cluster's control state, and the way to change it."""
+
+    @property
+    def state(self) -> ControlState: ...
+
+    async def append(self, body: Body) -> Outcome:
+        """Append a command and return what came of it. Retried until it is known."""
+
+    async def enforced(self, offset: int) -> None:
+        """Return when every proxy with an unexpired lease enforces the log up to ``offset``."""
+
+    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
+        """Call ``changed`` after each applied command that changed the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkListenerSpec:
+    """Where peers' connections come in."""
+
+    host: str
+    port: int
+    server_tls: ssl.SSLContext | None
+    enrolment_token: bytes | None = field(repr=False)
+
+
+class PluginContext(Protocol):
+    """The process, as a plugin sees it."""
+
+    proxy_name: str
+    incarnation: str
+    cluster_id: str
+    cluster: ClusterApi
+    control: ControlApi
+    link_listener: LinkListenerSpec | None
+    link_client_tls: ssl.SSLContext | None
+    fronted_brokers: frozenset[int] | None
+    """None: every broker of the cluster."""
+
+    def fronts(self, broker_id: int) -> bool:
+        """Whether this proxy fronts the broker."""
+
+    def link_listening(self, port: int) -> None:
+        """The link listener is bound to this port."""
+
+    @property
+    def link_address(self) -> str | None:
+        """Where peers reach this proxy's link listener."""
+
+    def secret_of(self, link: Link) -> bytes: ...
+
+    def seal(self, secret: bytes, link_id: str) -> Sealed: ...
+
+    async def topic_name(self, topic_id: bytes) -> str | None:
+        """The name of a topic by its id; None if the cluster has no such topic."""
+
+    def known_topic_name(self, topic_id: bytes) -> str | None:
+        """The same, if it is known already. An id never changes its topic."""
+
+    async def fence(self) -> None:
+        """Return when no client's write that was forwarded before the call can still land."""
+
+    @property
+    def lease_deadline(self) -> float:
+        """Until when (monotonic seconds) this proxy may vouch for what it forwards."""

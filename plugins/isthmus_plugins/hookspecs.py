@@ -42,12 +42,12 @@ def isthmus_stop() -> Awaitable[None] | None:
 
 
 @hookspec
-def isthmus_request_hooks() -> Sequence[RequestHook]:
+def isthmus_request_hooks() -> Sequence[RequestHook]:  # type: ignore[empty-body]
     """Which requests this plugin looks at. Asked once, after :func:`isthmus_start`; called on the fast path."""
 
 
 @hookspec
-def isthmus_metrics() -> Iterable[Metric]:
+def isthmus_metrics() -> Iterable[Metric]:  # type: ignore[empty-body]
     """Prometheus metric families of the plugin, made at each scrape. Names start with ``isthmus_``."""
 
 

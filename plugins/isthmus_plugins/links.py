@@ -1,7 +1,7 @@
-"""What operators ask of links, and what they are told: the interface between the admin listener and a replication plugin.
+"""What operators ask of links, and what they are told: the admin listener's interface to a replication plugin.
 
-Field names are those that users of neighbouring systems know (``link_name``, ``partition_mirror_lag`` ...); the states are
-the specification's. All models go over REST as they are, so they are also the schema of ``isthmus status -o json``.
+Field names are those that users of neighbouring systems know (``link_name``, ``partition_mirror_lag`` ...); the states
+are the specification's. All models go over REST as they are, so they are also the schema of ``isthmus status -o json``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class OperationError(Exception):
 class CreateLink(_Model):
     link_name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     remote: str = Field(description="host:port of a link listener of the other cluster")
-    token: str | None = Field(default=None, repr=False, description="the other cluster's enrolment token, if it has one")
+    token: str | None = Field(
+        default=None, repr=False, description="the other cluster's enrolment token, if it has one"
+    )
 
 
 class Attach(_Model):

@@ -95,8 +95,10 @@ class RecordsDigest:
         self._digest = blake2b(digest_size=DIGEST_SIZE)
         self.records = 0
 
-    def add(self, batch: Frame, *, from_offset: int = 0, limit: int = DECOMPRESSED_MAX) -> None:
-        """Adds a batch's records from `from_offset` on. Markers add nothing.
+    def add(
+        self, batch: Frame, *, from_offset: int = 0, to_offset: int | None = None, limit: int = DECOMPRESSED_MAX
+    ) -> None:
+        """Adds a batch's records from `from_offset` on, before `to_offset`. Markers add nothing.
 
         Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
         """
@@ -106,6 +108,8 @@ class RecordsDigest:
         for offset, timestamp, key, value, headers, _ in decode_records(batch, limit=limit):
             if offset < from_offset:
                 continue
+            if to_offset is not None and offset >= to_offset:
+                break
             self.records += 1
             parts.append(_RECORD.pack(offset, timestamp, _length(key), _length(value), len(headers)))
             if key:

@@ -1,7 +1,7 @@
 """Latency histograms cheap enough for every request.
 
 A bucket is a power of two in microseconds, so that observing is one ``bit_length`` and one list item: 0.15 us, where a
-``prometheus_client`` histogram takes 1.5. :meth:`Histogram.prometheus_buckets` turns it into cumulative buckets at scrape time.
+``prometheus_client`` histogram takes 1.5. :meth:`Histogram.prometheus_buckets` makes cumulative buckets at scrape time.
 """
 
 from __future__ import annotations

@@ -116,13 +116,13 @@ class Session:
 
     __slots__ = (
         "_settle_timer",
+        "acks0_behind",
         "client",
         "close_cause",
         "downstream",
         "gateway",
         "pending",
         "state",
-        "acks0_behind",
         "upstream",
     )
 
@@ -196,7 +196,9 @@ class Session:
 
     def has_unanswered_write(self) -> bool:
         """Whether the broker may hold a write of this session that it has not answered."""
-        return self.acks0_behind != _NO_ACKS0 or any(entry.route.is_write and entry.answer is None for entry in self.pending)
+        return self.acks0_behind != _NO_ACKS0 or any(
+            entry.route.is_write and entry.answer is None for entry in self.pending
+        )
 
     def fence(self, passed: Callable[[], None]) -> bool:
         """Call ``passed`` when every write that was forwarded before now has been answered or can no longer land.
@@ -549,7 +551,9 @@ class Downstream(_Peer):
             hook = route.on_request
             if hook is None:
                 if not acks0:
-                    pending.append(Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None))
+                    pending.append(
+                        Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None)
+                    )
             else:
                 whole = end <= available
                 if route.whole and not whole:
@@ -561,7 +565,9 @@ class Downstream(_Peer):
                 )
                 if verdict is None:
                     if not acks0:
-                        pending.append(Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None))
+                        pending.append(
+                            Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None)
+                        )
                 elif verdict is NEED_MORE:
                     wanted = 4 + size
                     break
@@ -597,7 +603,14 @@ class Downstream(_Peer):
             route.proxy_time.observe(monotonic() - arrived)
 
     def _act(
-        self, verdict: Verdict, route: Route, correlation_id: int, acks0: bool, arrived: float, frame: bytes, rest: bytes
+        self,
+        verdict: Verdict,
+        route: Route,
+        correlation_id: int,
+        acks0: bool,
+        arrived: float,
+        frame: bytes,
+        rest: bytes,
     ) -> bool:
         """Carry out a verdict on ``frame``. False: nothing may be read now, ``rest`` is taken care of."""
         if verdict is None or verdict is NEED_MORE:

@@ -1,7 +1,7 @@
 """One connection between two proxies: handshake, frames, calls, heartbeats.
 
-The link protocol itself (bytes) is :mod:`isthmus_protocol.link`; this is its asyncio shell. Either side may have dialled;
-after the handshake both ends are the same class with the same powers.
+The link protocol itself (bytes) is :mod:`isthmus_protocol.link`; this is its asyncio shell. Either side may have
+dialled; after the handshake both ends are the same class with the same powers.
 """
 
 from __future__ import annotations
@@ -98,6 +98,10 @@ class LinkConnection(asyncio.Protocol):
         self.purpose = ""
         self.last_heard = monotonic()
         self.lost = False
+        self.lost_reason = ""
+        self.link_name = ""
+        """Set when the connection is taken into use for a link."""
+        self._ended = asyncio.Event()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._secret = secret
         self._accept = accept
@@ -180,6 +184,8 @@ class LinkConnection(asyncio.Protocol):
         if self.lost:
             return
         self.lost = True
+        self.lost_reason = str(error)
+        self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
         self._transport.close()
@@ -250,6 +256,15 @@ class LinkConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
+
+    async def lost_within(self, seconds: float) -> bool:
+        """Whether the connection ends within the next ``seconds``; returns at once when it does."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def writable(self) -> None:
         """Return when the peer keeps up with what is queued."""

@@ -1,0 +1,143 @@
+"""Replication: links between clusters, their leader and follower ends.
+
+====================  ==================================================================================================
+``connection``        one connection between two proxies
+``peers``             all of them: who dials, who is accepted, who is alive
+``leader``            reads this cluster's topics and pushes what is new
+``follower``          takes batches and appends them; ``follower_log`` decides what may be appended
+``follower_topics``   makes, adopts or refuses the topics that follow
+``verify``            compares both sides
+``service``           what operators can do
+====================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from isthmus_control.control_state import ControlState
+from isthmus_plugins.api import PluginContext
+from isthmus_plugins.hookspecs import hookimpl
+from isthmus_plugins.links import LinkOperations
+from isthmus_plugins.replication.connection import LinkConnection, Receiver
+from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.peers import LinkPeers
+from isthmus_plugins.replication.service import LinkService
+from isthmus_plugins.replication.verify import Verification
+from isthmus_protocol import link
+
+
+class _Ends(Receiver):
+    """Gives what a connection delivers to the end that it is for."""
+
+    def __init__(self, leader_end: LeaderEnd, follower_end: FollowerEnd) -> None:
+        self._leader_end = leader_end
+        self._follower_end = follower_end
+
+    def on_append(self, connection: LinkConnection, append: link.Append) -> None:
+        self._follower_end.on_append(connection, append)
+
+    def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
+        self._leader_end.on_appended(connection, appended)
+
+    def on_stopped(self, connection: LinkConnection, stopped: dict[str, Any]) -> None:
+        self._leader_end.on_stopped(connection, stopped)
+
+    def on_lost(self, connection: LinkConnection) -> None:
+        self._follower_end.connection_lost(connection)
+        self._leader_end.connection_lost(connection)
+
+
+class ReplicationPlugin:
+    """Both ends of this proxy's links."""
+
+    _service: LinkService | None = None
+
+    @hookimpl
+    async def isthmus_start(self, context: PluginContext) -> None:
+        self._follower_end = FollowerEnd(context)
+        follower_topics = FollowerTopics(context)
+        verification = Verification(context)
+        self._peers = LinkPeers(
+            context,
+            handlers={
+                "prepare_topics": follower_topics.prepare_topics,
+                "open_stream": self._follower_end.open_stream,
+                "close_stream": self._follower_end.close_stream,
+                "digest": verification.on_digest,
+                "ends": verification.on_ends,
+                "plan_attach": lambda connection, params: self._links.on_plan_attach(connection, params),
+                "attach": lambda connection, params: self._links.on_attach(connection, params),
+                "detach": lambda connection, params: self._links.on_detach(connection, params),
+                "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
+                "delete_link": lambda connection, params: self._links.on_delete_link(connection, params),
+            },
+            create_handlers={
+                "create_link": lambda connection, params: self._links.on_create_link(connection, params),
+                "undo_create_link": lambda connection, params: self._links.on_undo_create_link(connection, params),
+            },
+            receiver=lambda link_name: _Ends(self._leader_end, self._follower_end),
+            on_change=lambda link_name: self._leader_end.wake(),
+        )
+        self._leader_end = LeaderEnd(context, self._peers)
+        self._service = LinkService(
+            context, self._peers, self._leader_end, self._follower_end, follower_topics, verification
+        )
+        context.control.subscribe(self._control_changed)
+        await self._peers.start()
+        self._control_changed(context.control.state)
+        self._leader_end.start()
+
+    @property
+    def _links(self) -> LinkService:
+        assert self._service is not None
+        return self._service
+
+    def _control_changed(self, state: ControlState) -> None:
+        self._peers.follow(state.links.values())
+        self._leader_end.wake()
+
+    @hookimpl
+    async def isthmus_stop(self) -> None:
+        await self._leader_end.stop()
+        await self._peers.stop()
+        await self._follower_end.stop()
+
+    @hookimpl
+    def isthmus_link_operations(self) -> LinkOperations | None:
+        return self._service
+
+    @hookimpl
+    def isthmus_metrics(self) -> Iterable[Metric]:
+        lag = GaugeMetricFamily(
+            "isthmus_link_mirror_lag_offsets",
+            "Offsets that the follower lacks",
+            labels=("link", "topic", "partition", "role"),
+        )
+        seconds = GaugeMetricFamily(
+            "isthmus_link_mirror_lag_seconds",
+            "Age of the oldest record that the follower lacks",
+            labels=("link", "topic", "partition", "role"),
+        )
+        connected = GaugeMetricFamily("isthmus_link_connections", "Live connections to peers", labels=("link",))
+        for status in self._links.statuses():
+            connected.add_metric((status.link_name,), len(self._peers.connections(status.link_name)))
+            for partition in status.partitions:
+                labels = (status.link_name, partition.topic, str(partition.partition), partition.role)
+                if partition.partition_mirror_lag is not None:
+                    lag.add_metric(labels, partition.partition_mirror_lag)
+                if partition.lag_seconds is not None:
+                    seconds.add_metric(labels, partition.lag_seconds)
+        batches = CounterMetricFamily("isthmus_link_appended_batches", "Batches appended to follower topics")
+        batches.add_metric((), self._follower_end.batches_appended)
+        size = CounterMetricFamily("isthmus_link_appended_bytes", "Bytes appended to follower topics")
+        size.add_metric((), self._follower_end.bytes_appended)
+        return (lag, seconds, connected, batches, size)
+
+
+plugin = ReplicationPlugin()

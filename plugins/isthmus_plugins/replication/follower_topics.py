@@ -1,0 +1,321 @@
+"""The follower's topics: made for a link, adopted, or refused; always with the intent recorded first.
+
+A topic that exists and holds other records is never written: it is refused, with the reason, until provenance shows
+that its records are the source's, or the operator has agreed to lose them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from isthmus_control.commands import CloseProvenance, OpenProvenance, PartitionOffset, SetFollowerTopic
+from isthmus_control.model import (
+    INTERNAL_PREFIX,
+    FollowerTopic,
+    NamespaceMapping,
+    Reason,
+    ResourceType,
+    Role,
+    TopicState,
+)
+from isthmus_control.outcome import Rejected
+from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
+from isthmus_plugins.links import TopicPlan
+from isthmus_plugins.replication.connection import LinkConnection
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
+LEADERS_WAIT_S: Final = 2.0
+"""How long a new topic's leaders are waited for before the leader end is told that there are none yet."""
+FOREVER: Final = str(2**63 - 1)
+OVERRIDES: Final[Mapping[str, str]] = {
+    "compression.type": "producer",
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.before.max.ms": FOREVER,
+    "message.timestamp.after.max.ms": FOREVER,
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "cleanup.policy": "delete",
+}
+"""Settings that a topic has only while it follows: batches are stored as they come, and nothing expires."""
+
+
+class Refusal(Exception):
+    """A topic cannot follow (yet). ``code`` is a constant, the message says what to do."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class FollowerTopics:
+    """What this cluster's topics in follower namespaces are and become."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+        self._lock = asyncio.Lock()
+
+    # ---- the leader end's call ----
+
+    async def prepare_topics(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Make or adopt a local topic for each of the source's; say which are ready, and who leads their partitions."""
+        async with self._lock:
+            topics = await self._context.cluster.topics()
+            answers: dict[str, dict[str, Any]] = {}
+            changed = False
+            for wanted in params["topics"]:
+                name = str(wanted["topic"])
+                try:
+                    local, created = await self._prepare(connection.link_name, wanted, topics)
+                except Refusal as refusal:
+                    answers[name] = {"ready": False, "code": refusal.code, "message": str(refusal)}
+                except KafkaRefused as error:
+                    answers[name] = {"ready": False, "code": error.error_name, "message": str(error)}
+                except BrokerUnavailable as error:
+                    answers[name] = {"ready": False, "code": "UNAVAILABLE", "message": str(error)}
+                else:
+                    answers[name] = {"ready": True, "remote_topic": local}
+                    changed = changed or created
+            ready = [answer["remote_topic"] for answer in answers.values() if answer["ready"]]
+            if changed:
+                topics = await self._topics_with_leaders(ready)
+            for answer in answers.values():
+                if answer["ready"]:
+                    info = topics.get(answer["remote_topic"])
+                    answer["leaders"] = [partition.leader for partition in info.partitions] if info else []
+            return {"topics": answers}
+
+    async def _topics_with_leaders(self, names: list[str]) -> Mapping[str, TopicInfo]:
+        """All topics, once those of ``names`` have leaders: a new one takes a moment to have them everywhere."""
+        deadline = asyncio.get_running_loop().time() + LEADERS_WAIT_S
+        delay = 0.02
+        while True:
+            topics = await self._context.cluster.topics()
+            led = all(
+                name in topics and all(partition.leader >= 0 for partition in topics[name].partitions) for name in names
+            )
+            if led or asyncio.get_running_loop().time() > deadline:
+                return topics
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, 0.2)
+
+    async def _prepare(
+        self, link_name: str, wanted: Mapping[str, Any], topics: Mapping[str, TopicInfo]
+    ) -> tuple[str, bool]:
+        """One topic: (its local name, whether topics changed). Raises Refusal, KafkaRefused, BrokerUnavailable."""
+        state = self._context.control.state
+        source_topic, source_id = str(wanted["topic"]), str(wanted["topic_id"])
+        counterpart = state.lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, source_topic)
+        if counterpart is None:
+            raise Refusal("NOT_ATTACHED", f"no namespace of this cluster follows {source_topic} over {link_name}")
+        local = counterpart.local_name
+        partitions = int(wanted["partitions"])
+        record = state.follower_topics.get(local)
+        existing = topics.get(local)
+        if record is not None and record.state is TopicState.FOLLOWING and record.link == link_name:
+            return local, await self._check_following(record, source_id, partitions, existing)
+        if existing is not None:
+            await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
+            return local, True
+        await self._create(link_name, wanted, local)
+        return local, True
+
+    async def _check_following(
+        self, record: FollowerTopic, source_id: str, partitions: int, existing: TopicInfo | None
+    ) -> bool:
+        if record.source_topic_id != source_id:
+            raise Refusal(
+                "SOURCE_TOPIC_ID_CHANGED",
+                f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
+                "records: delete it here and attach the namespace again to follow the new one",
+            )
+        if existing is None or str(uuid.UUID(bytes=existing.topic_id)) != record.topic_id:
+            raise Refusal(
+                "TARGET_TOPIC_ID_CHANGED",
+                f"{record.topic} was deleted here behind the link's back: detach the namespace and attach it again",
+            )
+        there = len(existing.partitions)
+        if there > partitions:
+            raise Refusal(
+                "SOURCE_PARTITIONS_DECREASED",
+                f"{record.topic} has {there} partitions here, the source's {record.source_topic} has {partitions}",
+            )
+        if there == partitions:
+            return False
+        await self._context.cluster.create_partitions(record.topic, partitions)
+        await self._open_provenance(
+            record.link, record.topic, existing.topic_id, dict.fromkeys(range(there, partitions), 0)
+        )
+        return True
+
+    async def _create(self, link_name: str, wanted: Mapping[str, Any], local: str) -> None:
+        await self._record(link_name, wanted, local, TopicState.CREATING)
+        cluster = self._context.cluster
+        factor = min(int(wanted["replication_factor"]), await cluster.broker_count())
+        topic_id = await cluster.create_topic(
+            local, int(wanted["partitions"]), factor, await self._configs(wanted.get("configs") or {}, factor)
+        )
+        log.info(
+            "follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted["partitions"]}
+        )
+        await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
+        await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(int(wanted["partitions"])), 0))
+
+    async def _adopt_or_refuse(
+        self,
+        link_name: str,
+        mapping: NamespaceMapping,
+        record: FollowerTopic | None,
+        wanted: Mapping[str, Any],
+        local: str,
+        existing: TopicInfo,
+    ) -> None:
+        plan, ends = await self.plan(mapping, wanted, local, existing)
+        if plan.action == "refuse":
+            reason = Reason("TARGET_NOT_EMPTY", plan.reason or "")
+            if record is None or record.state is not TopicState.REFUSED or record.reason != reason:
+                await self._record(link_name, wanted, local, TopicState.REFUSED, existing.topic_id, reason)
+            raise Refusal(reason.code, reason.message)
+        cluster = self._context.cluster
+        if plan.action == "truncate":
+            log.warning(
+                "follower topic emptied", extra={"link": link_name, "topic": local, "records_lost": plan.records_lost}
+            )
+            await self._record(link_name, wanted, local, TopicState.CREATING)
+            await cluster.delete_topic(local)
+            await self._create(link_name, wanted, local)
+            return
+        partitions = int(wanted["partitions"])
+        if len(existing.partitions) < partitions:
+            await cluster.create_partitions(local, partitions)
+            ends |= dict.fromkeys(range(len(existing.partitions), partitions), 0)
+        factor = existing.replication_factor
+        await cluster.alter_topic_configs(local, await self._configs(wanted.get("configs") or {}, factor))
+        await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
+        await self._open_provenance(link_name, local, existing.topic_id, ends)
+
+    async def plan(
+        self, mapping: NamespaceMapping | None, wanted: Mapping[str, Any], local: str, existing: TopicInfo | None
+    ) -> tuple[TopicPlan, dict[int, int]]:
+        """What attaching does with one topic, and the log ends of its partitions. Changes nothing."""
+        source = str(wanted["topic"])
+        if existing is None:
+            return TopicPlan(topic=local, source_topic=source, action="create"), {}
+        cluster = self._context.cluster
+        partitions = range(len(existing.partitions))
+        ends = dict(
+            zip(partitions, await asyncio.gather(*(cluster.log_end(local, p) for p in partitions)), strict=True)
+        )
+        starts = await asyncio.gather(*(cluster.log_start(local, p) for p in partitions))
+        records = sum(ends.values()) - sum(starts)
+        too_many = len(existing.partitions) > int(wanted["partitions"])
+        if not too_many and (not any(ends.values()) or self._provenance_matches(local, existing, wanted, ends)):
+            return TopicPlan(topic=local, source_topic=source, action="follow"), ends
+        if mapping is not None and mapping.truncate_target:
+            return TopicPlan(topic=local, source_topic=source, action="truncate", records_lost=records), ends
+        what = (
+            f"has {len(existing.partitions)} partitions, the source's topic {wanted['partitions']}"
+            if too_many
+            else f"holds {records} records that are not known to be the source's"
+        )
+        return (
+            TopicPlan(
+                topic=local,
+                source_topic=source,
+                action="refuse",
+                records_lost=records,
+                reason=f"{local} exists and {what}: delete it, or attach with --truncate-target to lose them",
+            ),
+            ends,
+        )
+
+    def _provenance_matches(
+        self, local: str, existing: TopicInfo, wanted: Mapping[str, Any], ends: Mapping[int, int]
+    ) -> bool:
+        """Whether all that the topic holds came from the same topic of the source, and nothing was written since."""
+        history = self._context.control.state.histories.get(local)
+        if history is None or history.topic_id != str(uuid.UUID(bytes=existing.topic_id)):
+            return False
+        for partition, end in ends.items():
+            ranges = history.partitions.get(partition, ())
+            if not ranges or any(known.source_topic_id != str(wanted["topic_id"]) for known in ranges):
+                return False
+            if ranges[-1].end_offset is not None and ranges[-1].end_offset != end:
+                return False
+        return True
+
+    # ---- detaching ----
+
+    async def detached(self, link_name: str, mapping: NamespaceMapping) -> None:
+        """Record where the topics of a mapping that is detached stopped to follow. Their streams have ended."""
+        cluster = self._context.cluster
+        state = self._context.control.state
+        topics = await cluster.topics()
+        for record in list(state.follower_topics.values()):
+            if record.link != link_name or mapping.remote_name(record.topic) is None:
+                continue
+            history = state.histories.get(record.topic)
+            info = topics.get(record.topic)
+            if history is not None and info is not None and str(uuid.UUID(bytes=info.topic_id)) == history.topic_id:
+                open_partitions = [p for p in history.partitions if history.open_range(p) is not None]
+                ends = await asyncio.gather(*(cluster.log_end(record.topic, p) for p in open_partitions))
+                await self._append(
+                    CloseProvenance(
+                        tuple(
+                            PartitionOffset(record.topic, history.topic_id, partition, end)
+                            for partition, end in zip(open_partitions, ends, strict=True)
+                        )
+                    )
+                )
+
+    # ---- records of the control log ----
+
+    async def _configs(self, source: Mapping[str, str], replication_factor: int) -> dict[str, str]:
+        """The settings to give a follower topic so that its effective configuration is the source's, with OVERRIDES."""
+        defaults = await self._context.cluster.topic_configs(CONTROL_TOPIC)
+        configs = {name: value for name, value in source.items() if name in defaults and defaults[name][1] != value} | {
+            name: value for name, value in OVERRIDES.items() if name in defaults
+        }
+        in_sync_min = int(source.get("min.insync.replicas") or 1)
+        configs["min.insync.replicas"] = str(min(in_sync_min, replication_factor))
+        return configs
+
+    async def _record(
+        self,
+        link_name: str,
+        wanted: Mapping[str, Any],
+        local: str,
+        topic_state: TopicState,
+        topic_id: bytes | None = None,
+        reason: Reason | None = None,
+    ) -> None:
+        await self._append(
+            SetFollowerTopic(
+                link_name,
+                local,
+                str(wanted["topic"]),
+                str(wanted["topic_id"]),
+                topic_state,
+                None if topic_id is None else str(uuid.UUID(bytes=topic_id)),
+                reason,
+            )
+        )
+
+    async def _open_provenance(self, link_name: str, local: str, topic_id: bytes, offsets: Mapping[int, int]) -> None:
+        text = str(uuid.UUID(bytes=topic_id))
+        await self._append(
+            OpenProvenance(
+                link_name,
+                tuple(PartitionOffset(local, text, partition, offset) for partition, offset in offsets.items()),
+            )
+        )
+
+    async def _append(self, body: SetFollowerTopic | OpenProvenance | CloseProvenance) -> None:
+        outcome = await self._context.control.append(body)
+        if isinstance(outcome, Rejected):
+            raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)

@@ -1,0 +1,542 @@
+"""What operators can do with links, and what they are told: :class:`~isthmus_plugins.links.LinkOperations`.
+
+Both ends of a link have a control log of their own. An operation is decided first where it can be refused for reasons
+that only that side knows (the follower's topics, the other cluster's names), then recorded here; if the second step
+fails, the first is undone, and what cannot be undone is visible as a state with its reason.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.commands import (
+    AttachNamespace,
+    Body,
+    CreateLink,
+    DeleteLink,
+    DetachNamespace,
+    RegisterProducerIds,
+)
+from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role, TopicState
+from isthmus_control.outcome import Rejected, Rejection
+from isthmus_plugins import links
+from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
+from isthmus_plugins.links import AttachResult, LinkStatus, MappingStatus, OperationError, PartitionStatus, TopicPlan
+from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
+from isthmus_plugins.replication.verify import Verification
+from isthmus_protocol.producer_ids import CLUSTERS_MAX
+
+_HTTP_STATUS: Final = {
+    Rejection.NOT_FOUND: 404,
+    Rejection.INVALID: 422,
+    Rejection.NOT_SUPPORTED: 422,
+    Rejection.LEASE_LOST: 503,
+}
+
+
+class LinkService:
+    """Carries out operators' requests, and the other side's half of them."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        peers: LinkPeers,
+        leader_end: LeaderEnd,
+        follower_end: FollowerEnd,
+        follower_topics: FollowerTopics,
+        verification: Verification,
+    ) -> None:
+        self._context = context
+        self._peers = peers
+        self._leader_end = leader_end
+        self._follower_end = follower_end
+        self._follower_topics = follower_topics
+        self._verification = verification
+
+    # ---- create and delete ----
+
+    async def create(self, request: links.CreateLink) -> LinkStatus:
+        """Set up both ends of a link."""
+        name = request.link_name
+        if name in self._context.control.state.links:
+            raise OperationError("ALREADY_EXISTS", f"there is a link {name!r} already", 409)
+        host, _, port = request.remote.rpartition(":")
+        if not host or not port.isdigit():
+            raise OperationError("INVALID_REQUEST", f"--remote takes host:port, not {request.remote!r}", 422)
+        link_id = str(uuid.uuid4())
+        try:
+            connection = await LinkConnection.dial(
+                host.strip("[]"),
+                int(port),
+                hello={"purpose": PURPOSE_CREATE, "link_id": link_id},
+                secret=(request.token or "").encode(),
+                identity={"cluster_id": self._context.cluster_id, "proxy": self._context.proxy_name},
+                tls=self._context.link_client_tls,
+            )
+        except (OSError, TimeoutError, LinkLost) as error:
+            raise OperationError(
+                "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR",
+                f"{request.remote} does not answer as a link listener ({error or type(error).__name__}): --remote is "
+                "the [link_listener] address of a proxy of the other cluster",
+                503,
+            ) from error
+        except LinkRejected as error:
+            raise OperationError(error.code, f"{request.remote} refused: {error.message}", 409) from error
+        try:
+            return await self._create_over(connection, name, link_id, request.remote)
+        except LinkRejected as error:
+            raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
+        except (LinkLost, TimeoutError) as error:
+            raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
+        finally:
+            connection.close()
+
+    async def _create_over(self, connection: LinkConnection, name: str, link_id: str, remote: str) -> LinkStatus:
+        context = self._context
+        remote_cluster = str(connection.peer.get("cluster_id"))
+        if remote_cluster == context.cluster_id:
+            raise OperationError("INVALID_REQUEST", f"{remote} is this cluster itself ({remote_cluster})", 422)
+        address = context.link_address
+        answer = await connection.call(
+            "create_link",
+            {
+                "link_name": name,
+                "link_id": link_id,
+                "addresses": [] if address is None else [address],
+                "producer_id_ranges": dict(context.control.state.producer_id_ranges),
+            },
+        )
+        secret = context.seal(connection.agreed_secret(link_id), link_id)
+        try:
+            await self._register_ranges(answer["producer_id_ranges"])
+            await self._append(
+                CreateLink(
+                    name,
+                    link_id,
+                    remote_cluster,
+                    dials=True,
+                    remote_addresses=tuple(dict.fromkeys([remote, *answer.get("addresses", [])])),
+                    local_addresses=() if address is None else (address,),
+                    secret=secret,
+                )
+            )
+        except OperationError:
+            await connection.call("undo_create_link", {"link_name": name, "link_id": link_id})
+            raise
+        return self.status(name)
+
+    async def on_create_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """The other side creates a link with this cluster."""
+        context = self._context
+        name, link_id = str(params["link_name"]), str(params["link_id"])
+        remote_cluster = str(connection.peer.get("cluster_id"))
+        known = context.control.state.links.get(name)
+        if known is not None:
+            # An earlier attempt whose other half was never recorded holds no namespace and never connected.
+            if known.remote_cluster_id != remote_cluster or known.mappings or self._peers.connections(name):
+                raise LinkRejected("ALREADY_EXISTS", f"it has a link {name!r} with cluster {known.remote_cluster_id}")
+            await self._append_for_peer(DeleteLink(name))
+        ranges = {str(cluster): int(index) for cluster, index in params["producer_id_ranges"].items()}
+        await self._register_ranges_for_peer(ranges)
+        for cluster in (remote_cluster, context.cluster_id):
+            await self._register_ranges_for_peer({cluster: self._free_range(cluster)})
+        address = context.link_address
+        await self._append_for_peer(
+            CreateLink(
+                name,
+                link_id,
+                remote_cluster,
+                dials=False,
+                remote_addresses=tuple(str(each) for each in params.get("addresses", [])),
+                local_addresses=() if address is None else (address,),
+                secret=context.seal(connection.agreed_secret(link_id), link_id),
+            )
+        )
+        return {
+            "addresses": [] if address is None else [address],
+            "producer_id_ranges": dict(context.control.state.producer_id_ranges),
+        }
+
+    async def on_undo_create_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """The other side could not record its half."""
+        known = self._context.control.state.links.get(str(params["link_name"]))
+        if known is not None and known.link_id == params["link_id"]:
+            await self._append_for_peer(DeleteLink(known.name))
+        return {}
+
+    def _free_range(self, cluster_id: str) -> int:
+        """The producer id range of a cluster, or a free one.
+
+        The search begins at a place of the cluster's own, so that clusters which meet later seldom chose the same.
+        """
+        taken = self._context.control.state.producer_id_ranges
+        if cluster_id in taken:
+            return taken[cluster_id]
+        index = zlib.crc32(cluster_id.encode()) % CLUSTERS_MAX
+        while index in taken.values():
+            index = (index + 1) % CLUSTERS_MAX
+        return index
+
+    async def _register_ranges(self, ranges: Mapping[str, int]) -> None:
+        for cluster_id, index in ranges.items():
+            await self._append(RegisterProducerIds(cluster_id, index))
+
+    async def _register_ranges_for_peer(self, ranges: Mapping[str, int]) -> None:
+        for cluster_id, index in ranges.items():
+            await self._append_for_peer(RegisterProducerIds(cluster_id, index))
+
+    async def delete(self, link_name: str, local_only: bool = False) -> None:
+        """Delete both ends."""
+        link = self._link(link_name)
+        if not local_only:
+            await self._call(link_name, "delete_link", {})
+        await self._delete_here(link)
+
+    async def _delete_here(self, link: Link) -> None:
+        for mapping in link.mappings:
+            await self._detach_here(link, mapping)
+        await self._append(DeleteLink(link.name))
+
+    async def on_delete_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        link = self._context.control.state.links.get(connection.link_name)
+        if link is not None:
+            await self._for_peer(self._delete_here(link))
+        return {}
+
+    # ---- attach and detach ----
+
+    async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
+        """Attach a pair of namespaces at both ends; the follower decides first."""
+        link = self._link(link_name)
+        kind, role = ResourceType(request.type), Role(request.role)
+        if kind is not ResourceType.TOPIC:
+            raise OperationError("NOT_SUPPORTED", f"links replicate topics so far, not {request.type}s", 422)
+        there = {
+            "type": kind.value,
+            "local": request.remote,
+            "remote": request.local,
+            "role": role.other.value,
+            "truncate_target": request.truncate_target,
+        }
+        if role is Role.LEADER:
+            topics = await self._led_topics(request.local)
+            plans = [
+                TopicPlan(**plan)
+                for plan in (await self._call(link_name, "plan_attach", {**there, "topics": topics}))["topics"]
+            ]
+        else:
+            topics = (await self._call(link_name, "led_topics", {"prefix": request.remote}))["topics"]
+            plans = await self._plan(kind, request.local, request.remote, request.truncate_target, topics)
+        result = AttachResult(
+            link_name=link_name,
+            local=request.local,
+            remote=request.remote,
+            role=request.role,
+            dry_run=request.dry_run,
+            topics=plans,
+        )
+        if request.dry_run:
+            return result
+        refused = [plan for plan in plans if plan.action == "refuse"]
+        if refused:
+            raise OperationError("TARGET_NOT_EMPTY", "; ".join(plan.reason or plan.topic for plan in refused), 409)
+        if role is Role.LEADER:
+            await self._call(link_name, "attach", there)
+            try:
+                await self._attach_here(link_name, kind, request.local, request.remote, role, False)
+            except OperationError:
+                await self._call(link_name, "detach", {"type": kind.value, "local": request.remote})
+                raise
+        else:
+            await self._attach_here(link_name, kind, request.local, request.remote, role, request.truncate_target)
+            try:
+                await self._call(link_name, "attach", there)
+            except OperationError:
+                mapping = self._link(link_name).mapping(kind, request.local)
+                if mapping is not None:
+                    await self._detach_here(link, mapping)
+                raise
+        return result
+
+    async def _attach_here(
+        self, link_name: str, kind: ResourceType, local: str, remote: str, role: Role, truncate_target: bool
+    ) -> None:
+        await self._append(
+            AttachNamespace(link_name, kind, local, remote, role, truncate_target=truncate_target, create_missing=True)
+        )
+        if role is Role.FOLLOWER:  # no client writes it any more, on any proxy, before the first record comes
+            await self._context.control.enforced(self._context.control.state.applied_offset)
+        self._leader_end.wake()
+
+    async def on_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        await self._for_peer(
+            self._attach_here(
+                connection.link_name,
+                ResourceType(params["type"]),
+                str(params["local"]),
+                str(params["remote"]),
+                Role(params["role"]),
+                bool(params.get("truncate_target")),
+            )
+        )
+        return {}
+
+    async def on_plan_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        plans = await self._for_peer(
+            self._plan(
+                ResourceType(params["type"]),
+                str(params["local"]),
+                str(params["remote"]),
+                bool(params.get("truncate_target")),
+                params["topics"],
+            )
+        )
+        return {"topics": [plan.model_dump() for plan in plans]}
+
+    async def _plan(
+        self, kind: ResourceType, local: str, remote: str, truncate: bool, led: list[dict[str, Any]]
+    ) -> list[TopicPlan]:
+        """What following these topics of the source would do with this cluster's."""
+        mapping = NamespaceMapping(kind, local, remote, Role.FOLLOWER, 0, 0, truncate_target=truncate)
+        try:
+            topics = await self._context.cluster.topics()
+            plans = []
+            for wanted in led:
+                name = mapping.local_name(str(wanted["topic"]))
+                if name is not None:
+                    plans.append((await self._follower_topics.plan(mapping, wanted, name, topics.get(name)))[0])
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        return plans
+
+    async def _led_topics(self, prefix: str) -> list[dict[str, Any]]:
+        mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
+        try:
+            topics = await self._context.cluster.topics()
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        return [
+            {"topic": topic.name, "topic_id": _text(topic), "partitions": len(topic.partitions)}
+            for topic in topics.values()
+            if not topic.internal and mapping.remote_name(topic.name) is not None
+        ]
+
+    async def on_led_topics(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        return {"topics": await self._for_peer(self._led_topics(str(params["prefix"])))}
+
+    async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
+        """Detach the mapping at both ends: the leader first, so that the follower has all that was sent."""
+        link = self._link(link_name)
+        kind = ResourceType(type_)
+        mapping = link.mapping(kind, local_prefix)
+        if mapping is None:
+            raise OperationError(
+                "NOT_FOUND", f"{type_} namespace {local_prefix!r} is not attached to {link_name!r}", 404
+            )
+        there = {"type": kind.value, "local": mapping.remote_prefix}
+        if mapping.role is Role.LEADER:
+            await self._detach_here(link, mapping)
+            if not local_only:
+                await self._call(link_name, "detach", there)
+        else:
+            if not local_only:
+                await self._call(link_name, "detach", there)
+            await self._detach_here(link, mapping)
+
+    async def _detach_here(self, link: Link, mapping: NamespaceMapping) -> None:
+        if mapping.role is Role.FOLLOWER:
+            await self._follower_end.end_mapping(link.name, mapping)
+        await self._append(DetachNamespace(link.name, mapping.type, mapping.local_prefix))
+        if mapping.role is Role.FOLLOWER:
+            try:
+                await self._follower_topics.detached(link.name, mapping)
+            except (BrokerUnavailable, KafkaRefused) as error:
+                raise OperationError(
+                    "BROKER_UNAVAILABLE", f"detached, but log ends not recorded: {error}", 503
+                ) from error
+        self._leader_end.wake()
+
+    async def on_detach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        link = self._context.control.state.links.get(connection.link_name)
+        mapping = link.mapping(ResourceType(params["type"]), str(params["local"])) if link is not None else None
+        if link is not None and mapping is not None:
+            await self._for_peer(self._detach_here(link, mapping))
+        return {}
+
+    # ---- status ----
+
+    def statuses(self) -> list[LinkStatus]:
+        """Every link with its partitions."""
+        return [self._status(link) for _, link in sorted(self._context.control.state.links.items())]
+
+    def status(self, link_name: str) -> LinkStatus:
+        """One link with its partitions."""
+        return self._status(self._link(link_name))
+
+    def _status(self, link: Link) -> LinkStatus:
+        peer = self._peers.state(link.name)
+        connected = bool(peer.connections)
+        partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
+        if not connected:
+            state = "Disconnected"
+        elif any(partition.state != "Following" for partition in partitions):
+            state = "Catching Up"
+        else:
+            state = "Following"
+        return LinkStatus(
+            link_name=link.name,
+            link_id=link.link_id,
+            local_cluster_id=link.local_cluster_id,
+            remote_cluster_id=link.remote_cluster_id,
+            remote=list(link.remote_addresses),
+            dials=link.dials,
+            mode=link.mode.value,
+            state=state,
+            reason=peer.reason,
+            message=peer.message,
+            last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),
+            mappings=[
+                MappingStatus(
+                    type=mapping.type.value,
+                    local=mapping.local_prefix,
+                    remote=mapping.remote_prefix,
+                    role=mapping.role.value,
+                )
+                for mapping in link.mappings
+            ],
+            partitions=partitions,
+        )
+
+    def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
+        found = []
+        now = monotonic()
+        for key, prepared in sorted(self._leader_end.led.items()):
+            if key.link != link.name:
+                continue
+            stream = self._leader_end.stream(key)
+            stopped = self._leader_end.stopped.get(key)
+            status = PartitionStatus(
+                topic=key.topic,
+                remote_topic=prepared.remote_topic if prepared is not None else "",
+                partition=key.partition,
+                role="leader",
+                state="Disconnected" if not connected else "Catching Up",
+            )
+            if stream is not None:
+                status.state = "Following" if stream.lag == 0 and not stream.behind else "Catching Up"
+                status.source_end, status.follower_end = stream.source_end, stream.acked
+                status.partition_mirror_lag = stream.lag
+                status.lag_seconds = stream.age_ms(now) / 1000
+            elif stopped is not None:
+                status.reason, status.message, status.follower_end = stopped.code, stopped.message, stopped.end_offset
+            elif prepared is not None and not prepared.ready:
+                status.reason, status.message = prepared.code, prepared.message
+            found.append(status)
+        return found
+
+    def _follower_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
+        found = []
+        for stream in sorted(self._follower_end.streams(), key=lambda each: (each.topic, each.partition)):
+            if stream.link_name != link.name:
+                continue
+            follower_log = stream.follower_log
+            lag = max(0, follower_log.source_end - follower_log.end)
+            status = PartitionStatus(
+                topic=stream.topic,
+                remote_topic=stream.source_topic,
+                partition=stream.partition,
+                role="follower",
+                state="Following" if lag == 0 else "Catching Up",
+                source_end=follower_log.source_end,
+                follower_end=follower_log.end,
+                partition_mirror_lag=lag,
+                lag_seconds=round(stream.lag_seconds, 3),
+            )
+            if follower_log.reason is not None and follower_log.reason.code not in ("DISCONNECTED", "CLOSED"):
+                status.reason, status.message = follower_log.reason
+                status.state = "Diverged" if follower_log.reason.code == "DIVERGED" else "Catching Up"
+            if not connected:
+                status.state = "Disconnected"
+            found.append(status)
+        state = self._context.control.state
+        for record in state.follower_topics.values():
+            if record.link == link.name and record.state is TopicState.REFUSED and record.reason is not None:
+                found.append(
+                    PartitionStatus(
+                        topic=record.topic,
+                        remote_topic=record.source_topic,
+                        partition=-1,
+                        role="follower",
+                        state="Refused",
+                        reason=record.reason.code,
+                        message=record.reason.message,
+                    )
+                )
+        return found
+
+    # ---- verify ----
+
+    async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> links.VerifyReport:
+        """Compare both sides."""
+        link = self._link(link_name)
+        try:
+            return await self._verification.verify(link, self._connection(link_name), progress)
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("UNAVAILABLE", f"not verified: {error}", 503) from error
+
+    # ---- helpers of all of them ----
+
+    def _link(self, name: str) -> Link:
+        link = self._context.control.state.links.get(name)
+        if link is None:
+            known = ", ".join(sorted(self._context.control.state.links)) or "none"
+            raise OperationError("NOT_FOUND", f"there is no link {name!r} (links here: {known})", 404)
+        return link
+
+    def _connection(self, link_name: str) -> LinkConnection:
+        connections = self._peers.connections(link_name)
+        if not connections:
+            peer = self._peers.state(link_name)
+            raise OperationError(
+                "UNAVAILABLE",
+                f"link {link_name!r} is not connected ({peer.message or 'the peer was never heard'})",
+                503,
+            )
+        return connections[0]
+
+    async def _call(self, link_name: str, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return await self._connection(link_name).call(method, params, timeout_s=60)
+        except LinkRejected as error:
+            raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
+        except (LinkLost, TimeoutError) as error:
+            raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
+
+    async def _append(self, body: Body) -> None:
+        outcome = await self._context.control.append(body)
+        if isinstance(outcome, Rejected):
+            raise OperationError(
+                outcome.code.value.upper().replace("-", "_"), outcome.message, _HTTP_STATUS.get(outcome.code, 409)
+            )
+
+    async def _append_for_peer(self, body: Body) -> None:
+        await self._for_peer(self._append(body))
+
+    async def _for_peer(self, work: Any) -> Any:
+        """Await ``work``; an operator's error becomes the answer of a call."""
+        try:
+            return await work
+        except OperationError as error:
+            raise LinkRejected(error.code, error.message) from error
+
+
+def _text(topic: TopicInfo) -> str:
+    return str(uuid.UUID(bytes=topic.topic_id))

@@ -1,0 +1,307 @@
+"""Verification: reads both sides of a link's partitions and says up to which offset they are equal.
+
+"Equal" is the project's one definition (ARCHITECTURE.md). Whole batches are compared by digest, so a range costs the
+link 16 bytes however large it is; where batches differ, records are, since a batch may have been re-encoded; where
+records differ, the range is halved until the first one that does is found, and named by its offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from hashlib import blake2b
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from isthmus_control.model import Link, ResourceType, Role
+from isthmus_plugins.api import BrokerUnavailable, FetchConnection, FetchPartition, PluginContext, TopicInfo
+from isthmus_plugins.links import OperationError, PartitionVerdict, VerifyReport
+from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_protocol.record_equality import RecordsDigest, batch_digest
+from isthmus_protocol.records import BatchError, walk
+
+CHUNK_BYTES: Final = 8 * 1024 * 1024
+READ_WAIT_MS: Final = 500
+READ_TRIES_MAX: Final = 20
+BATCHES: Final = "batches"
+RECORDS: Final = "records"
+AT_ONCE: Final = 4
+"""Partitions that are compared at the same time."""
+
+
+class Digest(NamedTuple):
+    """What stands for the records of ``[from, to)`` of one partition."""
+
+    digest: str
+    records: int
+    to: int
+    """Where the reading ended: asked for, or, for a first reader, the end of a batch after enough bytes."""
+
+
+class Ends(NamedTuple):
+    log_start: int
+    high_watermark: int
+
+
+class Verification:
+    """Digests of this cluster's partitions, for both ends, and the comparison itself."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+
+    # ---- reading ----
+
+    async def _batches(
+        self, topic: TopicInfo, partition: int, offset: int, to: int
+    ) -> AsyncIterator[tuple[memoryview, int, int]]:
+        """Whole batches that hold ``[offset, to)``: (bytes, first offset, next offset). Raises OperationError."""
+        connection: FetchConnection | None = None
+        lane = f"verify-{topic.name}-{partition}"
+        tries = 0
+        try:
+            while offset < to:
+                try:
+                    if connection is None:
+                        leader = await self._context.cluster.leader_of(topic.name, partition)
+                        connection = await self._context.cluster.fetch_connection(
+                            -1 if leader is None else leader, lane
+                        )
+                    asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES)]
+                    (part,) = await connection.fetch(asked, READ_WAIT_MS, CHUNK_BYTES)
+                    if part.error_code:
+                        raise BrokerUnavailable(f"{topic.name}-{partition}: error {part.error_code} at offset {offset}")
+                except (BrokerUnavailable, ValueError) as error:
+                    if connection is not None:
+                        connection.close()
+                        connection = None
+                    tries += 1
+                    if tries == READ_TRIES_MAX:
+                        raise OperationError("BROKER_UNAVAILABLE", f"reading failed: {error}", 503) from error
+                    await asyncio.sleep(0.2)
+                    continue
+                read = offset
+                for start, end, header in walk(part.records):
+                    if header.next_offset <= offset:
+                        continue
+                    if header.base_offset >= to:
+                        return
+                    yield part.records[start:end], header.base_offset, header.next_offset
+                    read = header.next_offset
+                if read == offset:  # nothing is left before the high watermark: the rest are offsets without records
+                    return
+                offset = read
+        finally:
+            if connection is not None:
+                connection.close()
+
+    async def ends(self, topic: TopicInfo, partition: int) -> Ends:
+        """Log start and high watermark. Raises BrokerUnavailable."""
+        cluster = self._context.cluster
+        return Ends(await cluster.log_start(topic.name, partition), await cluster.high_watermark(topic.name, partition))
+
+    async def digest(
+        self, topic: TopicInfo, partition: int, offset: int, to: int, level: str, bytes_max: int | None
+    ) -> Digest:
+        """The digest of ``[offset, to)``; with ``bytes_max`` up to the batch that reaches so many bytes."""
+        own_index = self._context.control.state.producer_id_ranges[self._context.cluster_id]
+        whole = blake2b(digest_size=16)
+        single = RecordsDigest()
+        size = records = 0
+        reached = to
+        async for batch, first, next_offset in self._batches(topic, partition, offset, to):
+            if level == BATCHES and first >= offset and next_offset <= to:
+                whole.update(first.to_bytes(8, "big"))
+                whole.update(batch_digest(batch, own_index))
+                records += next_offset - first
+            else:
+                single.add(batch, from_offset=offset, to_offset=to)
+                whole.update(b"cut")
+            size += len(batch)
+            if bytes_max is not None and size >= bytes_max and next_offset < to:
+                reached = next_offset
+                break
+        return Digest(whole.hexdigest() + single.digest().hex(), records + single.records, reached)
+
+    # ---- the peer's calls ----
+
+    async def on_digest(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The digest of a range of one of this cluster's partitions, for the peer that verifies."""
+        topic = await self._linked_topic(connection, str(params["topic"]))
+        try:
+            found = await self.digest(
+                topic, int(params["partition"]), int(params["from"]), int(params["to"]), str(params["level"]), None
+            )
+        except (OperationError, BatchError) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+        return found._asdict()
+
+    async def on_ends(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Log start and high watermark of each partition of one of this cluster's topics."""
+        topic = await self._linked_topic(connection, str(params["topic"]))
+        try:
+            ends = await asyncio.gather(*(self.ends(topic, partition) for partition in range(len(topic.partitions))))
+        except BrokerUnavailable as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+        return {"partitions": [list(pair) for pair in ends]}
+
+    async def _linked_topic(self, connection: LinkConnection, name: str) -> TopicInfo:
+        """A topic that the connection's link may ask about. Raises LinkRejected."""
+        link = self._context.control.state.links.get(connection.link_name)
+        allowed = link is not None and any(
+            mapping.type is ResourceType.TOPIC and mapping.remote_name(name) is not None for mapping in link.mappings
+        )
+        topics = await self._context.cluster.topics() if allowed else {}
+        if name not in topics:
+            raise LinkRejected("UNKNOWN_TOPIC", f"{name} is no topic of this link here")
+        return topics[name]
+
+    # ---- comparing ----
+
+    async def verify(
+        self, link: Link, connection: LinkConnection, progress: Callable[[int, int], None]
+    ) -> VerifyReport:
+        """Compare every partition of the link's topic namespaces, up to a snapshot of the smaller end."""
+        started = monotonic()
+        topics = await self._context.cluster.topics()
+        pairs = [
+            (mapping, topic, remote)
+            for mapping in link.mappings
+            if mapping.type is ResourceType.TOPIC
+            for topic in sorted(topics.values())
+            if (remote := mapping.remote_name(topic.name)) is not None and not topic.internal
+        ]
+        counter = _Counter(progress)
+        limit = asyncio.Semaphore(AT_ONCE)
+        jobs = []
+        for mapping, topic, remote in pairs:
+            try:
+                remote_ends: list[list[int]] | None = (await connection.call("ends", {"topic": remote}))["partitions"]
+            except LinkRejected:
+                remote_ends = None
+            for partition in range(len(topic.partitions)):
+                remote_end = (
+                    Ends(*remote_ends[partition]) if remote_ends is not None and partition < len(remote_ends) else None
+                )
+                jobs.append(
+                    _Comparison(self, connection, topic, remote, partition, mapping.role is Role.LEADER, remote_end)
+                )
+        verdicts = await asyncio.gather(*(job.run(limit, counter) for job in jobs))
+        return VerifyReport(
+            link_name=link.name,
+            equal=bool(verdicts) and all(verdict.equal for verdict in verdicts),
+            records=sum(verdict.records for verdict in verdicts),
+            seconds=round(monotonic() - started, 3),
+            partitions=list(verdicts),
+        )
+
+
+class _Counter:
+    """Offsets compared, of how many."""
+
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self._progress = progress
+        self.done = self.total = 0
+
+    def expect(self, offsets: int) -> None:
+        self.total += offsets
+        self._progress(self.done, self.total)
+
+    def add(self, offsets: int) -> None:
+        self.done += offsets
+        self._progress(self.done, self.total)
+
+
+class _Comparison:
+    """One partition, here and there."""
+
+    def __init__(
+        self,
+        verification: Verification,
+        connection: LinkConnection,
+        topic: TopicInfo,
+        remote: str,
+        partition: int,
+        leads: bool,
+        remote_ends: Ends | None,
+    ) -> None:
+        self._verification = verification
+        self._connection = connection
+        self._topic = topic
+        self._remote = remote
+        self._partition = partition
+        self._leads = leads
+        self._remote_ends = remote_ends
+        self._records = 0
+
+    async def run(self, limit: asyncio.Semaphore, counter: _Counter) -> PartitionVerdict:
+        async with limit:
+            try:
+                return await self._compare(counter)
+            except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, OperationError, BatchError) as error:
+                return self._verdict(0, 0, Ends(0, 0), f"not compared: {error or type(error).__name__}")
+
+    async def _compare(self, counter: _Counter) -> PartitionVerdict:
+        here = await self._verification.ends(self._topic, self._partition)
+        there = self._remote_ends
+        if there is None:
+            return self._verdict(0, 0, here, f"{self._remote} does not exist on the other cluster")
+        start, to = max(here.log_start, there.log_start), min(here.high_watermark, there.high_watermark)
+        counter.expect(max(0, to - start))
+        if here.log_start != there.log_start:
+            return self._verdict(start, start, here, f"the logs start at {here.log_start} and {there.log_start}")
+        offset = start
+        while offset < to:
+            mine = await self._local(offset, to, BATCHES, CHUNK_BYTES)
+            theirs = await self._far(offset, mine.to, BATCHES)
+            if (
+                mine.digest != theirs.digest
+                and (difference := await self._first_difference(offset, mine.to)) is not None
+            ):
+                return self._verdict(start, difference, here, self._what(difference))
+            self._records += mine.records
+            counter.add(mine.to - offset)
+            offset = mine.to
+        return self._verdict(start, to, here, None)
+
+    async def _first_difference(self, offset: int, to: int) -> int | None:
+        """The first offset at which the records differ, None if they do not: batches may be cut differently."""
+        if (await self._local(offset, to, RECORDS, None)).digest == (await self._far(offset, to, RECORDS)).digest:
+            return None
+        while to - offset > 1:
+            middle = (offset + to) // 2
+            mine, theirs = await self._local(offset, middle, RECORDS, None), await self._far(offset, middle, RECORDS)
+            if mine.digest == theirs.digest:
+                offset = middle
+            else:
+                to = middle
+        return offset
+
+    async def _local(self, offset: int, to: int, level: str, bytes_max: int | None) -> Digest:
+        return await self._verification.digest(self._topic, self._partition, offset, to, level, bytes_max)
+
+    async def _far(self, offset: int, to: int, level: str) -> Digest:
+        answer = await self._connection.call(
+            "digest",
+            {"topic": self._remote, "partition": self._partition, "from": offset, "to": to, "level": level},
+            timeout_s=120,
+        )
+        return Digest(str(answer["digest"]), int(answer["records"]), int(answer["to"]))
+
+    def _what(self, offset: int) -> str:
+        return f"the records at offset {offset} differ"
+
+    def _verdict(self, start: int, to: int, here: Ends, difference: str | None) -> PartitionVerdict:
+        there = self._remote_ends or Ends(0, 0)
+        source, follower = (here, there) if self._leads else (there, here)
+        return PartitionVerdict(
+            topic=self._topic.name,
+            remote_topic=self._remote,
+            partition=self._partition,
+            equal=difference is None,
+            compared_from=start,
+            compared_to=to,
+            records=self._records,
+            source_end=source.high_watermark,
+            follower_end=follower.high_watermark,
+            difference=difference,
+        )

@@ -1,0 +1,243 @@
+"""Reservation: refuses what clients may not do to topics of reserved namespaces, and to the proxies' own topics.
+
+The fast path is one scan of a Produce request for its topics, and one set lookup for each. What the set does not hold
+is decided slowly: by name, with the topic's id resolved where a request has only that, and answered as a broker would,
+with a code that clients act on and a message that names the namespace and the reason. Requests that are refused in part
+go on without that part.
+
+A proxy vouches for what it forwards only while its lease runs (ARCHITECTURE.md): without one it may have missed a
+reservation, and refuses every write until it has caught up, with a code that makes producers try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+from isthmus_control.control_state import ControlState
+from isthmus_control.lookup import Lookup, Reservation
+from isthmus_plugins.api import (
+    NEED_MORE,
+    Answer,
+    BrokerUnavailable,
+    Close,
+    Hold,
+    PluginContext,
+    Replace,
+    Request,
+    RequestHook,
+    Verdict,
+)
+from isthmus_plugins.hookspecs import hookimpl
+from isthmus_protocol import peeks
+from isthmus_protocol.messages import (
+    RequestHead,
+    RequestPayload,
+    ResponsePayload,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from isthmus_protocol.refusals import Part, Refusal, Refused, parts_of, refuse
+from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.wire import NeedMore
+
+UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+NOT_ENOUGH_REPLICAS: Final = 19
+INVALID_REQUEST: Final = 42
+POLICY_VIOLATION: Final = 44
+UNKNOWN_TOPIC_ID: Final = 100
+
+ALLOWED_MAX: Final = 100_000
+"""Topics remembered as writable. When there are more, they are looked up anew."""
+CAUSE: Final = "reserved_namespace"
+CAUSE_NO_LEASE: Final = "no_lease"
+
+CODES: Final = {
+    ApiKey.PRODUCE: INVALID_REQUEST,
+    ApiKey.ADD_PARTITIONS_TO_TXN: INVALID_REQUEST,
+    ApiKey.CREATE_TOPICS: POLICY_VIOLATION,
+    ApiKey.DELETE_TOPICS: POLICY_VIOLATION,
+    ApiKey.CREATE_PARTITIONS: POLICY_VIOLATION,
+    ApiKey.DELETE_RECORDS: POLICY_VIOLATION,
+    ApiKey.ALTER_CONFIGS: POLICY_VIOLATION,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: POLICY_VIOLATION,
+    ApiKey.WRITE_TXN_MARKERS: POLICY_VIOLATION,
+}
+"""What a refused part of a request is answered with."""
+
+
+def message(topic: str, reservation: Reservation) -> str:
+    """What a client is told, in versions that carry a message."""
+    if reservation.link is not None:
+        why = f"it follows over link {reservation.link}; write to the namespace that leads, or detach it and clear `reserved`"
+    else:
+        why = reservation.reason
+    return f"topic {topic} is in the reserved namespace {reservation.prefix!r}: {why}"
+
+
+class ReservationPlugin:
+    """Enforces the reservations in the control state."""
+
+    def __init__(self) -> None:
+        self._allowed: set[bytes] = set()
+        """Names and ids of topics that clients may write."""
+
+    @hookimpl
+    def isthmus_start(self, context: PluginContext) -> None:
+        self._context = context
+        self._lookup: Lookup = context.control.state.lookup
+        context.control.subscribe(self._control_changed)
+
+    def _control_changed(self, state: ControlState) -> None:
+        if state.lookup is not self._lookup:
+            self._lookup = state.lookup
+            self._allowed.clear()
+
+    @hookimpl
+    def isthmus_request_hooks(self) -> Sequence[RequestHook]:
+        return [
+            RequestHook(ApiKey.PRODUCE, self.on_produce),
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
+            *(RequestHook(api, self.on_change, whole=True) for api in CODES if api is not ApiKey.PRODUCE),
+        ]
+
+    # ---- fast path ----
+
+    def on_produce(self, request: Request) -> Verdict:
+        """Forward a Produce request whose topics are all known to be writable; look closer at any other."""
+        if request.now > self._context.lease_deadline:
+            return self._without_lease(request)
+        try:
+            _, _, topics = peeks.produce_topics(request.version, request.frame)
+        except NeedMore:
+            return NEED_MORE
+        for topic in topics:
+            if topic not in self._allowed:
+                return self._look_closer(request, topics)
+        return None
+
+    def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+        by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
+        for topic in topics:
+            name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
+            if name is None or self._lookup.topic_reservation(name) is not None:
+                return self.on_change(request) if request.whole else NEED_MORE
+        if len(self._allowed) > ALLOWED_MAX:
+            self._allowed.clear()
+        self._allowed.update(topics)
+        return None
+
+    def _without_lease(self, request: Request) -> Verdict:
+        if not request.whole:
+            return NEED_MORE
+        refusal = Refusal(
+            NOT_ENOUGH_REPLICAS,
+            "this proxy has lost touch with the other proxies of its cluster and takes no writes now",
+        )
+        head, payload = decode_request(request.frame)
+        return _verdict(request, head, refuse(head, payload, lambda part: refusal), CAUSE_NO_LEASE)
+
+    # ---- everything else ----
+
+    def on_change(self, request: Request) -> Verdict:
+        """Decide about each topic that a request would change."""
+        if request.now > self._context.lease_deadline:
+            return self._without_lease(request)
+        head, payload = decode_request(request.frame)
+        unknown = {
+            part.topic_id
+            for part in parts_of(head, payload)
+            if not part.topic and part.topic_id and self._context.known_topic_name(part.topic_id.bytes) is None
+        }
+        if unknown:
+            return Hold(self._resolved(request, head, payload, unknown))
+        return self._decided(request, head, payload)
+
+    async def _resolved(
+        self, request: Request, head: RequestHead, payload: RequestPayload, unknown: Iterable[UUID]
+    ) -> Verdict:
+        """Decide after the names of topic ids have been read from the cluster."""
+        try:
+            for topic_id in unknown:
+                await self._context.topic_name(topic_id.bytes)
+        except BrokerUnavailable as error:
+            return Close(f"topic ids cannot be resolved: {error}")
+        return self._decided(request, head, payload)
+
+    def _decided(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
+        return _verdict(request, head, refuse(head, payload, self._decide), CAUSE)
+
+    def _decide(self, part: Part) -> Refusal | None:
+        name = part.topic
+        if not name and part.topic_id is not None:
+            name = self._context.known_topic_name(part.topic_id.bytes)
+            if name is None:  # deleted, or newer than what the cluster told us just now
+                return Refusal(UNKNOWN_TOPIC_ID, "no topic of this cluster has that id")
+        if not name:
+            return None
+        reservation = self._lookup.topic_reservation(name)
+        if reservation is None:
+            return None
+        return Refusal(CODES[ApiKey(part.api_key)], message(name, reservation))
+
+    # ---- topics made by being asked for ----
+
+    def on_metadata(self, request: Request) -> Verdict:
+        """Keep a Metadata request from creating a topic in a reserved namespace."""
+        topics, may_create = peeks.metadata(request.version, request.frame)
+        if not topics or not may_create:
+            return None
+        names = [name.decode("utf-8", "replace") for name, _ in topics if name is not None]
+        reserved = {name for name in names if self._lookup.topic_reservation(name) is not None}
+        if not reserved:
+            return None
+        head, payload = decode_request(request.frame)
+        if len(reserved) == len(set(names)) and hasattr(payload, "allow_auto_topic_creation"):
+            unchanged: Any = payload
+            frame = encode_request(
+                replace(unchanged, allow_auto_topic_creation=False), request.correlation_id, head.client_id
+            )
+            return Replace(frame)
+        return Hold(self._without_missing(request, head, payload, reserved))
+
+    async def _without_missing(
+        self, request: Request, head: RequestHead, payload: RequestPayload, reserved: set[str]
+    ) -> Verdict:
+        """Take the reserved topics that do not exist out of a request that may create its other ones."""
+        try:
+            existing = await self._context.cluster.topics()
+        except BrokerUnavailable as error:
+            return Close(f"topics cannot be read: {error}")
+        missing = reserved - existing.keys()
+
+        def decide(part: Part) -> Refusal | None:
+            return Refusal(UNKNOWN_TOPIC_OR_PARTITION) if part.topic in missing else None
+
+        return _verdict(request, head, refuse(head, payload, decide), CAUSE)
+
+
+def _verdict(request: Request, head: RequestHead, refused: Refused | None, cause: str) -> Verdict:
+    """What becomes of a request of which ``refused`` says what was refused."""
+    if refused is None:
+        return None
+    if refused.close:
+        return Close("a write to a reserved namespace that asks for no answer (acks=0)")
+    if refused.answer is not None:
+        return Answer(refused.answer, cause)
+    assert refused.remaining is not None
+    frame = encode_request(refused.remaining, request.correlation_id, head.client_id)
+    return Replace(frame, partial(_merged, head.api_key, head.version, refused), cause)
+
+
+def _merged(api_key: int, version: int, refused: Refused, frame: bytes) -> bytes:
+    correlation_id, response = decode_response(api_key, version, frame)
+    merged: ResponsePayload = refused.merge(response)
+    return encode_response(merged, correlation_id)
+
+
+plugin = ReservationPlugin()

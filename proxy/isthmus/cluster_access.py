@@ -1,0 +1,287 @@
+"""What plugins may ask of this proxy's cluster: :class:`isthmus_plugins.api.ClusterApi` over the Kafka client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+from uuid import UUID
+
+from isthmus import kafka_client
+from isthmus.broker_connection import BrokerConnection
+from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
+from isthmus.kafka_client import ClusterClient
+from isthmus.kafka_results import NewTopic, ResourceType, TopicPartition, as_error
+from isthmus_plugins.api import (
+    BrokerUnavailable,
+    Fetched,
+    FetchPartition,
+    KafkaRefused,
+    PartitionInfo,
+    ProduceResult,
+    TopicInfo,
+)
+from isthmus_protocol import peeks
+from isthmus_protocol.messages import build_request
+from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.wire import MalformedFrame
+
+DEBUGGING_REPLICA: Final = -2
+"""ListOffsets for this replica id tells the log end offset, not the high watermark."""
+LATEST: Final = -1
+EARLIEST: Final = -2
+PRODUCE_VERSION_MAX: Final = 11
+"""Later ones add partitions to transactions implicitly, and name topics by id."""
+PRODUCE_MARGIN_S: Final = 5.0
+NO_SESSION_EPOCH: Final = -1
+TOPIC_SOURCE: Final = 1
+"""ConfigSource of a topic's own settings."""
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """The client's errors as plugins know them."""
+    try:
+        yield
+    except (ConnectionLost, RequestTimedOut, AuthenticationFailed, UnsupportedVersion, MalformedFrame) as error:
+        raise BrokerUnavailable(str(error)) from error
+    except KafkaError as error:
+        if error.retriable or kafka_client.is_stale_metadata(error):
+            raise BrokerUnavailable(str(error)) from error
+        raise KafkaRefused(error.code, error.name, error.message or "") from error
+
+
+class ClusterAccess:
+    """The cluster behind this proxy, under the proxy's own identity."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        self._client = client
+
+    # ---- topics ----
+
+    async def topics(self) -> Mapping[str, TopicInfo]:
+        """All topics, read now."""
+        with _errors():
+            found = await self._client.refresh()
+        return MappingProxyType({name: _topic(info) for name, info in found.items() if info.topic_id is not None})
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        """The name of a topic id, as last read."""
+        return self._client.topic_name(UUID(bytes=topic_id))
+
+    async def leader_of(self, topic: str, partition: int) -> int | None:
+        """The partition's leader, read now; None if it has none."""
+        with _errors():
+            info = (await self._client.refresh([topic])).get(topic)
+        known = info.partitions.get(partition) if info is not None else None
+        return known.leader if known is not None and known.leader >= 0 else None
+
+    async def broker_count(self) -> int:
+        return len(self._client.brokers)
+
+    async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
+        """By setting: (effective value, what it would be without the topic's own)."""
+        with _errors():
+            answer = (await self._client.describe_configs(ResourceType.TOPIC, [topic]))[topic]
+            if answer.error is not None:
+                raise answer.error
+        found = {}
+        for entry in answer.entries.values():
+            inherited = next((each.value for each in entry.synonyms if each.source != TOPIC_SOURCE), None)
+            found[entry.name] = (entry.value, entry.value if entry.source != TOPIC_SOURCE else inherited)
+        return found
+
+    async def create_topic(
+        self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
+    ) -> bytes:
+        """Create a topic; its id."""
+        with _errors():
+            created = (await self._client.create_topics([NewTopic(topic, partitions, replication_factor, configs)]))[
+                topic
+            ]
+            if created.error is not None:
+                raise created.error
+            if created.topic_id is None:
+                raise BrokerUnavailable(f"{topic} was created, but the broker did not tell its id")
+        return created.topic_id.bytes
+
+    async def delete_topic(self, topic: str) -> None:
+        with _errors():
+            error = (await self._client.delete_topics([topic]))[topic]
+            if error is not None:
+                raise error
+
+    async def create_partitions(self, topic: str, total: int) -> None:
+        with _errors():
+            error = (await self._client.create_partitions({topic: total}))[topic]
+            if error is not None:
+                raise error
+
+    async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
+        """Set these (None: back to the default), leave the others."""
+        with _errors():
+            await self._client.incremental_alter_configs(ResourceType.TOPIC, topic, configs)
+
+    # ---- logs ----
+
+    async def log_end(self, topic: str, partition: int) -> int:
+        """The leader's log end offset, which may be above the high watermark."""
+        return await self._offset(topic, partition, LATEST, DEBUGGING_REPLICA)
+
+    async def high_watermark(self, topic: str, partition: int) -> int:
+        return await self._offset(topic, partition, LATEST, -1)
+
+    async def log_start(self, topic: str, partition: int) -> int:
+        return await self._offset(topic, partition, EARLIEST, -1)
+
+    async def _offset(self, topic: str, partition: int, timestamp: int, replica_id: int) -> int:
+        async def attempt(connection: BrokerConnection, info: kafka_client.PartitionInfo) -> int:
+            answer = await connection.call(
+                ApiKey.LIST_OFFSETS,
+                {
+                    "replica_id": replica_id,
+                    "isolation_level": 0,
+                    "topics": [{"name": topic, "partitions": [{"partition_index": partition, "timestamp": timestamp}]}],
+                    "timeout": 30_000,
+                },
+            )
+            result = answer.topics[0].partitions[0]
+            error = as_error(result.error_code)
+            if error is not None:
+                raise error
+            return int(result.offset)
+
+        with _errors():
+            return await self._client.request_leader(topic, partition, attempt)
+
+    async def last_sequence(self, topic: str, partition: int, producer_id: int) -> int | None:
+        """The last sequence that the leader knows of a producer, None if it knows none."""
+        place = TopicPartition(topic, partition)
+        with _errors():
+            producers = (await self._client.describe_producers([place]))[place]
+            if producers.error is not None:
+                raise producers.error
+        return next((state.last_sequence for state in producers.states if state.producer_id == producer_id), None)
+
+    # ---- connections of a plugin's own ----
+
+    async def produce_connection(self, broker_id: int, lane: str) -> ProduceOverConnection:
+        with _errors():
+            return ProduceOverConnection(await self._client.to(broker_id, lane))
+
+    async def fetch_connection(self, broker_id: int, lane: str) -> FetchOverConnection:
+        with _errors():
+            return FetchOverConnection(await self._client.to(broker_id, lane))
+
+
+def _topic(info: kafka_client.TopicInfo) -> TopicInfo:
+    assert info.topic_id is not None
+    partitions = [info.partitions[index] for index in sorted(info.partitions)]
+    return TopicInfo(
+        info.name,
+        info.topic_id.bytes,
+        tuple(PartitionInfo(partition.leader, partition.leader_epoch) for partition in partitions),
+        len(partitions[0].replicas) if partitions else 1,
+        info.is_internal or info.name.startswith("__"),
+    )
+
+
+class ProduceOverConnection:
+    """Appends whole batches over one connection, one request at a time."""
+
+    def __init__(self, connection: BrokerConnection) -> None:
+        self._connection = connection
+
+    async def produce(
+        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int
+    ) -> dict[tuple[str, int], ProduceResult]:
+        """Append one batch for each (topic, partition), acks=all. Raises BrokerUnavailable: fate unknown."""
+        topics: dict[str, list[dict[str, object]]] = {}
+        for (topic, partition), batch in batches.items():
+            topics.setdefault(topic, []).append({"index": partition, "records": batch})
+        with _errors():
+            version = self._connection.version(ApiKey.PRODUCE, PRODUCE_VERSION_MAX)
+            answer = await self._connection.request(
+                build_request(
+                    ApiKey.PRODUCE,
+                    version,
+                    {
+                        "transactional_id": None,
+                        "acks": -1,
+                        "timeout": timeout_ms,
+                        "topic_data": [{"name": name, "partition_data": data} for name, data in topics.items()],
+                    },
+                ),
+                timeout=timeout_ms / 1000 + PRODUCE_MARGIN_S,
+            )
+        results = {}
+        for topic in answer.responses:
+            for result in topic.partition_responses:
+                error = as_error(result.error_code, getattr(result, "error_message", None))
+                results[topic.name, result.index] = ProduceResult(
+                    0 if error is None else error.code,
+                    "NONE" if error is None else error.name,
+                    result.base_offset,
+                    "" if error is None else error.message or "",
+                )
+        return results
+
+    def close(self) -> None:
+        self._connection.abort()
+
+
+class FetchOverConnection:
+    """Reads whole batches over one connection, one request at a time."""
+
+    def __init__(self, connection: BrokerConnection) -> None:
+        self._connection = connection
+
+    async def fetch(self, partitions: Sequence[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
+        """Read each of the partitions from its offset on. Raises BrokerUnavailable."""
+        topics: dict[bytes, list[dict[str, int]]] = {}
+        for wanted in partitions:
+            topics.setdefault(wanted.topic_id, []).append(
+                {
+                    "partition": wanted.partition,
+                    "current_leader_epoch": -1,
+                    "fetch_offset": wanted.offset,
+                    "partition_max_bytes": wanted.bytes_max,
+                }
+            )
+        with _errors():
+            version = self._connection.version(ApiKey.FETCH)
+            frame = await self._connection.request_raw(
+                build_request(
+                    ApiKey.FETCH,
+                    version,
+                    {
+                        "replica_id": -1,
+                        "max_wait": wait_max_ms,
+                        "min_bytes": 1,
+                        "max_bytes": bytes_max,
+                        "isolation_level": 0,
+                        "session_id": 0,
+                        "session_epoch": NO_SESSION_EPOCH,
+                        "topics": [
+                            {"topic_id": UUID(bytes=topic_id), "partitions": wanted}
+                            for topic_id, wanted in topics.items()
+                        ],
+                    },
+                ),
+                timeout=wait_max_ms / 1000 + 30,
+            )
+            error_code, _, found = peeks.fetch_response(version, frame)
+            error = as_error(error_code or 0)
+            if error is not None:
+                raise error
+        return [
+            Fetched(
+                topic_id, index, code, high_watermark, log_start or 0, memoryview(b"") if records is None else records
+            )
+            for topic_id, fetched in found
+            for index, code, high_watermark, _, log_start, records in fetched
+        ]
+
+    def close(self) -> None:
+        self._connection.abort()
