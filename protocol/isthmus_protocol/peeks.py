@@ -365,7 +365,7 @@ def find_coordinator(version: int, frame: Frame) -> tuple[int, list[bytes]]:
 
 
 def error_codes(api_key: int, version: int, frame: Frame) -> set[int]:
-    """All the error codes in a response, top-level and inside, 0 included. Empty for APIs that have none."""
+    """All the error codes in a response, top-level and inside, 0 (no error) included. Empty for APIs without any."""
     wants = _error_code_wants(api_key, version)
     if not wants:
         return set()

@@ -52,9 +52,11 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
 class RandomEntities:
     """Makes entities from a seeded generator: nulls, empty ones, defaults and large values come up often."""
 
-    def __init__(self, seed: int | str, array_max: int = 3) -> None:
+    def __init__(self, seed: int | str, array_max: int = 3, array_min: int = 0) -> None:
         self.rng = random.Random(seed)
-        self.array_max = array_max
+        self.array_min = array_min
+        """With at least one element arrays are never null, and tagged ones never absent."""
+        self.array_max = max(array_max, array_min)
 
     def entity(self, entity_type: Any) -> Any:
         return entity_type(**{field.name: self._field(field) for field in fields(entity_type)})
@@ -62,15 +64,20 @@ class RandomEntities:
     def _field(self, field: Field[Any]) -> Any:
         rng = self.rng
         tagged = "tag" in field.metadata
+        if is_array(field) and self.array_min:
+            return self._array(field)
         if tagged and rng.random() < 0.4:
             return tagged_default(field)
         _, nullable = _without_none(field.type)
         kafka_type = field.metadata.get("kafka_type", "")
         if nullable and not tagged and kafka_type not in ("uuid", "datetime_i64") and rng.random() < 0.25:
             return None
-        if is_array(field):
-            return tuple(self._element(field, kafka_type) for _ in range(rng.randint(0, self.array_max)))
-        return self._element(field, kafka_type)
+        return self._array(field) if is_array(field) else self._element(field, kafka_type)
+
+    def _array(self, field: Field[Any]) -> Any:
+        kafka_type = field.metadata.get("kafka_type", "")
+        count = self.rng.randint(self.array_min, self.array_max)
+        return tuple(self._element(field, kafka_type) for _ in range(count))
 
     def _element(self, field: Field[Any], kafka_type: str) -> Any:
         rng, inner = self.rng, element_type(field)
