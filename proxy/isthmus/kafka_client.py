@@ -104,6 +104,10 @@ MAX_TIMESTAMP: Final = -3
 
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
+LOG_END: Final = -1
+"""For ``list_offsets`` only: the leader's log end, which may be above the high watermark."""
+_DEBUGGING_REPLICA: Final = -2
+"""A ``replica_id`` that is no consumer's, so that ListOffsets is not limited to the high watermark."""
 
 _STALE_METADATA: Final = frozenset(
     {
@@ -702,11 +706,16 @@ class ClusterClient:
     ) -> dict[TopicPartition, ListedOffset]:
         """Offsets by timestamp (milliseconds, or EARLIEST, LATEST, MAX_TIMESTAMP), asked of the leaders.
 
-        LATEST is the high watermark, or with READ_COMMITTED the last stable offset.
+        LATEST is the high watermark, with READ_COMMITTED the last stable offset, and with LOG_END the log end.
         """
 
         def entry(one: TopicPartition) -> dict[str, Any]:
-            return {"partition_index": one.partition, "timestamp": timestamps[one]}
+            return {
+                "partition_index": one.partition,
+                "timestamp": timestamps[one],
+                # Without it, a broker that is no longer the leader would answer LOG_END, too.
+                "current_leader_epoch": self._topics[one.topic].partitions[one.partition].leader_epoch,
+            }
 
         async def ask(
             connection: BrokerConnection, asked: Sequence[TopicPartition]
@@ -714,8 +723,8 @@ class ClusterClient:
             answer = await connection.call(
                 ApiKey.LIST_OFFSETS,
                 {
-                    "replica_id": -1,
-                    "isolation_level": isolation,
+                    "replica_id": _DEBUGGING_REPLICA if isolation == LOG_END else -1,
+                    "isolation_level": max(isolation, READ_UNCOMMITTED),
                     "topics": _by_topic(asked, entry),
                     "timeout": int(self.request_timeout_s * 1000),
                 },
