@@ -1,0 +1,13 @@
+"""The admin listener: REST under ``/v1``, health and metrics, described at ``/openapi.json``.
+
+*Services* are the parts of the process that it speaks for; they come up one after the other, and what needs a part
+that is not there yet answers 503. An *operation* is work that takes longer than a request should: it is started, and
+asked for. It has no authentication: it is for loopback and private addresses.
+"""
+
+from isthmus.admin.app import create_app
+from isthmus.admin.models import BrokerAddress, ProcessDescription
+from isthmus.admin.server import AdminServer
+from isthmus.admin.services import AdminServices, ControlLogPort
+
+__all__ = ("AdminServer", "AdminServices", "BrokerAddress", "ControlLogPort", "ProcessDescription", "create_app")

@@ -1,0 +1,359 @@
+"""The routes of the admin listener.
+
+A namespace is named by its type in the path and its prefix in the query (``/v1/namespaces/topic?prefix=orders-``): a
+prefix may be empty, and those of groups and principals may hold slashes and dots, which paths do not carry safely.
+
+What an operator asks for goes through the control log, and its answer is the log's: a command is judged once, by all
+proxies alike. A change of a reservation is answered when every proxy acts on it, at the latest after
+``ENFORCE_TIMEOUT_S`` (202, with those that are waited for); ``?wait=false`` does not wait.
+
+All routes are coroutines on the proxy's own event loop, so that they may read what sessions write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Annotated, Any, Final
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from isthmus.admin import problems, views
+from isthmus.admin.models import (
+    AlterNamespaceRequest,
+    CreateNamespaceRequest,
+    ErrorBody,
+    Liveness,
+    NamespaceView,
+    OperationView,
+    Page,
+    ProxyView,
+    Readiness,
+    StatusView,
+    TopicView,
+)
+from isthmus.admin.operations import Operation, Operations
+from isthmus.admin.services import AdminServices, ControlLogPort
+from isthmus.metrics import exposition
+from isthmus_control.commands import AlterNamespace, Body, Command, CreateNamespace, DeleteNamespace
+from isthmus_control.model import Namespace, ResourceType
+from isthmus_control.outcome import Rejected
+from isthmus_plugins.links import (
+    Attach,
+    AttachResult,
+    CreateLink,
+    LinkOperations,
+    LinkStatus,
+    OperationError,
+)
+
+ENFORCE_TIMEOUT_S: Final = 60.0
+"""How long an answer waits for other proxies; longer than any but the longest leases."""
+WAIT_S_MAX: Final = 30.0
+"""How long asking for an operation may wait for its end."""
+
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": ErrorBody, "description": "The request cannot be carried out as it is."},
+    "5XX": {
+        "model": ErrorBody,
+        "description": "Not now: a part of the process is not up, or the cluster not reachable.",
+    },
+}
+_LINK_EXAMPLE: Final = {
+    "link_name": "a-to-b",
+    "link_id": "0b5d9a0e-7c1e-4e0c-9a43-1f4b7d9f2f11",
+    "local_cluster_id": "Q0x1eG5mS1ZhYmNkZWZnaA",
+    "remote_cluster_id": "WnlYd1Z1VHNScVBvTm1MaA",
+    "remote": ["proxy-b.example.org:19192"],
+    "dials": True,
+    "mode": "asynchronous",
+    "state": "Following",
+    "last_heard_seconds": 0.2,
+    "mappings": [{"type": "topic", "local": "orders-", "remote": "orders-", "role": "leader"}],
+    "partitions": [
+        {
+            "topic": "orders-eu",
+            "remote_topic": "orders-eu",
+            "partition": 0,
+            "role": "leader",
+            "state": "Following",
+            "source_end": 1200,
+            "follower_end": 1200,
+            "partition_mirror_lag": 0,
+            "lag_seconds": 0.0,
+        }
+    ],
+}
+
+Prefix = Annotated[
+    str,
+    Query(
+        description="the namespace's prefix; `?prefix=` is the empty one",
+        openapi_examples={"one": {"value": "orders-"}},
+    ),
+]
+Wait = Annotated[bool, Query(description="answer when every proxy of the cluster acts on it")]
+
+
+def _example(value: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"example": value}}}
+
+
+def create_app(services: AdminServices, operations: Operations | None = None) -> FastAPI:
+    """The application. ``operations`` is closed by who made it (:class:`~isthmus.admin.server.AdminServer`)."""
+    app = FastAPI(
+        title="Isthmus",
+        version=services.version,
+        description="Namespaces, links and the state of a proxy. Errors have the shape of `ErrorBody`.",
+        # The pages would load scripts from elsewhere; the description itself is at /openapi.json.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=_ERRORS,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    problems.install(app)
+    _health(app, services)
+    _namespaces(app, services)
+    _links(app, services, operations or Operations())
+    _state(app, services)
+    return app
+
+
+# --- health and metrics
+
+
+def _health(app: FastAPI, services: AdminServices) -> None:
+    @app.get("/health/live", tags=["health"], summary="The process runs")
+    async def live() -> Liveness:
+        return Liveness()
+
+    @app.get(
+        "/health/ready",
+        tags=["health"],
+        summary="Clients may be sent here",
+        response_model=Readiness,
+        responses={503: {"model": Readiness, "description": "Not ready, with the reasons."}},
+    )
+    async def ready() -> Response:
+        reasons = services.not_ready()
+        body = Readiness(ready=not reasons, reasons=reasons)
+        return JSONResponse(body.model_dump(), 503 if reasons else 200)
+
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        summary="Prometheus metrics",
+        response_class=Response,
+        responses={
+            200: {"content": {"text/plain": {}}, "description": "Prometheus text, or OpenMetrics where accepted."}
+        },
+    )
+    async def metrics(request: Request) -> Response:
+        body, content_type = exposition(services.registry, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+
+# --- namespaces
+
+
+def _control(services: AdminServices) -> ControlLogPort:
+    if services.control is None:
+        raise problems.not_ready("the control log")
+    return services.control
+
+
+async def _append(services: AdminServices, body: Body) -> ControlLogPort:
+    """Let the control log judge a command. Raises OperationError if it is rejected."""
+    control = _control(services)
+    command = Command(str(uuid.uuid4()), int(time.time() * 1000), services.name, control.state.applied_offset, body)
+    outcome = await control.append(command)
+    if isinstance(outcome, Rejected):
+        raise problems.rejected(outcome)
+    return control
+
+
+def _namespace(control: ControlLogPort, kind: ResourceType, prefix: str) -> Namespace:
+    namespace = control.state.namespace(kind, prefix)
+    if namespace is None:
+        raise OperationError("NOT_FOUND", f"there is no {kind} namespace {prefix!r}", 404)
+    return namespace
+
+
+async def _enforced(control: ControlLogPort, offset: int) -> bool:
+    """Wait until every proxy acts on the log up to ``offset``. False: some proxy does not yet."""
+    try:
+        async with asyncio.timeout(ENFORCE_TIMEOUT_S):
+            await control.enforced(offset)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _changed(
+    control: ControlLogPort, kind: ResourceType, prefix: str, response: Response, wait: bool
+) -> NamespaceView:
+    """Answer with the namespace when every proxy acts on its reservation, or with 202 before."""
+    namespace = _namespace(control, kind, prefix)
+    # A cleared reservation has no offset of its own: what has been applied by now holds the clearing.
+    offset = control.state.applied_offset if namespace.reserved_at_offset is None else namespace.reserved_at_offset
+    if (wait and not await _enforced(control, offset)) or (not wait and views.waiting_for(control.state, offset)):
+        response.status_code = 202
+    return views.namespace_view(control.state, control.state.namespace(kind, prefix) or namespace)
+
+
+def _namespaces(app: FastAPI, services: AdminServices) -> None:
+    accepted: dict[int | str, dict[str, Any]] = {
+        202: {
+            "model": NamespaceView,
+            "description": "Decided; `waiting_for` names the proxies that do not act on it yet.",
+        }
+    }
+
+    @app.get("/v1/namespaces", tags=["namespaces"], summary="List namespaces")
+    async def list_namespaces(
+        type: Annotated[ResourceType | None, Query(description="only those of this type")] = None,
+    ) -> Page[NamespaceView]:
+        state = _control(services).state
+        return Page(items=[view for view in views.namespace_views(state) if type is None or view.type is type])
+
+    @app.post("/v1/namespaces", tags=["namespaces"], summary="Create a namespace", status_code=201, responses=accepted)
+    async def create_namespace(request: CreateNamespaceRequest, response: Response, wait: Wait = True) -> NamespaceView:
+        body = CreateNamespace(request.type, request.prefix, request.reserved, request.reason, request.informational)
+        control = await _append(services, body)
+        if not request.reserved:  # nothing to enforce
+            return views.namespace_view(control.state, _namespace(control, request.type, request.prefix))
+        return await _changed(control, request.type, request.prefix, response, wait)
+
+    @app.get("/v1/namespaces/{type}", tags=["namespaces"], summary="Describe a namespace")
+    async def describe_namespace(type: ResourceType, prefix: Prefix) -> NamespaceView:
+        control = _control(services)
+        return views.namespace_view(control.state, _namespace(control, type, prefix))
+
+    @app.patch("/v1/namespaces/{type}", tags=["namespaces"], summary="Reserve it or clear that", responses=accepted)
+    async def alter_namespace(
+        type: ResourceType, prefix: Prefix, request: AlterNamespaceRequest, response: Response, wait: Wait = True
+    ) -> NamespaceView:
+        control = await _append(services, AlterNamespace(type, prefix, request.reserved, request.reason))
+        return await _changed(control, type, prefix, response, wait)
+
+    @app.delete("/v1/namespaces/{type}", tags=["namespaces"], summary="Delete a namespace", status_code=204)
+    async def delete_namespace(type: ResourceType, prefix: Prefix) -> None:
+        """What it holds stays. A namespace that is attached to a link must be detached first."""
+        await _append(services, DeleteNamespace(type, prefix))
+
+
+# --- links
+
+
+def _operations(services: AdminServices) -> LinkOperations:
+    if services.links is not None:
+        return services.links
+    if services.control is None or services.gateway is None:
+        raise problems.not_ready("replication")
+    message = 'no enabled plugin offers links: add "replication" to [plugins] enabled'
+    raise OperationError("REPLICATION_DISABLED", message, 501)
+
+
+def _links(app: FastAPI, services: AdminServices, operations: Operations) -> None:
+    example: dict[int | str, dict[str, Any]] = {200: _example(_LINK_EXAMPLE, "The link with its partitions.")}
+
+    @app.get("/v1/links", tags=["links"], summary="List links with their partitions")
+    async def list_links() -> Page[LinkStatus]:
+        return Page(items=_operations(services).statuses())
+
+    @app.post(
+        "/v1/links",
+        tags=["links"],
+        summary="Create a link, both ends of it",
+        status_code=201,
+        responses={201: _example(_LINK_EXAMPLE, "The link.")},
+    )
+    async def create_link(request: CreateLink) -> LinkStatus:
+        return await _operations(services).create(request)
+
+    @app.get("/v1/links/{name}", tags=["links"], summary="Describe a link", responses=example)
+    async def describe_link(name: str) -> LinkStatus:
+        return _operations(services).status(name)
+
+    @app.delete("/v1/links/{name}", tags=["links"], summary="Delete a link, both ends of it", status_code=204)
+    async def delete_link(
+        name: str,
+        local_only: Annotated[bool, Query(description="this end, where the other cluster cannot be reached")] = False,
+    ) -> None:
+        """Namespaces that followed stay reserved."""
+        await _operations(services).delete(name, local_only)
+
+    @app.post("/v1/links/{name}/mappings", tags=["links"], summary="Attach a pair of namespaces")
+    async def attach(name: str, request: Attach) -> AttachResult:
+        """With `dry_run` nothing changes, and the answer says what would happen and what would be lost."""
+        return await _operations(services).attach(name, request)
+
+    @app.delete("/v1/links/{name}/mappings", tags=["links"], summary="Detach a pair of namespaces", status_code=204)
+    async def detach(
+        name: str,
+        local: Annotated[str, Query(description="the local namespace's prefix")],
+        type: ResourceType = ResourceType.TOPIC,
+        local_only: Annotated[bool, Query(description="this end, where the other cluster cannot be reached")] = False,
+    ) -> None:
+        """A follower stays reserved."""
+        await _operations(services).detach(name, local, type.value, local_only)
+
+    @app.post("/v1/links/{name}/verify", tags=["links"], summary="Compare both sides of a link", status_code=202)
+    async def verify(name: str, response: Response) -> OperationView:
+        """Starts an operation whose result is a VerifyReport. While one runs for the link, that one is returned."""
+        links = _operations(services)
+        links.status(name)  # an unknown link is an error now and not later
+        operation = operations.start("verify", name, lambda progress: links.verify(name, progress))
+        response.headers["location"] = f"/v1/operations/{operation.id}"
+        return operation.view()
+
+    @app.get("/v1/operations", tags=["operations"], summary="List operations, newest first")
+    async def list_operations() -> Page[OperationView]:
+        return Page(items=[operation.view() for operation in operations.newest_first()])
+
+    @app.get("/v1/operations/{id}", tags=["operations"], summary="What became of an operation")
+    async def describe_operation(
+        id: str,
+        wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="wait so long for its end")] = 0,
+    ) -> OperationView:
+        operation: Operation = operations.get(id)
+        if wait_s:
+            try:
+                await asyncio.wait_for(operation.ended.wait(), wait_s)
+            except TimeoutError:
+                pass
+        return operation.view()
+
+    @app.delete("/v1/operations/{id}", tags=["operations"], summary="Cancel an operation", status_code=204)
+    async def cancel_operation(id: str) -> None:
+        await operations.cancel(id)
+
+
+# --- what there is
+
+
+def _state(app: FastAPI, services: AdminServices) -> None:
+    @app.get("/v1/topics", tags=["topics"], summary="List follower topics with provenance and refusals")
+    async def list_topics(
+        link: Annotated[str | None, Query(description="only those of this link")] = None,
+    ) -> Page[TopicView]:
+        found = views.topic_views(_control(services).state)
+        return Page(items=[view for view in found if link is None or view.link_name == link])
+
+    @app.get("/v1/topics/{name}", tags=["topics"], summary="Describe a follower topic")
+    async def describe_topic(name: str) -> TopicView:
+        view = views.topic_view(_control(services).state, name)
+        if view is None:
+            raise OperationError("NOT_FOUND", f"topic {name!r} follows no link here, nor did it", 404)
+        return view
+
+    @app.get("/v1/status", tags=["status"], summary="This proxy, and what it knows of its cluster")
+    async def status() -> StatusView:
+        return views.status_view(services)
+
+    @app.get("/v1/proxies", tags=["status"], summary="The proxies of the cluster")
+    async def list_proxies() -> Page[ProxyView]:
+        return Page(items=views.proxy_views(_control(services).state, services.name))

@@ -1,0 +1,252 @@
+"""What goes over REST, besides the models of links (:mod:`isthmus_plugins.links`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from isthmus_control.model import ResourceType
+from isthmus_plugins.links import LinkStatus
+
+T = TypeVar("T")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ErrorBody(_Model):
+    """Every error, whatever its status."""
+
+    error_code: int = Field(examples=[40401])
+    """The HTTP status and two digits that tell codes of one status apart; 00 where ``code`` alone does."""
+    code: str = Field(examples=["NOT_FOUND"])
+    """A constant, for programs."""
+    message: str = Field(examples=["there is no topic namespace 'orders-'"])
+    """What is wrong and what to do, for people."""
+
+
+class Page(_Model, Generic[T]):
+    """A list. Nothing is left out."""
+
+    items: list[T]
+
+
+class Readiness(_Model):
+    ready: bool
+    reasons: list[str] = Field(default=[], examples=[["the control log is being read"]])
+    """Why it is not."""
+
+
+class Liveness(_Model):
+    alive: Literal[True] = True
+
+
+# --- namespaces
+
+
+class NamespaceMappingView(_Model):
+    """A link that a namespace is attached to."""
+
+    link_name: str = Field(examples=["a-to-b"])
+    role: str = Field(examples=["leader"])
+    """The role of this namespace."""
+    remote: str = Field(examples=["orders-"])
+    """The prefix of the other cluster's namespace."""
+
+
+class NamespaceView(_Model):
+    """A prefix of topics, groups or principals."""
+
+    type: ResourceType
+    prefix: str = Field(examples=["orders-"])
+    state: Literal["open", "reserving", "reserved"]
+    """``reserving``: the reservation is decided, and not every proxy of the cluster enforces it yet."""
+    waiting_for: list[str] = Field(default=[], examples=[["proxy-2"]])
+    """Proxies that do not act on the current reservation yet."""
+    reserved_reason: str | None = Field(default=None, examples=["follows link 'a-to-b'"])
+    informational: bool
+    created_ms: int = Field(examples=[1760000000000])
+    mappings: list[NamespaceMappingView] = []
+
+
+class CreateNamespaceRequest(_Model):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"type": "topic", "prefix": "orders-", "reserved": True, "reason": "migration"}]
+        }
+    )
+
+    type: ResourceType = ResourceType.TOPIC
+    prefix: str
+    """The empty prefix holds every name that does not start with an underscore."""
+    reserved: bool = False
+    """Clients may not write what it holds."""
+    reason: str | None = None
+    """Told to clients whose writes are refused."""
+    informational: bool = False
+
+
+class AlterNamespaceRequest(_Model):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"reserved": False}]})
+
+    reserved: bool
+    reason: str | None = None
+
+
+# --- topics
+
+
+class SourceEpochView(_Model):
+    epoch: int
+    start_offset: int
+
+
+class ProvenanceView(_Model):
+    """A range of offsets and the cluster that it came from."""
+
+    source_cluster_id: str
+    source_topic_id: str
+    start_offset: int
+    end_offset: int | None
+    """Exclusive; None: it is being followed."""
+    recorded_ms: int
+    epochs: list[SourceEpochView] = []
+    """The source's leader epochs within the range."""
+
+
+class TopicPartitionView(_Model):
+    partition: int
+    provenance: list[ProvenanceView]
+
+
+class TopicView(_Model):
+    """A local topic that follows, may not, or did."""
+
+    topic: str = Field(examples=["orders-eu"])
+    link_name: str | None
+    """None: no link knows the topic any more, and its history is kept."""
+    source_topic: str | None
+    state: Literal["creating", "following", "refused", "detached", "independent"]
+    reason: str | None = Field(default=None, examples=["TOPIC_NOT_EMPTY"])
+    message: str | None = None
+    topic_id: str | None
+    source_topic_id: str | None
+    recorded_ms: int | None
+    partitions: list[TopicPartitionView] = []
+
+
+# --- the process and its cluster
+
+
+class BrokerAddress(_Model):
+    """A broker that a proxy fronts."""
+
+    broker_id: int
+    address: str = Field(examples=["proxy-1.example.org:19093"])
+    """What clients connect to."""
+    broker: str | None = Field(default=None, examples=["broker-1:9092"])
+    """The broker's own address, where this proxy knows it."""
+
+
+class LeaseStatus(_Model):
+    vouching: bool
+    """Whether this proxy has a lease and serves writes."""
+    reason: str | None = None
+    """Why it does not vouch."""
+    remaining_seconds: float | None = None
+
+
+class ProcessDescription(_Model):
+    """What the process says of itself."""
+
+    mode: Literal["sidecar", "whole-cluster"]
+    bootstrap: str | None = Field(examples=["proxy-1.example.org:19092"])
+    """Where clients bootstrap."""
+    link_address: str | None = Field(examples=["proxy-1.example.org:19192"])
+    """Where proxies of other clusters reach this one."""
+    brokers: list[BrokerAddress]
+    lease: LeaseStatus
+    plugins: list[str]
+    warnings: list[str] = []
+    """What an operator should know, such as that secrets in the control log are not sealed."""
+
+
+class ConnectionCounts(_Model):
+    open: int
+    opened: int
+    """Since the start."""
+    closed: dict[str, int]
+    """Since the start, by cause."""
+
+
+class LimitsView(_Model):
+    connections_max: int
+    in_flight_max: int
+    frame_bytes_max: int
+    file_descriptors_open: int
+    file_descriptors_max: int
+
+
+class ProxyView(_Model):
+    """A proxy of the cluster, by its lease in the control log."""
+
+    name: str = Field(examples=["proxy-1"])
+    this: bool
+    """It is the one that answers."""
+    state: Literal["active", "superseded"]
+    """``superseded``: a newer process took the name; reservations wait for it until its lease is out."""
+    incarnation: str
+    version: str
+    brokers: list[BrokerAddress]
+    all_brokers: bool
+    link_address: str | None
+    lease_ms: int
+    enforced_offset: int
+    """Up to here it enforces the control log."""
+
+
+class StatusView(_Model):
+    """One proxy and what it knows of its cluster."""
+
+    name: str
+    version: str
+    cluster_id: str | None
+    ready: bool
+    reasons: list[str]
+    """Why it is not ready."""
+    started_ms: int
+    uptime_seconds: float
+    process: ProcessDescription
+    control_log_offset: int | None
+    connections: ConnectionCounts | None
+    limits: LimitsView | None
+    namespaces: list[NamespaceView]
+    links: list[LinkStatus]
+    proxies: list[ProxyView]
+
+
+# --- operations
+
+
+class ErrorSummary(_Model):
+    code: str
+    message: str
+
+
+class OperationView(_Model):
+    """Work that goes on behind a request."""
+
+    id: str
+    kind: str = Field(examples=["verify"])
+    target: str = Field(examples=["a-to-b"])
+    state: Literal["running", "done", "failed"]
+    done: int = Field(examples=[1500])
+    total: int | None = Field(examples=[100000])
+    """None: not known yet."""
+    started_ms: int
+    seconds: float
+    result: Annotated[dict[str, Any] | None, Field(default=None)]
+    """Of ``verify``: a VerifyReport."""
+    error: ErrorSummary | None = None

@@ -1,0 +1,54 @@
+"""What the admin listener speaks for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client import CollectorRegistry
+
+from isthmus.admin.models import ProcessDescription
+
+if TYPE_CHECKING:
+    from isthmus.listener import Gateway
+    from isthmus_control.commands import Command
+    from isthmus_control.control_state import ControlState
+    from isthmus_control.outcome import Outcome
+    from isthmus_plugins.links import LinkOperations
+
+
+class ControlLogPort(Protocol):
+    """The part of the control log that operators' requests need."""
+
+    @property
+    def state(self) -> ControlState: ...
+
+    def append(self, command: Command) -> Awaitable[Outcome]:
+        """Write the command and say what came of it; ``state`` has it then. Raises PeerFault."""
+
+    def enforced(self, offset: int) -> Awaitable[object]:
+        """Return when every proxy with an unexpired lease enforces the log up to ``offset``."""
+
+
+@dataclass(slots=True)
+class AdminServices:
+    """The process, part by part. A part that is not up yet is None: what needs it answers 503.
+
+    The process makes one of these at its start, serves it, and fills it in.
+    """
+
+    name: str
+    """The proxy's name in leases, logs and ``status``."""
+    describe: Callable[[], ProcessDescription]
+    not_ready: Callable[[], list[str]]
+    """Why clients should not be sent here yet, or any more. Empty: ready."""
+    registry: CollectorRegistry
+    version: str = "0"
+    control: ControlLogPort | None = None
+    gateway: Gateway | None = None
+    links: LinkOperations | None = None
+    """None, once the process is up: no plugin offers links."""
+    started: float = field(default_factory=time.monotonic)
+    started_ms: int = field(default_factory=lambda: int(time.time() * 1000))

@@ -1,0 +1,168 @@
+"""The control state as REST shows it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterable
+
+from isthmus.admin.models import (
+    BrokerAddress,
+    ConnectionCounts,
+    LimitsView,
+    NamespaceMappingView,
+    NamespaceView,
+    ProvenanceView,
+    ProxyView,
+    SourceEpochView,
+    StatusView,
+    TopicPartitionView,
+    TopicView,
+)
+from isthmus.admin.services import AdminServices
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import FollowerTopic, Namespace, ProxyLease, TopicHistory
+
+
+def waiting_for(state: ControlState, offset: int) -> list[str]:
+    """Names of the proxies that do not enforce the log up to ``offset`` yet."""
+    leases = (*state.proxies.values(), *state.superseded.values())
+    return sorted({lease.name for lease in leases if lease.enforced_offset < offset})
+
+
+def namespace_view(state: ControlState, namespace: Namespace) -> NamespaceView:
+    offset = namespace.reserved_at_offset
+    waits = waiting_for(state, offset) if namespace.reserved and offset is not None else []
+    return NamespaceView(
+        type=namespace.type,
+        prefix=namespace.prefix,
+        state="open" if not namespace.reserved else "reserving" if waits else "reserved",
+        waiting_for=waits,
+        reserved_reason=namespace.reserved_reason,
+        informational=namespace.informational,
+        created_ms=namespace.created_ms,
+        mappings=[
+            NamespaceMappingView(link_name=link.name, role=mapping.role, remote=mapping.remote_prefix)
+            for link, mapping in state.attachments(namespace.key)
+        ],
+    )
+
+
+def namespace_views(state: ControlState) -> list[NamespaceView]:
+    return [namespace_view(state, namespace) for _, namespace in sorted(state.namespaces.items())]
+
+
+def topic_view(state: ControlState, name: str) -> TopicView | None:
+    """A topic that follows, or that the state has a history of."""
+    follower, history = state.follower_topics.get(name), state.histories.get(name)
+    if follower is None and history is None:
+        return None
+    reason = follower.reason if follower else None
+    return TopicView(
+        topic=name,
+        link_name=follower.link if follower else None,
+        source_topic=follower.source_topic if follower else None,
+        state=follower.state.value if follower else "independent",
+        reason=reason.code if reason else None,
+        message=reason.message if reason else None,
+        topic_id=_topic_id(follower, history),
+        source_topic_id=follower.source_topic_id if follower else None,
+        recorded_ms=follower.recorded_ms if follower else None,
+        partitions=_partitions(history),
+    )
+
+
+def _topic_id(follower: FollowerTopic | None, history: TopicHistory | None) -> str | None:
+    if follower is not None and follower.topic_id is not None:
+        return follower.topic_id
+    return history.topic_id if history else None
+
+
+def _partitions(history: TopicHistory | None) -> list[TopicPartitionView]:
+    if history is None:
+        return []
+    return [
+        TopicPartitionView(
+            partition=partition,
+            provenance=[
+                ProvenanceView(
+                    source_cluster_id=each.source_cluster_id,
+                    source_topic_id=each.source_topic_id,
+                    start_offset=each.start_offset,
+                    end_offset=each.end_offset,
+                    recorded_ms=each.recorded_ms,
+                    epochs=[SourceEpochView(epoch=e.epoch, start_offset=e.start_offset) for e in each.epochs],
+                )
+                for each in ranges
+            ],
+        )
+        for partition, ranges in sorted(history.partitions.items())
+    ]
+
+
+def topic_views(state: ControlState) -> list[TopicView]:
+    names = sorted({*state.follower_topics, *state.histories})
+    return [view for name in names if (view := topic_view(state, name)) is not None]
+
+
+def proxy_views(state: ControlState, this: str) -> list[ProxyView]:
+    return [
+        *_proxies(sorted(state.proxies.values(), key=lambda lease: lease.name), "active", this),
+        *_proxies(sorted(state.superseded.values(), key=lambda lease: lease.name), "superseded", this),
+    ]
+
+
+def _proxies(leases: Iterable[ProxyLease], standing: str, this: str) -> list[ProxyView]:
+    return [
+        ProxyView(
+            name=lease.name,
+            this=standing == "active" and lease.name == this,
+            state="active" if standing == "active" else "superseded",
+            incarnation=lease.incarnation,
+            version=lease.version,
+            brokers=[
+                BrokerAddress(broker_id=claim.broker_id, address=f"{claim.host}:{claim.port}")
+                for claim in lease.brokers
+            ],
+            all_brokers=lease.all_brokers,
+            link_address=lease.link_address,
+            lease_ms=lease.lease_ms,
+            enforced_offset=lease.enforced_offset,
+        )
+        for lease in leases
+    ]
+
+
+def status_view(services: AdminServices) -> StatusView:
+    state = services.control.state if services.control else None
+    reasons = services.not_ready()
+    gateway = services.gateway
+    return StatusView(
+        name=services.name,
+        version=services.version,
+        cluster_id=state.cluster_id if state else None,
+        ready=not reasons,
+        reasons=reasons,
+        started_ms=services.started_ms,
+        uptime_seconds=round(time.monotonic() - services.started, 3),
+        process=services.describe(),
+        control_log_offset=state.applied_offset if state else None,
+        connections=None
+        if gateway is None
+        else ConnectionCounts(
+            open=len(gateway.sessions), opened=gateway.connections_opened, closed=dict(gateway.closed_by_cause)
+        ),
+        limits=None
+        if gateway is None
+        else LimitsView(
+            connections_max=gateway.limits.connections_max,
+            in_flight_max=gateway.limits.in_flight_max,
+            frame_bytes_max=gateway.limits.frame_bytes_max,
+            file_descriptors_open=len(os.listdir("/proc/self/fd")),
+            file_descriptors_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        ),
+        namespaces=namespace_views(state) if state else [],
+        links=services.links.statuses() if services.links else [],
+        proxies=proxy_views(state, services.name) if state else [],
+    )

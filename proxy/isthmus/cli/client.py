@@ -1,0 +1,89 @@
+"""The admin listener, from the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+
+import typer
+
+from isthmus.cli.output import CliError, Exit, Output
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_URL: Final = "http://127.0.0.1:28080"
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 120.0
+"""A reservation is answered when every proxy enforces it, which may take a lease."""
+
+UrlOption = Annotated[str, typer.Option("--url", envvar="ISTHMUS_URL", help="The proxy's admin listener.")]
+
+
+class Admin:
+    """One command's connection to an admin listener. Every failure is a :class:`CliError`."""
+
+    def __init__(self, url: str, output: Output) -> None:
+        import httpx  # a tenth of a second that `--help` need not take
+
+        self.url = url.rstrip("/")
+        self.output = output
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        # Proxies of the environment are for the world outside, admin listeners are on private addresses.
+        self._client = httpx.Client(timeout=timeout, trust_env=False)
+        self._errors = httpx
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._client.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        return self._request("GET", path, query)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
+        return self._request("POST", path, query, body)
+
+    def patch(self, path: str, body: Mapping[str, Any], **query: Any) -> Any:
+        return self._request("PATCH", path, query, body)
+
+    def delete(self, path: str, **query: Any) -> Any:
+        return self._request("DELETE", path, query)
+
+    def error(self, code: str, message: str, exit_code: Exit = Exit.FAILED, error_code: int | None = None) -> CliError:
+        """An error in the form that the command's output asks for."""
+        return CliError(code, message, exit_code, self.output, error_code)
+
+    def _request(self, method: str, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> Any:
+        errors = self._errors
+        wanted = {name: value for name, value in query.items() if value is not None}
+        try:
+            response = self._client.request(method, self.url + path, params=wanted, json=body)
+        except (errors.UnsupportedProtocol, errors.InvalidURL, errors.LocalProtocolError) as error:
+            message = f"{self.url!r} is not the URL of an admin listener ({error}): give one like {DEFAULT_URL}"
+            raise self.error("INVALID_URL", message, Exit.USAGE) from None
+        except errors.TransportError as error:
+            message = (
+                f"no answer from a proxy at {self.url} ({error or type(error).__name__}):"
+                " is it running? --url or ISTHMUS_URL says where"
+            )
+            raise self.error("NOT_REACHABLE", message, Exit.NOT_REACHABLE) from None
+        return self._result(response)
+
+    def _result(self, response: httpx.Response) -> Any:
+        if response.status_code == 204:
+            return None
+        try:
+            answer = response.json()
+        except ValueError:
+            message = f"{self.url} is not an admin listener: it answered {response.status_code} and no JSON"
+            raise self.error("NOT_REACHABLE", message, Exit.NOT_REACHABLE) from None
+        if response.is_success:
+            return answer
+        if not isinstance(answer, dict) or "message" not in answer:
+            message = f"{self.url} is not an admin listener: it answered {response.status_code}"
+            raise self.error("NOT_REACHABLE", message, Exit.NOT_REACHABLE)
+        code = str(answer.get("code", "ERROR"))
+        raise self.error(code, str(answer["message"]), Exit.FAILED, answer.get("error_code"))

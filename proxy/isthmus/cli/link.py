@@ -1,0 +1,250 @@
+"""``isthmus link``: pairs of clusters, and the namespaces that they replicate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.namespace import TypeOption
+from isthmus.cli.output import (
+    EXIT_CODES,
+    CliError,
+    Exit,
+    Output,
+    OutputOption,
+    columns,
+    example,
+    fields,
+    prefix_cell,
+    show,
+)
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Links between clusters, and the pairs of namespaces attached to them.",
+    epilog=example(
+        "isthmus link create a-to-b --remote 127.0.0.1:39192",
+        "isthmus link attach a-to-b --local orders- --remote orders- --role leader",
+    )
+    + EXIT_CODES,
+)
+
+NameArgument = Annotated[str, typer.Argument(help="The link's name.")]
+LocalOption = Annotated[str, typer.Option("--local", help='Prefix of the local namespace; "" is the empty one.')]
+LocalOnlyOption = Annotated[
+    bool, typer.Option("--local-only", help="Only this end, where the other cluster cannot be reached.")
+]
+
+
+@app.command(epilog=example("isthmus link create a-to-b --remote 127.0.0.1:39192 --token-file b.token") + EXIT_CODES)
+def create(
+    name: NameArgument,
+    remote: Annotated[str, typer.Option("--remote", help="host:port of a link listener of the other cluster.")],
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="File with the other cluster's enrolment token; - is standard input."),
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create a link, both ends of it: here and at the cluster whose link listener --remote is."""
+    body: dict[str, Any] = {"link_name": name, "remote": remote}
+    if token_file is not None:
+        body["token"] = _token(token_file, output)
+    with Admin(url, output) as admin:
+        show(admin.post("/v1/links", body), output, _described)
+
+
+@app.command("list", epilog=example("isthmus link list") + EXIT_CODES)
+def list_(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """List links with their states and lag."""
+    with Admin(url, output) as admin:
+        show(admin.get("/v1/links")["items"], output, link_lines)
+
+
+@app.command(epilog=example("isthmus link describe a-to-b -o json") + EXIT_CODES)
+def describe(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Describe a link: its mappings, and the state and lag of each partition."""
+    with Admin(url, output) as admin:
+        show(admin.get(f"/v1/links/{_path(name)}"), output, _described)
+
+
+@app.command(epilog=example("isthmus link delete a-to-b", "isthmus link delete a-to-b --local-only") + EXIT_CODES)
+def delete(
+    name: NameArgument,
+    local_only: LocalOnlyOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Delete a link, both ends of it. Namespaces that followed stay reserved."""
+    with Admin(url, output) as admin:
+        admin.delete(f"/v1/links/{_path(name)}", local_only=local_only)
+        show({"link_name": name, "deleted": True}, output, lambda _: [f"link {name} deleted"])
+
+
+@app.command(
+    epilog=example(
+        "isthmus link attach a-to-b --local orders- --remote orders- --role leader",
+        "isthmus link attach a-to-b --local orders- --remote orders- --role leader --truncate-target --dry-run",
+    )
+    + EXIT_CODES
+)
+def attach(
+    name: NameArgument,
+    local: LocalOption,
+    remote: Annotated[str, typer.Option("--remote", help="Prefix of the other cluster's namespace.")],
+    role: Annotated[Literal["leader", "follower"], typer.Option("--role", help="The role of the local namespace.")],
+    type: TypeOption = "topic",
+    truncate_target: Annotated[
+        bool,
+        typer.Option("--truncate-target", help="Empty topics of the follower namespace that hold other records."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, print what would happen and what would be lost.")
+    ] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Attach a pair of namespaces to a link; the follower becomes reserved."""
+    body = {
+        "local": local,
+        "remote": remote,
+        "role": role,
+        "type": type,
+        "truncate_target": truncate_target,
+        "dry_run": dry_run,
+    }
+    with Admin(url, output) as admin:
+        show(admin.post(f"/v1/links/{_path(name)}/mappings", body), output, _attached)
+
+
+@app.command(epilog=example("isthmus link detach a-to-b --local orders-") + EXIT_CODES)
+def detach(
+    name: NameArgument,
+    local: LocalOption,
+    type: TypeOption = "topic",
+    local_only: LocalOnlyOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Detach a pair of namespaces. A follower stays reserved."""
+    with Admin(url, output) as admin:
+        admin.delete(f"/v1/links/{_path(name)}/mappings", local=local, type=type, local_only=local_only)
+        result = {"link_name": name, "local": local, "type": type, "detached": True}
+        show(result, output, lambda _: [f"{type} namespace {prefix_cell(local)} detached from {name}"])
+
+
+def _path(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")
+
+
+def _token(file: Path, output: Output) -> str:
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise CliError("TOKEN_FILE", f"--token-file {file} cannot be read: {reason}", Exit.USAGE, output) from None
+    token = text.strip()
+    if not token:
+        raise CliError("TOKEN_FILE", f"--token-file {file} is empty", Exit.USAGE, output)
+    return token
+
+
+def link_lines(links: list[dict[str, Any]]) -> list[str]:
+    """A table of links."""
+    return columns(
+        ("LINK", "STATE", "MODE", "REMOTE", "HEARD", "MAPPINGS", "PARTITIONS", "LAG", "LAG_SECONDS", "REASON"),
+        (
+            (
+                link["link_name"],
+                link["state"],
+                link["mode"],
+                link["remote"],
+                _heard(link),
+                [f"{prefix_cell(m['local'])}:{prefix_cell(m['remote'])} ({m['role']})" for m in link["mappings"]],
+                len(link["partitions"]),
+                _sum(each["partition_mirror_lag"] for each in link["partitions"]),
+                _max(each["lag_seconds"] for each in link["partitions"]),
+                link["reason"],
+            )
+            for link in links
+        ),
+    )
+
+
+def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
+    """A table of a link's partitions."""
+    return columns(
+        ("TOPIC", "PARTITION", "ROLE", "STATE", "SOURCE_END", "FOLLOWER_END", "LAG", "LAG_SECONDS", "REASON"),
+        (
+            (
+                each["topic"],
+                each["partition"],
+                each["role"],
+                each["state"],
+                each["source_end"],
+                each["follower_end"],
+                each["partition_mirror_lag"],
+                each["lag_seconds"],
+                each["message"] or each["reason"],
+            )
+            for each in partitions
+        ),
+    )
+
+
+def _heard(link: dict[str, Any]) -> str:
+    seconds = link["last_heard_seconds"]
+    return "never" if seconds is None else f"{seconds:.1f}s ago"
+
+
+def _sum(values: Iterator[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _max(values: Iterator[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _described(link: dict[str, Any]) -> Iterator[str]:
+    yield from fields(
+        [
+            ("link", link["link_name"]),
+            ("id", link["link_id"]),
+            ("state", link["state"]),
+            ("reason", link["message"] or link["reason"]),
+            ("mode", link["mode"]),
+            ("local cluster", link["local_cluster_id"]),
+            ("remote cluster", link["remote_cluster_id"]),
+            ("remote", link["remote"]),
+            ("peer heard", _heard(link)),
+            *(
+                ("mapping", f"{m['type']} {prefix_cell(m['local'])} ({m['role']}), remote {prefix_cell(m['remote'])}")
+                for m in link["mappings"]
+            ),
+        ]
+    )
+    if link["partitions"]:
+        yield ""
+        yield from partition_lines(link["partitions"])
+
+
+def _attached(result: dict[str, Any]) -> Iterator[str]:
+    verb = "would be attached" if result["dry_run"] else "attached"
+    local, remote = prefix_cell(result["local"]), prefix_cell(result["remote"])
+    yield f"{local} ({result['role']}) {verb} to {result['link_name']}, remote {remote}"
+    if result["topics"]:
+        yield ""
+        yield from columns(
+            ("TOPIC", "SOURCE_TOPIC", "ACTION", "RECORDS_LOST", "REASON"),
+            ((t["topic"], t["source_topic"], t["action"], t["records_lost"], t["reason"]) for t in result["topics"]),
+        )

@@ -1,0 +1,154 @@
+"""``isthmus namespace``: prefixes of topics, groups and principals, and their reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import typer
+
+from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.output import (
+    EXIT_CODES,
+    Output,
+    OutputOption,
+    columns,
+    example,
+    fields,
+    prefix_cell,
+    show,
+    shows_progress,
+)
+
+ResourceType = Literal["topic", "consumer-group", "principal"]
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Namespaces: prefixes of topics, consumer groups and principals.",
+    epilog=example("isthmus namespace create orders- --type topic") + EXIT_CODES,
+)
+
+PrefixArgument = Annotated[
+    str, typer.Argument(help='The prefix; "" holds every name that does not start with an underscore.')
+]
+TypeOption = Annotated[ResourceType, typer.Option("--type", help="What the namespace holds.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Return when every proxy of the cluster acts on the reservation.")
+]
+ReasonOption = Annotated[str | None, typer.Option("--reason", help="Told to clients whose writes are refused.")]
+
+
+@app.command(
+    epilog=example(
+        "isthmus namespace create orders- --type topic",
+        "isthmus namespace create orders- --reserved --reason migration",
+    )
+    + EXIT_CODES
+)
+def create(
+    prefix: PrefixArgument,
+    type: TypeOption = "topic",
+    reserved: Annotated[bool, typer.Option("--reserved", help="Refuse clients' writes to what it holds.")] = False,
+    reason: ReasonOption = None,
+    wait: WaitOption = True,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create a namespace."""
+    body = {"type": type, "prefix": prefix, "reserved": reserved, "reason": reason}
+    with Admin(url, output) as admin:
+        _say_waiting(reserved and wait, output)
+        show(admin.post("/v1/namespaces", body, wait=wait), output, _described)
+
+
+@app.command("list", epilog=example("isthmus namespace list --type topic -o json") + EXIT_CODES)
+def list_(
+    type: Annotated[ResourceType | None, typer.Option("--type", help="Only those of this type.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List namespaces."""
+    with Admin(url, output) as admin:
+        show(admin.get("/v1/namespaces", type=type)["items"], output, namespace_lines)
+
+
+@app.command(epilog=example("isthmus namespace describe orders-") + EXIT_CODES)
+def describe(
+    prefix: PrefixArgument,
+    type: TypeOption = "topic",
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Describe a namespace, its reservation and the links that it is attached to."""
+    with Admin(url, output) as admin:
+        show(admin.get(f"/v1/namespaces/{type}", prefix=prefix), output, _described)
+
+
+@app.command(
+    epilog=example("isthmus namespace alter orders- --reserved", "isthmus namespace alter orders- --no-reserved")
+    + EXIT_CODES
+)
+def alter(
+    prefix: PrefixArgument,
+    reserved: Annotated[bool, typer.Option("--reserved/--no-reserved", help="Refuse or take clients' writes.")],
+    type: TypeOption = "topic",
+    reason: ReasonOption = None,
+    wait: WaitOption = True,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Reserve a namespace, or clear its reservation."""
+    with Admin(url, output) as admin:
+        _say_waiting(wait, output)
+        body = {"reserved": reserved, "reason": reason}
+        show(admin.patch(f"/v1/namespaces/{type}", body, prefix=prefix, wait=wait), output, _described)
+
+
+@app.command(epilog=example("isthmus namespace delete orders-") + EXIT_CODES)
+def delete(
+    prefix: PrefixArgument,
+    type: TypeOption = "topic",
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Delete a namespace. What it holds stays, and may be written again."""
+    with Admin(url, output) as admin:
+        admin.delete(f"/v1/namespaces/{type}", prefix=prefix)
+        result = {"type": type, "prefix": prefix, "deleted": True}
+        show(result, output, lambda _: [f"{type} namespace {prefix_cell(prefix)} deleted"])
+
+
+def _say_waiting(waits: bool, output: Output) -> None:
+    if waits and shows_progress(output):
+        typer.echo("waiting until every proxy of the cluster acts on it", err=True)
+
+
+def namespace_lines(namespaces: list[dict[str, Any]]) -> list[str]:
+    """A table of namespaces."""
+    return columns(
+        ("TYPE", "PREFIX", "STATE", "LINKS", "REASON"),
+        (
+            (each["type"], prefix_cell(each["prefix"]), each["state"], _links(each), each["reserved_reason"])
+            for each in namespaces
+        ),
+    )
+
+
+def _links(namespace: dict[str, Any]) -> list[str]:
+    return [f"{each['link_name']} ({each['role']})" for each in namespace["mappings"]]
+
+
+def _described(namespace: dict[str, Any]) -> Iterator[str]:
+    pairs: list[tuple[str, Any]] = [
+        ("type", namespace["type"]),
+        ("prefix", prefix_cell(namespace["prefix"])),
+        ("state", namespace["state"]),
+    ]
+    if namespace["reserved_reason"]:
+        pairs.append(("reason", namespace["reserved_reason"]))
+    if namespace["waiting_for"]:
+        pairs.append(("waiting for", namespace["waiting_for"]))
+    for each in namespace["mappings"]:
+        pairs.append(("link", f"{each['link_name']}: {each['role']}, remote {prefix_cell(each['remote'])}"))
+    yield from fields(pairs)

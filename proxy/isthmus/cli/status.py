@@ -1,0 +1,74 @@
+"""``isthmus status``: one proxy, and what it knows of its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.link import link_lines, partition_lines
+from isthmus.cli.namespace import namespace_lines
+from isthmus.cli.output import EXIT_CODES, Output, OutputOption, columns, example, fields, show
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(epilog=example("isthmus status", "isthmus status -o json --url http://127.0.0.1:28080") + EXIT_CODES)
+def status(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Show a proxy, its brokers and limits, the cluster's namespaces, links with their lag, and other proxies."""
+    with Admin(url, output) as admin:
+        show(admin.get("/v1/status"), output, _lines)
+
+
+def _lines(status: dict[str, Any]) -> Iterator[str]:
+    process, connections, limits = status["process"], status["connections"], status["limits"]
+    lease = process["lease"]
+    pairs: list[tuple[str, Any]] = [
+        ("proxy", f"{status['name']} {status['version']} ({process['mode']})"),
+        ("cluster", status["cluster_id"]),
+        ("ready", "yes" if status["ready"] else f"no: {'; '.join(status['reasons'])}"),
+        ("vouching", "yes" if lease["vouching"] else f"no: {lease['reason'] or 'no lease'}"),
+        ("up", f"{status['uptime_seconds']:.0f} s"),
+        ("clients bootstrap at", process["bootstrap"]),
+        ("links reach it at", process["link_address"]),
+        ("control log offset", status["control_log_offset"]),
+    ]
+    if connections and limits:
+        pairs += [
+            ("connections", f"{connections['open']} of {limits['connections_max']} ({connections['opened']} opened)"),
+            ("file descriptors", f"{limits['file_descriptors_open']} of {limits['file_descriptors_max']}"),
+        ]
+    pairs.append(("plugins", process["plugins"]))
+    pairs += [("warning", text) for text in process["warnings"]]
+    yield from fields(pairs)
+    if process["brokers"]:
+        yield ""
+        rows = ((each["broker_id"], each["address"], each["broker"]) for each in process["brokers"])
+        yield from columns(("BROKER", "CLIENTS_CONNECT_TO", "BROKER_ADDRESS"), rows)
+    if status["proxies"]:
+        yield ""
+        yield from columns(
+            ("PROXY", "STATE", "BROKERS", "VERSION", "ENFORCES_TO"),
+            (
+                (
+                    each["name"] + (" (this)" if each["this"] else ""),
+                    each["state"],
+                    [broker["broker_id"] for broker in each["brokers"]],
+                    each["version"],
+                    each["enforced_offset"],
+                )
+                for each in status["proxies"]
+            ),
+        )
+    if status["namespaces"]:
+        yield ""
+        yield from namespace_lines(status["namespaces"])
+    if status["links"]:
+        yield ""
+        yield from link_lines(status["links"])
+        partitions = [each for link in status["links"] for each in link["partitions"]]
+        if partitions:
+            yield ""
+            yield from partition_lines(partitions)

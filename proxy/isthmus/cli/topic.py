@@ -1,0 +1,88 @@
+"""``isthmus topic``: local topics that follow, with where their records came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.output import EXIT_CODES, Output, OutputOption, columns, example, fields, show
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Topics that follow a link: states, refusals, provenance.",
+    epilog=example("isthmus topic list --link a-to-b") + EXIT_CODES,
+)
+
+
+@app.command("list", epilog=example("isthmus topic list --link a-to-b") + EXIT_CODES)
+def list_(
+    link: Annotated[str | None, typer.Option("--link", help="Only those of this link.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the local topics that follow, may not follow, or did."""
+    with Admin(url, output) as admin:
+        show(admin.get("/v1/topics", link=link)["items"], output, _listed)
+
+
+@app.command(epilog=example("isthmus topic describe orders-eu") + EXIT_CODES)
+def describe(
+    name: Annotated[str, typer.Argument(help="The local topic's name.")],
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Describe a topic: its source, and which cluster each range of offsets came from."""
+    with Admin(url, output) as admin:
+        show(admin.get(f"/v1/topics/{quote(name, safe='')}"), output, _described)
+
+
+def _listed(topics: list[dict[str, Any]]) -> list[str]:
+    return columns(
+        ("TOPIC", "STATE", "LINK", "SOURCE_TOPIC", "PARTITIONS", "REASON"),
+        (
+            (
+                each["topic"],
+                each["state"],
+                each["link_name"],
+                each["source_topic"],
+                len(each["partitions"]) or None,
+                each["message"] or each["reason"],
+            )
+            for each in topics
+        ),
+    )
+
+
+def _described(topic: dict[str, Any]) -> Iterator[str]:
+    yield from fields(
+        [
+            ("topic", topic["topic"]),
+            ("state", topic["state"]),
+            ("reason", topic["message"] or topic["reason"]),
+            ("link", topic["link_name"]),
+            ("source topic", topic["source_topic"]),
+            ("topic id", topic["topic_id"]),
+            ("source topic id", topic["source_topic_id"]),
+        ]
+    )
+    if topic["partitions"]:
+        yield ""
+        yield from columns(
+            ("PARTITION", "FROM", "TO", "SOURCE_CLUSTER", "SOURCE_TOPIC_ID"),
+            (
+                (
+                    partition["partition"],
+                    each["start_offset"],
+                    "now" if each["end_offset"] is None else each["end_offset"],
+                    each["source_cluster_id"],
+                    each["source_topic_id"],
+                )
+                for partition in topic["partitions"]
+                for each in partition["provenance"]
+            ),
+        )

@@ -1,0 +1,851 @@
+"""The configuration of a proxy: a TOML file, read into frozen values.
+
+::
+
+    [proxy]
+    name = "proxy-1"                             # default: the address that clients are told
+    [cluster]
+    bootstrap_servers = "broker-1:9092,broker-2:9092"
+    broker_id = 1                                # sidecar of this broker; absent: all brokers of the cluster
+    [client_listener]
+    bind = "0.0.0.0:19092"
+    advertised_host = "proxy-1.example.org"
+    [link_listener]
+    bind = "0.0.0.0:19192"
+    advertised = "proxy-1.example.org:19192"
+    [admin_listener]
+    bind = "127.0.0.1:28080"
+
+Unknown keys and wrong types are errors. Every problem of a file is told at once, each with its key, what was found,
+what is expected and what to do (:class:`Problem`). Paths are relative to the file's directory. Secrets stand in files
+or in the environment (``*_file``, ``*_env``), never in the configuration itself, and no representation of a
+configuration shows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import difflib
+import os
+import re
+import ssl
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from isthmus.broker_connection import BrokerConnection
+from isthmus.errors import AuthenticationFailed, ConfigurationError, PeerFault
+from isthmus.upstream_security import SecuritySpec
+from isthmus_control.sealing import KEY_BYTES, Secret
+from isthmus_protocol.schema import ApiKey
+
+CONNECT_TIMEOUT_S: Final = 5.0
+"""How long a check waits for one broker."""
+SECRET_BYTES_MAX: Final = 64 * 1024
+PLUGIN_ENTRY_POINTS: Final = "isthmus.plugins"
+_WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
+_ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a configuration. ``key`` is the dotted path; empty for the file as a whole."""
+
+    key: str
+    found: str
+    expected: str
+    fix: str
+    unreachable: bool = False
+    """The configuration may be right and a server down."""
+
+    def __str__(self) -> str:
+        text = f"{self.key}: " if self.key else ""
+        text += f"found {self.found}, expected {self.expected}" if self.expected else self.found
+        return f"{text}; {self.fix}" if self.fix else text
+
+
+class ConfigError(ConfigurationError):
+    """The configuration cannot be used. ``problems`` has at least one; the base class tells of the first."""
+
+    def __init__(self, source: str, problems: list[Problem]) -> None:
+        first = problems[0]
+        super().__init__(first.key, first.found, first.fix)
+        self.source = source
+        self.problems = problems
+
+    def __str__(self) -> str:
+        several = len(self.problems) > 1
+        head = f"{self.source}: {len(self.problems)} problems\n  " if several else f"{self.source}: "
+        return head + "\n  ".join(str(problem) for problem in self.problems)
+
+
+class Address(NamedTuple):
+    """A host and a port. The host of an IPv6 address has no brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, *, any_port: bool = False) -> Address:
+    """``host:port`` or ``[v6]:port``. Raises ValueError. ``any_port`` allows port 0, a free port."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon:
+        raise ValueError("it has no port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 address stands in brackets")
+    if not host or any(character.isspace() or character in "/,@" for character in host):
+        raise ValueError("it has no valid host")
+    if not (port.isascii() and port.isdigit()) or not (0 if any_port else 1) <= int(port) <= 65535:
+        raise ValueError(f"{port!r} is no port from {0 if any_port else 1} to 65535")
+    return Address(host, int(port))
+
+
+def _wrong(expected: str, fix: str) -> PydanticCustomError:
+    return PydanticCustomError("value", "{expected}", {"expected": expected, "fix": fix})
+
+
+def _address_field(any_port: bool) -> Callable[[object], Address]:
+    def validate(value: object) -> Address:
+        example = '"127.0.0.1:9092"'
+        if not isinstance(value, str):
+            raise _wrong('"host:port"', f"write it as text, for instance {example}")
+        try:
+            return parse_address(value, any_port=any_port)
+        except ValueError as error:
+            raise _wrong('"host:port"', f"{error}; write for instance {example}") from None
+
+    return validate
+
+
+def _servers(value: object) -> tuple[Address, ...]:
+    expected = '"host:port" or "host:port,host:port"'
+    if not isinstance(value, str):
+        raise _wrong(expected, 'write one text, for instance "broker-1:9092,broker-2:9092"')
+    servers = []
+    for part in value.split(","):
+        try:
+            servers.append(parse_address(part))
+        except ValueError as error:
+            raise _wrong(expected, f"{part.strip()!r}: {error}") from None
+    return tuple(servers)
+
+
+def _path(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, str) or not value:
+        raise _wrong("the path of a file", "write it as text; it is relative to the directory of the configuration")
+    directory: Path = (info.context or {}).get("directory", Path())
+    return directory / Path(value).expanduser()
+
+
+def _environment_name(value: object) -> str:
+    if not isinstance(value, str) or not _ENVIRONMENT_NAME.fullmatch(value):
+        raise _wrong("the name of an environment variable", "give the variable's name, not the secret")
+    return value
+
+
+Bind = Annotated[Address, PlainValidator(_address_field(any_port=True))]
+Advertised = Annotated[Address, PlainValidator(_address_field(any_port=False))]
+Servers = Annotated[tuple[Address, ...], PlainValidator(_servers)]
+FilePath = Annotated[Path, PlainValidator(_path)]
+EnvironmentName = Annotated[str, PlainValidator(_environment_name)]
+
+
+class Section(BaseModel):
+    """A table of the file. Its secrets are kept beside the fields, where nothing prints or dumps them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+    SECRETS: ClassVar[tuple[str, ...]] = ()
+    _secrets: dict[str, SecretStr] = PrivateAttr(default_factory=dict)
+
+
+class ProxySection(Section):
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\[\]-]{1,100}$")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_style: Literal["text", "json"] = "text"
+    drain_timeout_s: float = Field(default=20.0, ge=0, le=3600)
+    """How long sessions may still answer what they were asked after SIGTERM."""
+    lease_s: float = Field(default=20.0, ge=1, le=120)
+    """How long a proxy that is not heard counts as alive; so long a reservation may have to wait for it."""
+
+
+class ClusterSection(Section):
+    SECRETS: ClassVar[tuple[str, ...]] = ("sasl_password", "control_key")
+
+    bootstrap_servers: Servers
+    broker_id: int | None = Field(default=None, ge=0)
+    """The broker that this proxy is a sidecar of; None: it fronts the whole cluster."""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """How the proxy itself talks to the brokers; the keys below are its own identity."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_username: str | None = None
+    sasl_password_file: FilePath | None = None
+    sasl_password_env: EnvironmentName | None = None
+    ssl_cafile: FilePath | None = None
+    """Certificates to trust; None: those of the system."""
+    ssl_certfile: FilePath | None = None
+    ssl_keyfile: FilePath | None = None
+    ssl_key_password_file: FilePath | None = None
+    ssl_check_hostname: bool = True
+    client_security_protocol: Literal["PLAINTEXT", "SSL"] | None = None
+    """The upstream leg of clients' sessions. SASL on it is between client and broker. None: TLS where
+    ``security_protocol`` has it."""
+    control_key_file: FilePath | None = None
+    control_key_env: EnvironmentName | None = None
+
+    @property
+    def security(self) -> SecuritySpec:
+        """The proxy's own identity, for its own connections."""
+        return SecuritySpec(
+            security_protocol=self.security_protocol,
+            sasl_mechanism=self.sasl_mechanism,
+            username=self.sasl_username,
+            password_file=self.sasl_password_file,
+            password_env=self.sasl_password_env,
+            ssl_cafile=self.ssl_cafile,
+            ssl_certfile=self.ssl_certfile if self.uses_tls else None,
+            ssl_keyfile=self.ssl_keyfile if self.uses_tls else None,
+            ssl_key_password_file=self.ssl_key_password_file,
+            ssl_check_hostname=self.ssl_check_hostname,
+        )
+
+    @property
+    def session_security(self) -> SecuritySpec:
+        """The upstream leg of sessions: never with the proxy's certificate, or clients would act as the proxy."""
+        return SecuritySpec(
+            security_protocol="SSL" if self.clients_use_tls else "PLAINTEXT",
+            ssl_cafile=self.ssl_cafile,
+            ssl_check_hostname=self.ssl_check_hostname,
+        )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the proxy's own connections are encrypted."""
+        return self.security_protocol.endswith("SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.security_protocol.startswith("SASL")
+
+    @property
+    def clients_use_tls(self) -> bool:
+        """Whether the upstream leg of sessions is encrypted."""
+        if self.client_security_protocol is None:
+            return self.uses_tls
+        return self.client_security_protocol == "SSL"
+
+    @property
+    def sasl_password(self) -> SecretStr | None:
+        return self._secrets.get("sasl_password")
+
+    @property
+    def control_key(self) -> Secret | None:
+        """The 32 bytes that seal secrets of links in the control log."""
+        text = self._secrets.get("control_key")
+        return None if text is None else Secret(_key_bytes(text.get_secret_value()))
+
+    def server_names(self) -> str:
+        """The bootstrap servers as clients write them."""
+        return ",".join(str(server) for server in self.bootstrap_servers)
+
+
+class ClientListenerSection(Section):
+    bind: Bind
+    """Sidecar: the broker's port. Whole cluster: the port to bootstrap from. Port 0 takes a free one."""
+    advertised_host: str | None = Field(default=None, min_length=1)
+    """What clients are told to connect to; None: the host of ``bind``."""
+    broker_port_base: int | None = Field(default=None, ge=1, le=65535)
+    tls_certfile: FilePath | None = None
+    tls_keyfile: FilePath | None = None
+    tls_client_cafile: FilePath | None = None
+    """Clients must show a certificate that one of these signed."""
+    connections_max: int = Field(default=10_000, ge=1)
+    in_flight_max: int = Field(default=1_000, ge=1)
+    frame_bytes_max: int = Field(default=100 * 1024 * 1024, ge=1024, le=2**31 - 1)
+
+    @property
+    def advertised(self) -> str:
+        """The host that clients are told."""
+        return self.advertised_host or self.bind.host
+
+    def broker_bind(self, broker_id: int) -> Address:
+        """Where broker ``broker_id`` is served in whole-cluster mode.
+
+        At ``broker_port_base + broker_id``. The base is the bootstrap port plus one if not set, so that broker 0 comes
+        right behind the bootstrap port. Where the bootstrap port is a free one, so is this. Raises
+        :class:`ConfigError` where the sum is no port.
+        """
+        if self.broker_port_base is None and self.bind.port == 0:
+            return Address(self.bind.host, 0)
+        port = (self.broker_port_base or self.bind.port + 1) + broker_id
+        if port > 65535:
+            fix = f"choose a base of at most {65535 - broker_id}"
+            problem = Problem(
+                "client_listener.broker_port_base", f"port {port} for broker {broker_id}", "65535 or less", fix
+            )
+            raise ConfigError("configuration", [problem])
+        return Address(self.bind.host, port)
+
+
+class LinkListenerSection(Section):
+    SECRETS: ClassVar[tuple[str, ...]] = ("enrolment_token",)
+
+    bind: Bind
+    advertised: Advertised | None = None
+    """Where proxies of other clusters reach this one; None: ``bind``."""
+    tls_certfile: FilePath | None = None
+    tls_keyfile: FilePath | None = None
+    tls_cafile: FilePath | None = None
+    """Who signs the certificates of the other clusters' proxies."""
+    enrolment_token_file: FilePath | None = None
+    enrolment_token_env: EnvironmentName | None = None
+
+    @property
+    def enrolment_token(self) -> SecretStr | None:
+        """Who creates a link from another cluster must know it. None: only who comes from a loopback address may."""
+        return self._secrets.get("enrolment_token")
+
+    def advertised_at(self, port: int) -> Address:
+        """The advertised address, given the port in use."""
+        return self.advertised or Address(self.bind.host, port)
+
+
+class AdminListenerSection(Section):
+    bind: Bind = Address("127.0.0.1", 28080)
+    """REST, metrics, health. It has no authentication of its own: keep it on a loopback or a private address."""
+
+
+class PluginsSection(Section):
+    enabled: Annotated[tuple[str, ...], Field(strict=False)] = ("reservation", "replication")
+    """Names of the entry point group ``isthmus.plugins``, in the order in which their hooks are called."""
+
+
+class ProxyConfig(Section):
+    """Everything a proxy is told."""
+
+    proxy: ProxySection = Field(default_factory=ProxySection)
+    cluster: ClusterSection
+    client_listener: ClientListenerSection
+    link_listener: LinkListenerSection | None = None
+    """None: other clusters cannot connect to this proxy; it can still connect to them."""
+    admin_listener: AdminListenerSection = Field(default_factory=AdminListenerSection)
+    plugins: PluginsSection = Field(default_factory=PluginsSection)
+    _source: str = PrivateAttr("configuration")
+
+    @property
+    def source(self) -> str:
+        """The file that this was read from, for messages."""
+        return self._source
+
+    @property
+    def mode(self) -> Literal["sidecar", "whole-cluster"]:
+        return "whole-cluster" if self.cluster.broker_id is None else "sidecar"
+
+    def proxy_name(self, client_port: int) -> str:
+        """The configured name, or the address that clients are told; ``client_port`` is the port in use."""
+        return self.proxy.name or str(Address(self.client_listener.advertised, client_port))
+
+
+def load_config(path: Path | str, environment: Mapping[str, str] | None = None) -> ProxyConfig:
+    """Read a configuration and its secrets. Raises :class:`ConfigError` with everything that is wrong."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        problem = Problem("", f"the file cannot be read: {reason}", "", "give the path of a TOML file")
+        raise ConfigError(str(path), [problem]) from None
+    return parse_config(text, path.parent, environment, str(path))
+
+
+def parse_config(
+    text: str, directory: Path, environment: Mapping[str, str] | None = None, source: str = "configuration"
+) -> ProxyConfig:
+    """As :func:`load_config`, from the file's text. ``directory`` is what paths are relative to."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(source, [Problem("", f"this is not TOML: {error}", "", "correct the line")]) from None
+    try:
+        config = ProxyConfig.model_validate(tables, context={"directory": directory})
+    except ValidationError as error:
+        raise ConfigError(source, [_problem(details) for details in error.errors(include_url=False)]) from None
+    config._source = source
+    problems = [*_rules(config), *_read_secrets(config, os.environ if environment is None else environment)]
+    if problems:
+        raise ConfigError(source, problems)
+    return config
+
+
+# --- What pydantic found, in our words
+
+
+def _problem(details: ErrorDetails) -> Problem:
+    location = [str(part) for part in details["loc"]]
+    key = ".".join(location)
+    kind, context, value = details["type"], details.get("ctx", {}), details["input"]
+    section = _section_at(location[:-1])
+    name = location[-1] if location else ""
+    if kind == "extra_forbidden":
+        return Problem(key, "unknown key", "", _fix_unknown(section, location[:-1], name))
+    if kind == "missing":
+        example = _EXAMPLES.get(key)
+        return Problem(key, "nothing", "a value", f"add {example}" if example else "add it")
+    if kind in ("model_type", "model_attributes_type"):
+        return Problem(key, _shown(section, name, value), "a table", f"write its keys below [{key}]")
+    found = _shown(section, name, value)
+    if kind == "value":
+        return Problem(key, found, context["expected"], context["fix"])
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        close = difflib.get_close_matches(str(value).lower(), [choice.lower() for choice in choices], 1)
+        matched = next((choice for choice in choices if close and choice.lower() == close[0]), None)
+        fix = f'did you mean "{matched}"?' if matched else "choose one of them"
+        return Problem(key, found, " or ".join(f'"{choice}"' for choice in choices), fix)
+    if kind == "string_pattern_mismatch":
+        return Problem(key, found, "1 to 100 letters, digits and . _ : -", "choose another name")
+    expected = _EXPECTED.get(kind, "")
+    if not expected:
+        bounds = ", ".join(f"{_BOUNDS[bound]} {limit}" for bound, limit in context.items() if bound in _BOUNDS)
+        expected = f"a number {bounds}" if bounds else details["msg"]
+    return Problem(key, found, expected, _FIXES.get(kind, "change the value"))
+
+
+_EXAMPLES: Final = {
+    "cluster": 'a table [cluster] with bootstrap_servers = "broker-1:9092"',
+    "cluster.bootstrap_servers": 'bootstrap_servers = "broker-1:9092" below [cluster]',
+    "client_listener": 'a table [client_listener] with bind = "127.0.0.1:19092"',
+    "client_listener.bind": 'bind = "127.0.0.1:19092" below [client_listener]',
+    "link_listener.bind": 'bind = "127.0.0.1:19192" below [link_listener]',
+}
+_EXPECTED: Final = {
+    "string_type": "text",
+    "string_too_short": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+}
+_FIXES: Final = {
+    "string_type": 'put it in quotes: "..."',
+    "int_type": "write it without quotes",
+    "float_type": "write it without quotes",
+    "bool_type": "write true or false without quotes",
+    "tuple_type": 'write it in brackets: ["...", "..."]',
+}
+_BOUNDS: Final = {"ge": "of at least", "le": "of at most", "gt": "above", "lt": "below"}
+
+
+def _section_at(location: list[str]) -> type[BaseModel]:
+    """The model of a table; the file's own where there is no such table."""
+    sections: dict[str, type[BaseModel]] = {
+        "proxy": ProxySection,
+        "cluster": ClusterSection,
+        "client_listener": ClientListenerSection,
+        "link_listener": LinkListenerSection,
+        "admin_listener": AdminListenerSection,
+        "plugins": PluginsSection,
+    }
+    return sections.get(location[0], ProxyConfig) if location else ProxyConfig
+
+
+def _secret_names(section: type[BaseModel]) -> tuple[str, ...]:
+    return section.SECRETS if issubclass(section, Section) else ()
+
+
+def _fix_unknown(section: type[BaseModel], path: list[str], name: str) -> str:
+    if name in _secret_names(section):
+        return f"secrets stand in a file or in the environment: use {name}_file or {name}_env"
+    known = list(section.model_fields)
+    if close := difflib.get_close_matches(name, known, 1, 0.6):
+        return f"did you mean {'.'.join([*path, close[0]])}?"
+    for other in ProxyConfig.model_fields:
+        if name in _section_at([other]).model_fields and other not in path:
+            return f"did you mean {other}.{name}?"
+    return f"known {'keys' if path else 'tables'} here: {', '.join(known)}"
+
+
+def _shown(section: type[BaseModel], name: str, value: object) -> str:
+    """What was found, without what may be a secret that was put in the wrong place."""
+    if any(name.startswith(secret) for secret in _secret_names(section)):
+        return f"a value of type {type(value).__name__}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict):
+        return "a table"
+    return repr(value)
+
+
+# --- Rules that span keys
+
+
+def _rules(config: ProxyConfig) -> Iterator[Problem]:
+    yield from _cluster_rules(config.cluster)
+    yield from _listener_rules(config)
+    installed = sorted({entry.name for entry in entry_points(group=PLUGIN_ENTRY_POINTS)})
+    for position, name in enumerate(config.plugins.enabled):
+        key = f"plugins.enabled.{position}"
+        if name in config.plugins.enabled[:position]:
+            yield Problem(key, f'"{name}"', "each plugin once", "remove it")
+        elif name not in installed:
+            close = difflib.get_close_matches(name, installed, 1)
+            fix = f'did you mean "{close[0]}"?' if close else "install the distribution that has it"
+            yield Problem(key, f'"{name}"', f"an installed plugin ({', '.join(installed)})", fix)
+
+
+def _cluster_rules(cluster: ClusterSection) -> Iterator[Problem]:
+    sasl = {
+        "sasl_mechanism": cluster.sasl_mechanism,
+        "sasl_username": cluster.sasl_username,
+        "sasl_password_file": cluster.sasl_password_file or cluster.sasl_password_env,
+    }
+    if cluster.uses_sasl:
+        for name, value in sasl.items():
+            if value is None:
+                also = " or sasl_password_env" if name == "sasl_password_file" else ""
+                fix = f"add {name}{also} below [cluster]"
+                yield Problem(f"cluster.{name}", "nothing", f"a value for {cluster.security_protocol}", fix)
+    else:
+        for name, value in sasl.items():
+            if value is not None:
+                fix = 'set security_protocol = "SASL_SSL" or "SASL_PLAINTEXT", or remove the key'
+                yield Problem(f"cluster.{name}", "a value", f"none for {cluster.security_protocol}", fix)
+    for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_key_password_file"):
+        needed = cluster.uses_tls or (name == "ssl_cafile" and cluster.clients_use_tls)
+        if getattr(cluster, name) is not None and not needed:
+            fix = 'set security_protocol = "SSL" or "SASL_SSL", or remove the key'
+            yield Problem(f"cluster.{name}", "a value", f"none for {cluster.security_protocol}", fix)
+    if cluster.ssl_keyfile and not cluster.ssl_certfile:
+        yield _certificate_missing("cluster", "ssl_certfile", "ssl_keyfile")
+
+
+def _listener_rules(config: ProxyConfig) -> Iterator[Problem]:
+    clients, links = config.client_listener, config.link_listener
+    if clients.bind.host in _WILDCARDS and clients.advertised_host is None:
+        fix = "add it: the host name or address that clients can connect to"
+        found = f"nothing beside bind = {str(clients.bind)!r}"
+        yield Problem("client_listener.advertised_host", found, "a host", fix)
+    if clients.advertised_host is not None and (
+        clients.advertised_host in _WILDCARDS or re.search(r"[\s/,@\[\]]|:\d+$", clients.advertised_host)
+    ):
+        fix = "remove what is not the host; the port is that of the listener"
+        yield Problem("client_listener.advertised_host", f'"{clients.advertised_host}"', "a host without a port", fix)
+    if config.cluster.broker_id is not None and clients.broker_port_base is not None:
+        fix = "remove it, or remove cluster.broker_id to front all brokers"
+        yield Problem("client_listener.broker_port_base", "a value", "none for the sidecar of one broker", fix)
+    for name in ("tls_keyfile", "tls_client_cafile"):
+        if getattr(clients, name) is not None and clients.tls_certfile is None:
+            yield _certificate_missing("client_listener", "tls_certfile", name)
+    binds = {"client_listener.bind": clients.bind, "admin_listener.bind": config.admin_listener.bind}
+    if links is not None:
+        binds["link_listener.bind"] = links.bind
+        if links.bind.host in _WILDCARDS and links.advertised is None:
+            fix = "add it: the address at which the other cluster's proxies reach this one"
+            yield Problem("link_listener.advertised", f"nothing beside bind = {str(links.bind)!r}", '"host:port"', fix)
+        for name in ("tls_keyfile", "tls_cafile"):
+            if getattr(links, name) is not None and links.tls_certfile is None:
+                yield _certificate_missing("link_listener", "tls_certfile", name)
+    seen: dict[Address, str] = {}
+    for key, bind in binds.items():
+        if bind.port and bind in seen:
+            yield Problem(key, f'"{bind}"', f"another address than {seen[bind]}", "choose another port")
+        seen.setdefault(bind, key)
+
+
+def _certificate_missing(section: str, name: str, beside: str) -> Problem:
+    fix = f"add {name} below [{section}], or remove {beside}"
+    return Problem(f"{section}.{name}", f"nothing beside {beside}", "the path of a certificate (PEM)", fix)
+
+
+# --- Secrets
+
+
+def _read_secrets(config: ProxyConfig, environment: Mapping[str, str]) -> Iterator[Problem]:
+    for table in ProxyConfig.model_fields:
+        section = getattr(config, table)
+        if not isinstance(section, Section):
+            continue
+        for name in section.SECRETS:
+            path: Path | None = getattr(section, f"{name}_file")
+            variable: str | None = getattr(section, f"{name}_env")
+            key = f"{table}.{name}_{'env' if path is None else 'file'}"
+            if path is not None and variable is not None:
+                yield Problem(f"{table}.{name}_env", f"a value beside {name}_file", "one of them", "remove one")
+                continue
+            if path is not None:
+                secret = _read_secret_file(key, path)
+            elif variable is not None:
+                secret = _read_variable(key, variable, environment)
+            else:
+                continue
+            if isinstance(secret, str) and name == "control_key":
+                try:
+                    _key_bytes(secret)
+                except ValueError as error:
+                    expected = f"{KEY_BYTES} bytes as hexadecimal digits or base64"
+                    secret = Problem(key, str(error), expected, f"make one with: openssl rand -hex {KEY_BYTES}")
+            if isinstance(secret, Problem):
+                yield secret
+            else:
+                section._secrets[name] = SecretStr(secret)
+
+
+def _read_secret_file(key: str, path: Path) -> str | Problem:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        return _unreadable(key, path, error)
+    if len(raw) > SECRET_BYTES_MAX:
+        return Problem(key, f"a file of more than {SECRET_BYTES_MAX} bytes", "a secret", "give another file")
+    try:
+        secret = raw.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        return Problem(key, "a file that is not UTF-8 text", "a secret", "give another file")
+    return secret or Problem(key, "an empty file", "a secret in it", "write the secret to the file")
+
+
+def _read_variable(key: str, variable: str, environment: Mapping[str, str]) -> str | Problem:
+    secret = environment.get(variable)
+    if not secret:
+        found = f"that the environment variable is {'not set' if secret is None else 'empty'}"
+        return Problem(key, found, "a secret in it", f"set {variable} for the proxy's process")
+    return secret
+
+
+def _key_bytes(text: str) -> bytes:
+    """The key in ``text``. Raises ValueError, whose message does not tell the key."""
+    text = text.strip()
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        try:
+            raw = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError("neither hexadecimal nor base64") from None
+    if len(raw) != KEY_BYTES:
+        raise ValueError(f"{len(raw)} bytes")
+    return raw
+
+
+# --- Files and servers
+
+
+T = TypeVar("T")
+
+
+def client_listener_tls(config: ProxyConfig) -> ssl.SSLContext | None:
+    """TLS for clients, None where it is not configured. Raises :class:`ConfigError`."""
+    listener = config.client_listener
+    return _server_tls(
+        config,
+        "client_listener",
+        listener.tls_certfile,
+        listener.tls_keyfile,
+        listener.tls_client_cafile,
+        "tls_client_cafile",
+    )
+
+
+def link_listener_tls(config: ProxyConfig) -> ssl.SSLContext | None:
+    """TLS for other clusters' proxies, None where it is not configured. Raises :class:`ConfigError`."""
+    listener = config.link_listener
+    if listener is None:
+        return None
+    return _server_tls(
+        config, "link_listener", listener.tls_certfile, listener.tls_keyfile, listener.tls_cafile, "tls_cafile"
+    )
+
+
+def link_dial_tls(config: ProxyConfig) -> ssl.SSLContext | None:
+    """TLS for connecting to other clusters' proxies, with the link listener's own certificate. As above."""
+    listener = config.link_listener
+    if listener is None or listener.tls_certfile is None:
+        return None
+    context = ssl.create_default_context()
+    if listener.tls_cafile is not None:
+        _load_ca(config, "link_listener.tls_cafile", context, listener.tls_cafile)
+    _load_certificate(config, "link_listener.tls", context, listener.tls_certfile, listener.tls_keyfile)
+    return context
+
+
+def cluster_tls(config: ProxyConfig) -> ssl.SSLContext | None:
+    """TLS of the proxy's own connections to brokers, None without. Raises :class:`ConfigError`."""
+    return _spec_tls(config, config.cluster.security)
+
+
+def session_tls(config: ProxyConfig) -> ssl.SSLContext | None:
+    """TLS of the upstream leg of sessions, None without. Raises :class:`ConfigError`."""
+    return _spec_tls(config, config.cluster.session_security)
+
+
+def _spec_tls(config: ProxyConfig, spec: SecuritySpec) -> ssl.SSLContext | None:
+    try:
+        return spec.tls_context()
+    except ConfigurationError as error:
+        raise ConfigError(config.source, [Problem(f"cluster.{error.key}", error.problem, "", error.fix)]) from None
+
+
+def _server_tls(
+    config: ProxyConfig, table: str, certfile: Path | None, keyfile: Path | None, cafile: Path | None, ca_name: str
+) -> ssl.SSLContext | None:
+    if certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_certificate(config, f"{table}.tls", context, certfile, keyfile)
+    if cafile is not None:
+        _load_ca(config, f"{table}.{ca_name}", context, cafile)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _load_certificate(
+    config: ProxyConfig, prefix: str, context: ssl.SSLContext, certfile: Path, keyfile: Path | None
+) -> None:
+    paths = {f"{prefix}_certfile": certfile} | ({f"{prefix}_keyfile": keyfile} if keyfile else {})
+    for key, path in paths.items():
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise ConfigError(config.source, [_unreadable(key, path, error)]) from None
+
+    def no_password() -> str:
+        # Without this, OpenSSL asks on the terminal.
+        raise ConfigError(
+            config.source,
+            [
+                Problem(
+                    key, f'"{path}" with a password', "a key without one", "decrypt it: openssl pkey -in ... -out ..."
+                )
+            ],
+        )
+
+    try:
+        context.load_cert_chain(certfile, keyfile, no_password)
+    except ssl.SSLError as error:
+        reason = error.reason or "it cannot be read"
+        expected = "a certificate and its private key (PEM)"
+        fix = "give the key that belongs to the certificate" if "MISMATCH" in reason else "check both files"
+        raise ConfigError(config.source, [Problem(key, f'"{path}": {reason}', expected, fix)]) from None
+
+
+def _load_ca(config: ProxyConfig, key: str, context: ssl.SSLContext, cafile: Path) -> None:
+    try:
+        context.load_verify_locations(cafile)
+    except ssl.SSLError as error:
+        found = f'"{cafile}": {error.reason or "it cannot be read"}'
+        raise ConfigError(
+            config.source, [Problem(key, found, "certificates (PEM)", "give a file with CA certificates")]
+        ) from None
+    except OSError as error:
+        raise ConfigError(config.source, [_unreadable(key, cafile, error)]) from None
+
+
+def _unreadable(key: str, path: Path, error: OSError) -> Problem:
+    return Problem(
+        key, f'"{path}": {error.strerror or error}', "a readable file", "correct the path or its permissions"
+    )
+
+
+async def check(config: ProxyConfig) -> list[Problem]:
+    """What would stop this configuration from working now: certificates, and bootstrap servers that do not answer.
+
+    Binds nothing, so that a running proxy's configuration can be checked.
+    """
+    problems: list[Problem] = []
+    for make in (client_listener_tls, link_listener_tls, link_dial_tls, session_tls):
+        _collect(problems, make, config)
+    tls = _collect(problems, cluster_tls, config)
+    if not problems:
+        problems += await check_cluster(config, tls)
+    return list(dict.fromkeys(problems))
+
+
+def _collect(problems: list[Problem], make: Callable[[ProxyConfig], T], config: ProxyConfig) -> T | None:
+    try:
+        return make(config)
+    except ConfigError as error:
+        problems += error.problems
+        return None
+
+
+async def check_cluster(config: ProxyConfig, tls: ssl.SSLContext | None) -> list[Problem]:
+    """What is wrong with each bootstrap server: no answer, no Kafka, no such identity, or no broker of this id.
+
+    ``tls``: of :func:`cluster_tls`.
+    """
+    found = await asyncio.gather(*(_probe(server, tls, config.cluster) for server in config.cluster.bootstrap_servers))
+    return list(dict.fromkeys(problem for problem in found if problem is not None))
+
+
+async def _probe(server: Address, tls: ssl.SSLContext | None, cluster: ClusterSection) -> Problem | None:
+    def unusable(what: str, fix: str) -> Problem:
+        expected = "a Kafka broker that answers"
+        return Problem("cluster.bootstrap_servers", f'"{server}": {what}', expected, fix, unreachable=True)
+
+    try:
+        connection = await BrokerConnection.connect(
+            *server, cluster.security, timeout=CONNECT_TIMEOUT_S, tls_context=tls
+        )
+        try:
+            if cluster.broker_id is not None:
+                return await _no_such_broker(connection, cluster.broker_id)
+        finally:
+            await connection.close()
+    except AuthenticationFailed as error:
+        fix = "correct sasl_mechanism, sasl_username or the password"
+        return Problem("cluster.sasl_username", f"a refusal: {error}", "an identity that the broker accepts", fix)
+    except PeerFault as error:
+        return unusable(*_why(error.__cause__, cluster.security_protocol))
+    return None
+
+
+def _why(cause: BaseException | None, security_protocol: str) -> tuple[str, str]:
+    """What kept us from a connection, and what to do."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted ({cause.verify_message})", "correct ssl_cafile or ssl_check_hostname"
+    if isinstance(cause, ssl.SSLError):
+        fix = f"the port may be without TLS: correct security_protocol ({security_protocol}) or the port"
+        return f"no TLS connection ({cause.reason or 'failed'})", fix
+    if isinstance(cause, TimeoutError):
+        return f"no answer in {CONNECT_TIMEOUT_S:g} s", "start the broker, or correct the address"
+    if isinstance(cause, OSError) and not isinstance(cause, ConnectionResetError):
+        # asyncio's text names the address again, and all of them where a name has several.
+        known = cause.errno is not None and cause.errno > 0
+        reason = os.strerror(cause.errno) if known and cause.errno else cause.strerror or str(cause)
+        return f"not reachable ({reason})", "start the broker, or correct the address"
+    fix = f"the port may want another security_protocol than {security_protocol}, or be no Kafka listener"
+    return "it does not speak Kafka in this way", fix
+
+
+async def _no_such_broker(connection: BrokerConnection, broker_id: int) -> Problem | None:
+    answer = await connection.call(ApiKey.METADATA, {"topics": [], "allow_auto_topic_creation": False})
+    known = sorted(int(broker.node_id) for broker in answer.brokers)
+    if broker_id in known:
+        return None
+    expected = f"a broker of the cluster ({', '.join(map(str, known))})"
+    return Problem("cluster.broker_id", str(broker_id), expected, "correct the id, or start that broker")

@@ -1,0 +1,212 @@
+"""What Prometheus is told, made from the counters that sessions keep anyway.
+
+Nothing here runs for a request: the hot path adds to plain integers (:class:`~isthmus.dispatch.Route`,
+:class:`~isthmus.histogram.Histogram`, :class:`~isthmus.listener.Gateway`), and a scrape turns them into families.
+Names follow Prometheus' rules: base units, ``_total``, ``_seconds``, ``_bytes``. docs list them by the tables here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from isthmus.histogram import Histogram
+
+if TYPE_CHECKING:
+    from isthmus.dispatch import Route
+    from isthmus.listener import Gateway
+    from isthmus_control.control_state import ControlState
+
+log = logging.getLogger("isthmus.metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """Whether this proxy may vouch for writes, as of now."""
+
+    vouching: bool
+    remaining_s: float | None = None
+    """Until the lease runs out if nothing renews it; None: there is none."""
+    reason: str | None = None
+    """Why it does not vouch."""
+
+
+@dataclass(slots=True)
+class MetricsSource:
+    """Where the numbers come from. Parts that the process does not have yet are None, and their families absent."""
+
+    gateway: Gateway | None = None
+    control_state: Callable[[], ControlState] | None = None
+    lease: Callable[[], LeaseView] | None = None
+    plugin_metrics: Callable[[], Iterable[Metric]] | None = None
+    """All plugins' families (the hook ``isthmus_metrics``)."""
+
+
+class ProxyCollector(Collector):
+    """Makes the metric families of one proxy at each scrape."""
+
+    def __init__(self, source: MetricsSource) -> None:
+        self._source = source
+        self._plugin_failures = 0
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not collect before the process has its parts."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        source = self._source
+        if source.gateway is not None:
+            yield from _connections(source.gateway)
+            yield from _requests(source.gateway.routes.values())
+        if source.control_state is not None:
+            yield from _control(source.control_state())
+        if source.lease is not None:
+            yield from _lease(source.lease())
+        yield from self._plugins()
+
+    def _plugins(self) -> Iterator[Metric]:
+        if self._source.plugin_metrics is None:
+            return
+        families: list[Metric] = []
+        try:
+            families += self._source.plugin_metrics()
+        except Exception:  # a plugin's fault must not hide the proxy's own numbers
+            self._plugin_failures += 1
+            log.exception("plugin metrics failed")
+        yield from families
+        failures = CounterMetricFamily(
+            "isthmus_plugin_metrics_failures", "Scrapes in which the metrics of plugins could not be made"
+        )
+        failures.add_metric([], self._plugin_failures)
+        yield failures
+
+
+def make_registry(source: MetricsSource) -> CollectorRegistry:
+    """A registry of the process' own: nothing that a library registers globally is in it."""
+    registry = CollectorRegistry()
+    registry.register(ProxyCollector(source))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """A scrape and its content type; OpenMetrics where ``accept`` asks for it."""
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def _connections(gateway: Gateway) -> Iterator[Metric]:
+    opened = CounterMetricFamily("isthmus_connections_opened", "Client connections accepted")
+    opened.add_metric([], gateway.connections_opened)
+    yield opened
+    closed = CounterMetricFamily("isthmus_connections_closed", "Client connections ended, by cause", labels=["cause"])
+    for cause, count in sorted(gateway.closed_by_cause.items()):
+        closed.add_metric([cause], count)
+    yield closed
+    open_now = GaugeMetricFamily(
+        "isthmus_connections_open",
+        "Client connections now, by broker (-1: bootstrap) and state of the session",
+        labels=["broker", "state"],
+    )
+    counts = Counter((session.client.broker_id, session.state.value) for session in gateway.sessions)
+    for (broker, state), count in sorted(counts.items()):
+        open_now.add_metric([str(broker), state], count)
+    yield open_now
+    yield _gauge(
+        "isthmus_connections_max", "Client connections beyond which new ones are closed", gateway.limits.connections_max
+    )
+    received = CounterMetricFamily(
+        "isthmus_received_bytes", "Bytes read from clients and from brokers", labels=["peer"]
+    )
+    received.add_metric(["client"], gateway.bytes_from_clients)
+    received.add_metric(["broker"], gateway.bytes_from_brokers)
+    yield received
+    refused = CounterMetricFamily(
+        "isthmus_requests_refused", "Requests that the proxy refused, whole or in part, by cause", labels=["cause"]
+    )
+    for cause, count in sorted(gateway.refused_by_cause.items()):
+        refused.add_metric([cause], count)
+    yield refused
+
+
+def _requests(routes: Iterable[Route]) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "isthmus_requests",
+        "Requests by API and version; decoded: a plugin looked into it, opaque: it streamed through",
+        labels=["api", "version", "handling"],
+    )
+    # Versions of an API share their histograms, and an API may have more than one pair: each is counted once.
+    broker: dict[str, dict[int, Histogram]] = {}
+    proxy: dict[str, dict[int, Histogram]] = {}
+    for route in routes:
+        if route.requests:
+            version = str(route.version)
+            requests.add_metric([route.api, version, "decoded"], route.decoded)
+            requests.add_metric([route.api, version, "opaque"], route.requests - route.decoded)
+        broker.setdefault(route.api, {})[id(route.broker_time)] = route.broker_time
+        proxy.setdefault(route.api, {})[id(route.proxy_time)] = route.proxy_time
+    yield requests
+    yield _histogram(
+        "isthmus_broker_time_seconds", "From forwarding a request to the first bytes of the broker's answer", broker
+    )
+    yield _histogram(
+        "isthmus_proxy_time_seconds",
+        "Spent by the proxy on bytes read at once whose last request or answer is of this API",
+        proxy,
+    )
+
+
+def _histogram(name: str, text: str, by_api: dict[str, dict[int, Histogram]]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=["api"])
+    for api, histograms in sorted(by_api.items()):
+        total = Histogram()
+        for histogram in histograms.values():
+            total.counts = [left + right for left, right in zip(total.counts, histogram.counts, strict=True)]
+            total.seconds_sum += histogram.seconds_sum
+        if total.total:
+            family.add_metric([api], total.prometheus_buckets(), total.seconds_sum)
+    return family
+
+
+def _control(state: ControlState) -> Iterator[Metric]:
+    yield _gauge(
+        "isthmus_control_log_offset", "Offset up to which this proxy has applied the control log", state.applied_offset
+    )
+    namespaces = GaugeMetricFamily(
+        "isthmus_namespaces",
+        "Namespaces of the cluster, by type and whether they are reserved",
+        labels=["type", "reserved"],
+    )
+    counts = Counter((str(each.type), "true" if each.reserved else "false") for each in state.namespaces.values())
+    for (kind, reserved), count in sorted(counts.items()):
+        namespaces.add_metric([kind, reserved], count)
+    yield namespaces
+    yield _gauge("isthmus_links", "Links of the cluster", len(state.links))
+    enforced = GaugeMetricFamily(
+        "isthmus_proxy_enforced_offset",
+        "Offset of the control log up to which each proxy of the cluster says that it acts on it",
+        labels=["proxy"],
+    )
+    for name, lease in sorted(state.proxies.items()):
+        enforced.add_metric([name], lease.enforced_offset)
+    yield enforced
+
+
+def _lease(lease: LeaseView) -> Iterator[Metric]:
+    yield _gauge("isthmus_vouching", "1 while this proxy has a lease and serves writes", int(lease.vouching))
+    if lease.remaining_s is not None:
+        yield _gauge(
+            "isthmus_lease_remaining_seconds", "Until this proxy's lease runs out if not renewed", lease.remaining_s
+        )
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)

@@ -1,0 +1,255 @@
+"""An admin listener over services in memory: the control state is real, the log is a list, links are a small double."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from isthmus.admin import AdminServer, AdminServices, BrokerAddress, ProcessDescription
+from isthmus.admin.models import LeaseStatus
+from isthmus.dispatch import compile_routes
+from isthmus.listener import Gateway, Limits
+from isthmus.metrics import LeaseView, MetricsSource, make_registry
+from isthmus_control.apply import apply
+from isthmus_control.commands import Body, ClaimBrokers, Command, RenewLease
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import BrokerClaim
+from isthmus_control.outcome import Outcome
+from isthmus_plugins.links import (
+    Attach,
+    AttachResult,
+    CreateLink,
+    LinkStatus,
+    MappingStatus,
+    OperationError,
+    PartitionStatus,
+    PartitionVerdict,
+    TopicPlan,
+    VerifyReport,
+)
+
+T = TypeVar("T")
+
+
+class MemoryLog:
+    """A control log that every proxy reads at once; what they enforce is said by :meth:`enforce`."""
+
+    def __init__(self) -> None:
+        self.state = ControlState("cluster-a")
+        self._incarnations: dict[str, str] = {}
+        self._moved = asyncio.Condition()
+        self.fault: Exception | None = None
+        """Raised by the next appends."""
+
+    def apply(self, body: Body, by: str = "test") -> Outcome:
+        command = Command(str(uuid.uuid4()), 1_760_000_000_000, by, self.state.applied_offset, body)
+        return self._apply(command)
+
+    def _apply(self, command: Command) -> Outcome:
+        self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
+        return outcome
+
+    async def append(self, command: Command) -> Outcome:
+        if self.fault is not None:
+            raise self.fault
+        return self._apply(command)
+
+    def claim(self, name: str, broker_id: int) -> None:
+        """A proxy takes a lease."""
+        incarnation = self._incarnations[name] = str(uuid.uuid4())
+        brokers = (BrokerClaim(broker_id, "127.0.0.1", 19092 + broker_id),)
+        offset = self.state.applied_offset
+        self.apply(ClaimBrokers(name, incarnation, brokers, False, "127.0.0.1:19192", 20_000, "1.2.3", offset))
+
+    async def enforce(self, *names: str) -> None:
+        """These proxies enforce all that is in the log."""
+        offset = self.state.applied_offset
+        for name in names:
+            self.apply(RenewLease(name, self._incarnations[name], offset))
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def enforced(self, offset: int) -> None:
+        async with self._moved:
+            await self._moved.wait_for(
+                lambda: all(lease.enforced_offset >= offset for lease in self.state.proxies.values())
+            )
+
+
+class MemoryLinks:
+    """Links without a peer. ``a-to-b`` is there; verification compares 10 offsets when it is let go."""
+
+    def __init__(self) -> None:
+        self.links = {"a-to-b": _status("a-to-b")}
+        self.created: list[CreateLink] = []
+        self.attached: list[Attach] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.equal = True
+        self.verify_error: Exception | None = None
+        self.proceed = asyncio.Event()
+        self.proceed.set()
+
+    async def create(self, request: CreateLink) -> LinkStatus:
+        if request.link_name in self.links:
+            raise OperationError("ALREADY_EXISTS", f"there is a link {request.link_name!r} already", 409)
+        self.created.append(request)
+        self.links[request.link_name] = _status(request.link_name, request.remote)
+        return self.links[request.link_name]
+
+    async def delete(self, link_name: str, local_only: bool = False) -> None:
+        self.status(link_name)
+        self.calls.append(("delete", link_name, local_only))
+        del self.links[link_name]
+
+    async def attach(self, link_name: str, request: Attach) -> AttachResult:
+        self.status(link_name)
+        self.attached.append(request)
+        plan = TopicPlan(topic="orders-eu", source_topic="orders-eu", action="truncate", records_lost=7)
+        return AttachResult(
+            link_name=link_name,
+            local=request.local,
+            remote=request.remote,
+            role=request.role,
+            dry_run=request.dry_run,
+            topics=[plan],
+        )
+
+    async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
+        self.status(link_name)
+        self.calls.append(("detach", link_name, local_prefix, type_, local_only))
+
+    def statuses(self) -> list[LinkStatus]:
+        return list(self.links.values())
+
+    def status(self, link_name: str) -> LinkStatus:
+        if link_name not in self.links:
+            raise OperationError("NOT_FOUND", f"there is no link {link_name!r}", 404)
+        return self.links[link_name]
+
+    async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> VerifyReport:
+        progress(4, 10)
+        await self.proceed.wait()
+        if self.verify_error is not None:
+            raise self.verify_error
+        progress(10, 10)
+        verdict = PartitionVerdict(
+            topic="orders-eu",
+            remote_topic="orders-eu",
+            partition=0,
+            equal=self.equal,
+            compared_from=0,
+            compared_to=10 if self.equal else 6,
+            records=10 if self.equal else 6,
+            source_end=10,
+            follower_end=10,
+            difference=None if self.equal else "values differ",
+        )
+        return VerifyReport(
+            link_name=link_name, equal=self.equal, records=verdict.records, seconds=0.5, partitions=[verdict]
+        )
+
+
+def _status(name: str, remote: str = "127.0.0.1:39192") -> LinkStatus:
+    return LinkStatus(
+        link_name=name,
+        link_id="8f8f5a52-3f43-4f0c-9d0e-0c3f0a6a7c11",
+        local_cluster_id="cluster-a",
+        remote_cluster_id="cluster-b",
+        remote=[remote],
+        dials=True,
+        mode="asynchronous",
+        state="Following",
+        last_heard_seconds=0.25,
+        mappings=[MappingStatus(type="topic", local="orders-", remote="orders-", role="leader")],
+        partitions=[
+            PartitionStatus(
+                topic="orders-eu",
+                remote_topic="orders-eu",
+                partition=0,
+                role="leader",
+                state="Following",
+                source_end=10,
+                follower_end=8,
+                partition_mirror_lag=2,
+                lag_seconds=0.125,
+            )
+        ],
+    )
+
+
+def make_gateway() -> Gateway:
+    """The real counters, with a route for every API and no sessions."""
+    return Gateway(compile_routes((), lambda broker_id, host, port: None), Limits())
+
+
+def make_services(log: MemoryLog, links: MemoryLinks | None = None) -> AdminServices:
+    """All of a sidecar's parts, up and ready; the proxy is ``proxy-1`` with broker 1."""
+    log.claim("proxy-1", 1)
+    gateway = make_gateway()
+    source = MetricsSource(gateway, lambda: log.state, lambda: LeaseView(True, 12.5), lambda: ())
+    description = ProcessDescription(
+        mode="sidecar",
+        bootstrap="127.0.0.1:19093",
+        link_address="127.0.0.1:19192",
+        brokers=[BrokerAddress(broker_id=1, address="127.0.0.1:19093", broker="127.0.0.1:9092")],
+        lease=LeaseStatus(vouching=True, remaining_seconds=12.5),
+        plugins=["reservation", "replication"],
+    )
+    return AdminServices(
+        name="proxy-1",
+        describe=lambda: description,
+        not_ready=list,
+        registry=make_registry(source),
+        version="1.2.3",
+        control=log,
+        gateway=gateway,
+        links=links,
+    )
+
+
+class RunningAdmin:
+    """An admin listener on a free port, in a thread with an event loop of its own; for callers that block."""
+
+    def __init__(self) -> None:
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="admin")
+        self.log: MemoryLog
+        self.links: MemoryLinks
+        self.services: AdminServices
+        self.url = ""
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.log, self.links = MemoryLog(), MemoryLinks()
+        self.services = make_services(self.log, self.links)
+        await self.log.enforce("proxy-1")
+        server = AdminServer(self.services, "127.0.0.1", 0)
+        await server.start()
+        self.url = f"http://127.0.0.1:{server.port}"
+        self._ready.set_result(None)
+        await self._stop.wait()
+        await server.stop()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function or coroutine function in the listener's loop and return its result."""
+
+        async def run() -> Any:
+            result = function(*arguments)
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.result(10)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.call(self._stop.set)
+        self._thread.join(10)
