@@ -97,17 +97,13 @@ class Replica:
         self._keep_boundary()
         return Applied(offset, command, result)
 
-    def due_snapshot(self) -> Snapshot | None:
-        """The newest snapshot that is due and not in the log yet. Making it takes time with a large state."""
-        due = [as_of for as_of in self._boundaries if as_of > self.state.snapshot_offset]
-        if self.halted is not None or not due:
-            return None
-        return take(self._boundaries[max(due)])
-
     @property
-    def snapshot_due(self) -> bool:
-        """Whether :meth:`due_snapshot` has one."""
-        return self.halted is None and any(as_of > self.state.snapshot_offset for as_of in self._boundaries)
+    def due_state(self) -> ControlState | None:
+        """The newest state of which a snapshot is due and not in the log yet. :func:`take` makes it one."""
+        if self.halted is not None or not self._boundaries:
+            return None
+        newest = max(self._boundaries)
+        return self._boundaries[newest] if newest > self.state.snapshot_offset else None
 
     def _keep_boundary(self) -> None:
         as_of = self.state.applied_offset

@@ -119,9 +119,9 @@ class Proxy:
             self.propose(c.RenewLease(self.name, self.incarnation, enforced))
         for expire in self.view.expirable(self.now):
             self.propose(expire)
-        snapshot = self.replica.due_snapshot()
-        if snapshot is not None:
-            self.propose(snapshot)
+        due = self.replica.due_state
+        if due is not None:
+            self.propose(replicas.take(due))
 
 
 @dataclass

@@ -64,7 +64,7 @@ def test_a_newer_record_halts_for_good() -> None:
     assert log.replica.state.namespace(TOPIC, "x") is not None  # readable, and as it was
     with pytest.raises(r.Halted):
         log.append(record(c.DeleteNamespace(TOPIC, "x")))
-    assert log.replica.due_snapshot() is None
+    assert log.replica.due_state is None
 
 
 def test_a_gap_halts() -> None:
@@ -80,15 +80,16 @@ def test_a_gap_halts() -> None:
 def test_a_snapshot_is_due_taken_compared_and_loaded() -> None:
     log = Log()
     log.fill(SNAPSHOT_INTERVAL - 2)
-    assert not log.replica.snapshot_due
+    assert log.replica.due_state is None
     log.fill(SNAPSHOT_INTERVAL - 1)
-    assert log.replica.snapshot_due
+    assert log.replica.due_state is not None
     log.fill(SNAPSHOT_INTERVAL + 20)
-    snapshot = log.replica.due_snapshot()
-    assert snapshot is not None
+    due = log.replica.due_state
+    assert due is not None
+    snapshot = r.take(due)
     assert snapshot.as_of == SNAPSHOT_INTERVAL - 1
     assert isinstance(log.append(record(snapshot)).outcome, Accepted)
-    assert not log.replica.snapshot_due
+    assert log.replica.due_state is None
     assert log.append(record(snapshot)).outcome == Accepted(())  # two proxies were at it
     log.fill(SNAPSHOT_INTERVAL + 40)
 
@@ -107,8 +108,9 @@ def test_a_snapshot_is_due_taken_compared_and_loaded() -> None:
 def test_a_snapshot_that_differs_halts() -> None:
     log = Log()
     log.fill(SNAPSHOT_INTERVAL)
-    snapshot = log.replica.due_snapshot()
-    assert snapshot is not None
+    due = log.replica.due_state
+    assert due is not None
+    snapshot = r.take(due)
     other = r.take(r.load(snapshot, "A").evolve(namespaces={}))
     with pytest.raises(r.Halted, match="one of them is wrong") as caught:
         log.append(record(other))
@@ -127,8 +129,9 @@ def test_the_newest_snapshot_wins_and_junk_is_passed_over() -> None:
     log = Log()
     for boundary in (1, 2):
         log.fill(boundary * SNAPSHOT_INTERVAL)
-        snapshot = log.replica.due_snapshot()
-        assert snapshot is not None
+        due = log.replica.due_state
+        assert due is not None
+        snapshot = r.take(due)
         log.append(record(snapshot))
     log.append(b'{"kind":"snapshot"}')
     log.append(None)

@@ -1,0 +1,804 @@
+"""The command log of a cluster's proxies, as a topic: made, read, appended to, and this proxy's lease in it.
+
+What the records mean is decided in :mod:`isthmus_control`, which does no I/O and reads no clock; this is its shell:
+
+    append(command) ──> pending ──writer──> Produce, acks=all ──> __isthmus_control-0
+                            ^                                            │ long poll
+        what came of it ────┴──── Replica.feed <────────tail─────────────┘
+                                      └──> LeaseView, subscribers
+
+- **A command counts once.** It is sent again until the tail has seen it, however often its append fails or its answer
+  is lost; its id makes the copies duplicates. An append's own answer decides nothing but when to stop sending.
+- **The answer comes from the log.** What :meth:`ControlLog.append` returns is what every proxy came to, and ``state``
+  has it by then.
+- **Where this proxy may not guess, it halts** (a record of a newer version, records missing, another state than a
+  snapshot says, a subscriber that failed): it keeps its last state for reading, and vouches for nothing any more.
+- **Enforcement.** A reservation is enforced here once subscribers know it and ``fence`` has returned: no write that was
+  forwarded before can land after. Then it is told with the next renewal, which is sent at once where somebody waits.
+
+Moments are those of ``time.monotonic``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NoReturn, TypeVar
+
+from isthmus.errors import ConfigurationError, ConnectionLost, KafkaError, PeerFault, RequestTimedOut
+from isthmus.kafka_client import (
+    EARLIEST,
+    LATEST,
+    Backoff,
+    ClusterClient,
+    NewTopic,
+    ResourceType,
+    TopicPartition,
+    is_stale_metadata,
+)
+from isthmus_control import replica as replicas
+from isthmus_control.apply import SNAPSHOT_INTERVAL
+from isthmus_control.commands import Body, ClaimBrokers, Command, ReleaseLease, RenewLease, encode
+from isthmus_control.control_state import ControlState
+from isthmus_control.leases import LeaseView
+from isthmus_control.model import INTERNAL_PREFIX, BrokerClaim, ProxyLease
+from isthmus_control.outcome import Accepted, Change, Duplicate, Outcome, Rejected, Rejection
+from isthmus_control.replica import Applied, Halted, Replica
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.record_codec import Record, decode_records, encode_batch
+from isthmus_protocol.records import MAGIC, BatchError, BatchHeader, verify_crc, walk
+
+log = logging.getLogger("isthmus.control_log")
+
+T = TypeVar("T")
+
+TOPIC: Final = INTERNAL_PREFIX + "control"
+PARTITION: Final = TopicPartition(TOPIC, 0)
+REPLICATION_FACTOR: Final = 3
+RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A snapshot of some ten thousand partitions has less than one of them."""
+BATCH_BYTES_MAX: Final = 1024 * 1024
+"""Commands that wait together go together, up to this size; a larger one goes alone."""
+FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
+FETCH_WAIT_MS: Final = 1_000
+"""A long poll: a record is answered at once, and a quiet log costs a request in this time."""
+FETCH_TIMEOUT_S: Final = 5.0
+PRODUCE_TIMEOUT_S: Final = 4.0
+REFRESH_TIMEOUT_S: Final = 3.0
+"""A broker that hangs must not cost this proxy its lease: give it up while there is time to ask another one."""
+TAIL_LANE: Final = "control-tail"
+APPEND_LANE: Final = "control-append"
+APPEND_TIMEOUT_S: Final = 30.0
+RELEASE_TIMEOUT_S: Final = 5.0
+CREATE_TIMEOUT_S: Final = 60.0
+RENEWALS_PER_LEASE: Final = 3
+SNAPSHOT_DELAY_S_MAX: Final = 2.0
+"""Proxies wait a random time before they write a due snapshot, so that mostly one does."""
+OUTCOMES_MAX: Final = 1024
+INTERNAL_ERROR: Final = "internal-error"
+TOPIC_REPLACED: Final = "topic-replaced"
+
+_TOPIC_ALREADY_EXISTS: Final = 36
+_INVALID_REPLICATION_FACTOR: Final = 38
+_UNKNOWN_TOPIC: Final = 3
+_OFFSET_OUT_OF_RANGE: Final = 1
+_REQUEST_TIMED_OUT: Final = 7
+
+_PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
+"""A batch of no producer, uncompressed."""
+
+
+class ControlLogHalted(PeerFault):
+    """This proxy may not follow the log any further. ``reason`` as in :mod:`isthmus_control.replica`."""
+
+    def __init__(self, halted: Halted) -> None:
+        super().__init__(str(halted))
+        self.reason = halted.reason
+
+
+class AppendUnresolved(PeerFault):
+    """What came of the command is not known in time. Appending the same ``command`` again is exact."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(f"the control log did not answer {command.body.KIND} in time: it may still count")
+        self.command = command
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A command without an answer. ``written``: it is in the log for certain, only not read yet."""
+
+    command: Command
+    value: bytes
+    outcome: asyncio.Future[Outcome]
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSpec:
+    """What this proxy claims. ``lease_ms`` is how long the others wait for it when it falls silent."""
+
+    brokers: tuple[BrokerClaim, ...]
+    all_brokers: bool = False
+    link_address: str | None = None
+    lease_ms: int = 10_000
+    version: str = field(default="0")
+
+
+class ControlLog:
+    """One proxy's end of the log. :meth:`start` reads it; :meth:`claim` takes the lease and keeps it; :meth:`close`."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        name: str,
+        *,
+        incarnation: str | None = None,
+        fence: Callable[[], Awaitable[None]] | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """``client`` is the caller's and stays open. ``incarnation``: a UUID, new for each process.
+
+        ``fence`` returns when no client's write that was forwarded before the call can still land. ``on_failure`` is
+        called once, when this proxy must stop: with :class:`ControlLogHalted`, or because a newer process took over.
+        """
+        self.name = name
+        self.incarnation = incarnation or str(uuid.uuid4())
+        self.halted: ControlLogHalted | None = None
+        self._client = client
+        self._fence = fence
+        self._on_failure = on_failure
+        self._tasks = Tasks(f"control log of {name}", self._task_failed)
+        self._view = LeaseView(self.incarnation)
+        self._replica: Replica | None = None
+        self._topic_id: uuid.UUID | None = None
+        self._pending: dict[str, _Pending] = {}
+        self._unwritten = asyncio.Event()
+        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self._changed: asyncio.Future[None] | None = None
+        self._subscribers: list[Callable[[ControlState], None]] = []
+        self._watchers: list[Callable[[ControlState, tuple[Change, ...], int], None]] = []
+        self._lease: LeaseSpec | None = None
+        self._renew_now = asyncio.Event()
+        self._enforced = -1
+        self._fencing = False
+        self._snapshotting = False
+        self._superseded_told = False
+
+    # --- What is known
+
+    @property
+    def state(self) -> ControlState:
+        """The state as far as this proxy has read the log."""
+        if self._replica is None:
+            raise RuntimeError("the control log is not started")
+        return self._replica.state
+
+    @property
+    def leases(self) -> LeaseView:
+        """This proxy's view of all leases: who may vouch, and how far a reservation is."""
+        return self._view
+
+    @property
+    def own_lease(self) -> ProxyLease | None:
+        """This proxy's lease as it stands in the log."""
+        return self._view.own
+
+    @property
+    def lease_deadline(self) -> float:
+        """Until when this proxy may let writes through that a reservation could forbid. Past: it may not."""
+        if self.halted is not None:
+            return float("-inf")
+        until = self._view.vouches_until()
+        return float("-inf") if until is None else until
+
+    @property
+    def vouching(self) -> bool:
+        return time.monotonic() < self.lease_deadline
+
+    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
+        """Call ``changed`` after each applied command that changed more than the bookkeeping. It must not fail."""
+        self._subscribers.append(changed)
+
+    def watch(self, applied: Callable[[ControlState, tuple[Change, ...], int], None]) -> None:
+        """Call ``applied(state, changes, offset)`` after each accepted command with changes. It must not fail."""
+        self._watchers.append(applied)
+
+    # --- Life
+
+    async def start(self) -> None:
+        """Make the topic if need be, and read the log up to its end as it is now.
+
+        Raises ConfigurationError (the topic exists and is not fit for it), ControlLogHalted, PeerFault.
+        """
+        await self._ensure_topic()
+        end = await self._load()
+        self._tasks.start("tail", self._tail())
+        self._tasks.start("writer", self._write())
+        while self.state.applied_offset < end - 1:
+            await self._change()
+
+    async def close(self, *, release: bool = True) -> None:
+        """Stop. With ``release`` the lease is given back first: the caller has no write without an answer any more."""
+        own = self._view.own
+        if release and own is not None and self.halted is None:
+            self._lease = None  # no renewal may follow it
+            try:
+                await self.append(ReleaseLease(self.name, self.incarnation), timeout_s=RELEASE_TIMEOUT_S)
+            except PeerFault as error:
+                log.warning("lease not released", extra={"proxy": self.name, "error": str(error)})
+        await self._tasks.close()
+        self._fail_pending(lambda: ConnectionLost("the control log is closed"))
+
+    def _halt(self, halted: Halted) -> NoReturn:
+        """Stop following the log, for good."""
+        if self.halted is None:
+            self.halted = ControlLogHalted(halted)
+            log.error("control log halted", extra={"reason": halted.reason, "error": str(halted)})
+            self._fail_pending(lambda: ControlLogHalted(halted))
+            self._wake()
+            if self._on_failure is not None:
+                self._on_failure(self.halted)
+        raise ControlLogHalted(halted)
+
+    def _fail_pending(self, error: Callable[[], PeerFault]) -> None:
+        for pending in self._pending.values():
+            _fail(pending, error())
+        self._pending.clear()
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        # Without any one of its tasks this proxy would go on with a state that grows old.
+        try:
+            self._halt(Halted(INTERNAL_ERROR, f"{name} failed: {error!r}"))
+        except ControlLogHalted:
+            pass
+
+    # --- The topic
+
+    async def _ensure_topic(self) -> None:
+        deadline = time.monotonic() + CREATE_TIMEOUT_S
+        backoff = Backoff()
+        while TOPIC not in await self._client.refresh([TOPIC]):
+            error = await self._create_topic()
+            if error is not None and error.code not in (_TOPIC_ALREADY_EXISTS, _REQUEST_TIMED_OUT):
+                # Fewer brokers answer than metadata said a moment ago: they are starting, or stopping.
+                if not (error.retriable or error.code == _INVALID_REPLICATION_FACTOR) or time.monotonic() > deadline:
+                    raise error
+            elif time.monotonic() > deadline:
+                raise KafkaError(_UNKNOWN_TOPIC, f"{TOPIC} was created and does not appear")
+            await asyncio.sleep(backoff.next_s())
+        info = await self._client.topic(TOPIC)
+        self._topic_id = info.topic_id
+        await self._check_topic(len(info.partitions))
+
+    async def _create_topic(self) -> KafkaError | None:
+        factor = min(REPLICATION_FACTOR, len(self._client.brokers))
+        if factor < REPLICATION_FACTOR:
+            log.warning("control topic has few replicas", extra={"topic": TOPIC, "replication_factor": factor})
+        configs = _settings(factor) | {"message.timestamp.type": "LogAppendTime"}
+        try:
+            created = await self._client.create_topics([NewTopic(TOPIC, 1, factor, configs)])
+        except KafkaError as error:
+            return error
+        except PeerFault:
+            return KafkaError(_REQUEST_TIMED_OUT)  # it may exist now: look
+        result = created[TOPIC]
+        if result.error is None:
+            log.info("control topic created", extra={"topic": TOPIC, "replication_factor": factor})
+        return result.error
+
+    async def _check_topic(self, partitions: int) -> None:
+        """Refuse a topic of this name on which the log would not be safe, whoever made it."""
+        if partitions != 1:
+            raise ConfigurationError(
+                f"topic {TOPIC}",
+                f"it has {partitions} partitions, and commands would have no order",
+                "Delete the topic if no proxy of this cluster uses it",
+            )
+        info = await self._client.leader(TOPIC, 0)
+        wanted = _settings(len(info.replicas))
+        answer = (await self._client.describe_configs(ResourceType.TOPIC, [TOPIC], list(wanted)))[TOPIC]
+        if answer.error is not None:
+            raise answer.error
+        for name, value in wanted.items():
+            actual = answer.entries[name].value or ""
+            fits = int(actual) >= int(value) if name in _AT_LEAST else actual == value
+            if not fits:
+                raise ConfigurationError(
+                    f"{name} of topic {TOPIC}",
+                    f"it is {actual}, and the log would not be safe",
+                    f"Set it to {value}: kafka-configs --alter --topic {TOPIC} --add-config {name}={value}",
+                )
+
+    # --- Reading
+
+    async def _load(self) -> int:
+        """The replica from the newest snapshot, or the log's beginning; returns the log's end.
+
+        Looks back from the end, twice as far each time: snapshots stand at most a little over an interval apart.
+        """
+        cluster_id = self._client.cluster_id
+        if cluster_id is None:
+            raise ConfigurationError("cluster", "its brokers tell no cluster id", "Kafka 2.8 and later do")
+        start = (await self._client.list_offsets({PARTITION: EARLIEST}))[PARTITION]
+        end = (await self._client.list_offsets({PARTITION: LATEST}))[PARTITION]
+        for listed in (start, end):
+            if listed.error is not None:
+                raise listed.error
+        below, window = end.offset, 2 * SNAPSHOT_INTERVAL
+        while below > start.offset:
+            above, below = below, max(start.offset, end.offset - window)
+            snapshot = None
+            async for offset, value in self._read(below, above):
+                snapshot = replicas.newest_snapshot([(offset, value)]) or snapshot
+            if snapshot is not None:
+                try:
+                    state = replicas.load(snapshot, cluster_id)
+                except Halted as halted:
+                    self._halt(halted)
+                return self._loaded(state, end.offset)
+            window *= 2
+        if start.offset > 0:
+            self._halt(Halted(replicas.RECORDS_MISSING, f"{TOPIC} begins at offset {start.offset}, without a snapshot"))
+        return self._loaded(ControlState(cluster_id), end.offset)
+
+    def _loaded(self, state: ControlState, end: int) -> int:
+        self._replica = Replica(state)
+        self._enforced = self.state.applied_offset
+        self._view.applied(self.state, time.monotonic())
+        log.info(
+            "control log found", extra={"topic": TOPIC, "from_offset": state.applied_offset + 1, "end_offset": end}
+        )
+        return end
+
+    async def _read(self, start: int, end: int) -> AsyncIterator[tuple[int, bytes | None]]:
+        """The records of ``[start, end)``."""
+        position = start
+        while position < end:
+            for offset, value in await self._fetch(position):
+                if offset >= end:
+                    return
+                yield offset, value
+                position = offset + 1
+
+    async def _fetch(self, offset: int) -> list[tuple[int, bytes | None]]:
+        """Records from ``offset`` on, as (offset, value); none if none came in time. Raises PeerFault."""
+        fetch = self._client.fetch(
+            TOPIC, 0, offset, bytes_max=FETCH_BYTES_MAX, wait_ms_max=FETCH_WAIT_MS, lane=TAIL_LANE, deadline_s=0
+        )
+        fetched = await self._bounded(fetch, TAIL_LANE, FETCH_TIMEOUT_S)
+        info = self._client.topics.get(TOPIC)
+        if info is not None and info.topic_id != self._topic_id:
+            self._halt(Halted(TOPIC_REPLACED, f"{TOPIC} was deleted and created again: the control state is lost"))
+        if fetched.error is not None:
+            if fetched.error.code == _OFFSET_OUT_OF_RANGE:
+                self._halt(Halted(replicas.RECORDS_MISSING, f"{TOPIC} has no record at offset {offset} any more"))
+            raise fetched.error
+        records: list[tuple[int, bytes | None]] = []
+        data = memoryview(fetched.records)
+        try:
+            for start, end, header in walk(data):
+                batch = data[start:end]
+                verify_crc(batch)
+                if header.is_control or not header.record_count:
+                    # Transaction markers are none of ours; they take an offset, and every proxy passes over them.
+                    records.extend((number, None) for number in range(header.base_offset, header.next_offset))
+                else:
+                    records.extend((record.offset, record.value) for record in decode_records(batch))
+        except BatchError as error:
+            raise PeerFault(f"the broker of {TOPIC} sent a damaged batch: {error}") from error
+        return [(number, value) for number, value in records if number >= offset]
+
+    async def _bounded(self, request: Awaitable[T], lane: str, timeout_s: float) -> T:
+        """The answer of the log's leader on one of our lanes; a connection on which it does not come is given up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await request
+        except TimeoutError:
+            info = self._client.topics.get(TOPIC)
+            leader = info.partitions[0].leader if info is not None and 0 in info.partitions else -1
+            await self._give_up(leader, lane)
+            raise RequestTimedOut(f"broker {leader}, which leads {TOPIC}, does not answer") from None
+
+    async def _give_up(self, leader: int, lane: str) -> None:
+        try:
+            async with asyncio.timeout(0):  # an open connection is there without waiting
+                (await self._client.to(leader, lane)).abort()
+        except (PeerFault, TimeoutError):
+            pass
+
+    async def _look_again(self, backoff: Backoff) -> None:
+        """Wait, then read who leads the log now."""
+        await asyncio.sleep(backoff.next_s())
+        try:
+            async with asyncio.timeout(REFRESH_TIMEOUT_S):
+                await self._client.refresh([TOPIC])
+        except (PeerFault, TimeoutError):
+            pass  # the next request says what is wrong
+
+    async def _tail(self) -> None:
+        assert self._replica is not None
+        trouble: str | None = None
+        backoff = Backoff()
+        while True:
+            try:
+                records = await self._fetch(self._replica.next_offset)
+            except ControlLogHalted:
+                return
+            except PeerFault as error:
+                if trouble != str(error):
+                    trouble = str(error)
+                    log.warning("control log not readable", extra={"topic": TOPIC, "error": trouble})
+                await self._look_again(backoff)
+                continue
+            if trouble is not None:
+                log.info("control log readable again", extra={"topic": TOPIC})
+                trouble = None
+                backoff.reset()
+            try:
+                for offset, value in records:
+                    self._apply(offset, value)
+            except ControlLogHalted:
+                return
+            if records:
+                self._after_records()
+
+    def _apply(self, offset: int, value: bytes | None) -> None:
+        assert self._replica is not None
+        try:
+            applied = self._replica.feed(offset, value)
+        except Halted as halted:
+            self._halt(halted)
+        # Read anew for each record: what was applied later must not look as if it had been known before.
+        self._view.applied(self.state, time.monotonic())
+        if isinstance(applied.outcome, Accepted) and applied.outcome.changes:
+            try:
+                for changed in self._subscribers:
+                    changed(self.state)
+                for watcher in self._watchers:
+                    watcher(self.state, applied.outcome.changes, offset)
+            except Exception as error:
+                # What does not know the state cannot enforce it.
+                log.exception("control log subscriber failed", extra={"offset": offset})
+                self._halt(Halted(INTERNAL_ERROR, f"a subscriber failed at offset {offset}: {error!r}"))
+        elif applied.command is None:
+            log.warning("control log record rejected", extra={"offset": offset, "error": str(applied.outcome)})
+        self._settle(applied)
+
+    def _settle(self, applied: Applied) -> None:
+        command, outcome = applied.command, applied.outcome
+        if command is None or (command.by != self.name and command.id not in self._pending):
+            return
+        if isinstance(outcome, Duplicate):
+            outcome = self._outcomes.get(command.id, outcome)
+        else:
+            self._outcomes[command.id] = outcome
+            while len(self._outcomes) > OUTCOMES_MAX:
+                self._outcomes.popitem(last=False)
+        pending = self._pending.pop(command.id, None)
+        if isinstance(command.body, ClaimBrokers | RenewLease):
+            self._view.settled(command.id, isinstance(outcome, Accepted))
+        if pending is not None and not pending.outcome.done():
+            pending.outcome.set_result(outcome)
+
+    def _after_records(self) -> None:
+        assert self._replica is not None
+        self._advance_enforced()
+        if self._view.superseded and not self._superseded_told:
+            self._superseded_told = True
+            log.error("proxy superseded", extra={"proxy": self.name, "incarnation": self.incarnation})
+            if self._on_failure is not None:
+                self._on_failure(PeerFault(f"a newer process took over the name {self.name!r}: this one must stop"))
+        if self._replica.due_state is not None and self._lease is not None and not self._snapshotting:
+            self._snapshotting = True
+            self._tasks.start("snapshot", self._snapshot())
+        self._wake()
+
+    # --- Waiting for the state
+
+    def _wake(self) -> None:
+        waiting, self._changed = self._changed, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    async def _change(self, timeout_s: float | None = None) -> None:
+        """Return when more was applied, or after ``timeout_s``. Raises ControlLogHalted."""
+        self._check_running()
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._changed)
+        except TimeoutError:
+            return
+        self._check_running()
+
+    def _check_running(self) -> None:
+        if self.halted is not None:
+            raise ControlLogHalted(Halted(self.halted.reason, str(self.halted)))
+
+    async def enforced(self, offset: int) -> None:
+        """Return when every proxy that may still let writes through enforces the log up to ``offset``.
+
+        At the latest when the leases of those that do not answer have run out. Raises ControlLogHalted.
+        """
+        while not self._view.enforced_by_all(offset, now := time.monotonic()):
+            expiry = self._view.next_expiry(now)
+            # The own lease may run out, too, without a command: then it is not waited for either.
+            own = self.lease_deadline
+            moments = [moment for moment in (expiry, own) if moment is not None and moment > now]
+            await self._change(min(moments) - now if moments else None)
+
+    # --- Appending
+
+    async def append(self, what: Body | Command, *, timeout_s: float = APPEND_TIMEOUT_S) -> Outcome:
+        """Append a command and return what came of it; ``state`` has it then.
+
+        Sent again until that is known. Raises AppendUnresolved after ``timeout_s`` (its ``command`` may be appended
+        again), ControlLogHalted, KafkaError where the broker refuses the append itself, ValueError if it is too large.
+        """
+        if isinstance(what, Command):
+            return await self._append(what, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            outcome = await self._append(self._command(what), deadline - time.monotonic())
+            if not (isinstance(outcome, Rejected) and outcome.code is Rejection.STALE):
+                return outcome
+
+    def _command(self, body: Body) -> Command:
+        now_ms = int(time.time() * 1000)
+        return Command(str(uuid.uuid4()), now_ms, self.name, self.state.applied_offset, body)
+
+    async def _append(self, command: Command, timeout_s: float) -> Outcome:
+        self._check_running()
+        known = self._outcomes.get(command.id)
+        if known is not None:
+            return known
+        value = encode(command)
+        if len(value) > RECORD_BYTES_MAX - 1024:
+            raise ValueError(f"{command.body.KIND} takes {len(value)} bytes, a record may have {RECORD_BYTES_MAX}")
+        if isinstance(command.body, ClaimBrokers | RenewLease):
+            self._view.sending(command.id, time.monotonic())
+        pending = self._pending.get(command.id)
+        if pending is None:
+            pending = _Pending(command, value, asyncio.get_running_loop().create_future())
+            self._pending[command.id] = pending
+            self._unwritten.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(pending.outcome)
+        except TimeoutError:
+            raise AppendUnresolved(command) from None
+        finally:
+            if not pending.outcome.done():
+                self._pending.pop(command.id, None)
+
+    async def _write(self) -> None:
+        """Send what is not written yet, one request at a time, until it is."""
+        backoff = Backoff()
+        trouble: str | None = None
+        while True:
+            await self._unwritten.wait()
+            sending = self._next_batch()
+            if not sending:
+                self._unwritten.clear()
+                continue
+            try:
+                error = await self._produce(sending)
+            except PeerFault as fault:
+                error = fault
+            if error is None:
+                for pending in sending:
+                    pending.written = True
+                backoff.reset()
+                if trouble is not None:
+                    log.info("control log writable again", extra={"topic": TOPIC})
+                    trouble = None
+                continue
+            if isinstance(error, KafkaError) and not (error.retriable or is_stale_metadata(error)):
+                for pending in sending:
+                    self._pending.pop(pending.command.id, None)
+                    _fail(pending, KafkaError(error.code, error.message))
+                continue
+            if trouble != str(error):
+                trouble = str(error)
+                log.warning("control log not writable", extra={"topic": TOPIC, "error": trouble})
+            # It may have been appended nevertheless: what the tail finds meanwhile is not sent again.
+            await self._look_again(backoff)
+
+    def _next_batch(self) -> list[_Pending]:
+        sending: list[_Pending] = []
+        size = 0
+        for pending in self._pending.values():
+            if pending.written:
+                continue
+            size += len(pending.value)
+            if sending and size > BATCH_BYTES_MAX:
+                break
+            sending.append(pending)
+        return sending
+
+    async def _produce(self, sending: Sequence[_Pending]) -> PeerFault | None:
+        records = [Record(offset, 0, None, pending.value) for offset, pending in enumerate(sending)]
+        batch = encode_batch(records, _PLAIN)
+        produce = self._client.produce_raw({PARTITION: batch}, timeout_s=PRODUCE_TIMEOUT_S, lane=APPEND_LANE)
+        return (await self._bounded(produce, APPEND_LANE, PRODUCE_TIMEOUT_S + 1))[PARTITION].error
+
+    # --- The lease
+
+    async def claim(self, lease: LeaseSpec) -> Outcome:
+        """Claim brokers, and keep the lease from then on.
+
+        Where another proxy holds one of them, it is watched: if it renews, it lives, and the claim stays rejected with
+        its name; if its lease runs out, it is taken out of the log and the claim is made again. So this takes up to
+        a lease and its margin. A later call changes what is claimed. Raises as :meth:`append`.
+        """
+        while True:
+            holders = {
+                holder.incarnation: holder.renewed_at_offset
+                for holder in self.state.proxies.values()
+                if holder.name != self.name
+            }
+            outcome = await self.append(self._claim_of(lease))
+            if isinstance(outcome, Accepted):
+                if self._lease is None:
+                    self._tasks.start("lease", self._keep_lease())
+                self._lease = lease
+                return outcome
+            if not isinstance(outcome, Rejected) or outcome.code is not Rejection.CONFLICT:
+                return outcome
+            if not await self._holder_is_gone(lease, holders):
+                return outcome
+
+    def _claim_of(self, lease: LeaseSpec) -> ClaimBrokers:
+        return ClaimBrokers(
+            name=self.name,
+            incarnation=self.incarnation,
+            brokers=lease.brokers,
+            all_brokers=lease.all_brokers,
+            link_address=lease.link_address,
+            lease_ms=lease.lease_ms,
+            version=lease.version,
+            enforced_offset=self._enforced,
+        )
+
+    async def _holder_is_gone(self, lease: LeaseSpec, renewed: dict[str, int]) -> bool:
+        """Whether what stands in the way of ``lease`` has gone. False: one of them lives."""
+        wanted = {claim.broker_id for claim in lease.brokers}
+        while True:
+            now = time.monotonic()
+            holders = [
+                holder
+                for holder in self.state.proxies.values()
+                if holder.name != self.name
+                and (lease.all_brokers or holder.all_brokers or not wanted.isdisjoint(holder.broker_ids))
+            ]
+            if not holders:
+                return True
+            if any(holder.renewed_at_offset > renewed.setdefault(holder.incarnation, -1) for holder in holders):
+                return False
+            if any(self._view.expired(holder.incarnation, now) for holder in holders):
+                await self._expire_others()
+                continue
+            expiry = self._view.next_expiry(now)
+            await self._change(None if expiry is None else expiry - now)
+
+    async def _expire_others(self) -> None:
+        for expire in self._view.expirable(time.monotonic()):
+            outcome = await self.append(expire)
+            if isinstance(outcome, Accepted) and outcome.changes:
+                log.warning("lease expired", extra={"proxy": expire.name, "incarnation": expire.incarnation})
+
+    async def _keep_lease(self) -> None:
+        """Renew in time, and at once where somebody waits for what this proxy enforces now."""
+        while not self._view.superseded:
+            lease = self._lease
+            if lease is None:
+                return
+            interval_s = lease.lease_ms / 1000 / RENEWALS_PER_LEASE
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._renew_now.wait()
+            except TimeoutError:
+                pass
+            self._renew_now.clear()
+            lease = self._lease
+            if lease is None:
+                return
+            try:
+                # A renewal that takes longer than this is given up for a newer one; it may still arrive, and harms
+                # nothing then.
+                if self._view.own is None:
+                    outcome = await self.append(self._claim_of(lease), timeout_s=interval_s)
+                else:
+                    renewal = RenewLease(self.name, self.incarnation, self._enforced)
+                    outcome = await self.append(renewal, timeout_s=interval_s)
+                if isinstance(outcome, Rejected):
+                    log.warning("lease not renewed", extra={"proxy": self.name, "error": outcome.message})
+                await self._expire_others()
+            except ControlLogHalted:
+                return
+            except PeerFault as error:
+                log.warning("lease not renewed", extra={"proxy": self.name, "error": str(error)})
+
+    # --- Enforcement
+
+    def _advance_enforced(self) -> None:
+        """After records were applied: what is reserved since needs the fence first, all else holds at once."""
+        if self._needed() > self._enforced and self._fence is not None:
+            if not self._fencing:
+                self._fencing = True
+                self._tasks.start("fence", self._pass_fence(self._fence))
+        elif not self._fencing:
+            self._now_enforces(self.state.applied_offset)
+
+    def _needed(self) -> int:
+        """The offset of the newest reservation."""
+        return max(
+            (
+                namespace.reserved_at_offset
+                for namespace in self.state.namespaces.values()
+                if namespace.reserved_at_offset is not None
+            ),
+            default=-1,
+        )
+
+    async def _pass_fence(self, fence: Callable[[], Awaitable[None]]) -> None:
+        try:
+            while self._needed() > self._enforced:
+                applied = self.state.applied_offset
+                await fence()
+                self._now_enforces(applied)
+        finally:
+            self._fencing = False
+
+    def _now_enforces(self, offset: int) -> None:
+        self._enforced = offset
+        own = self._view.own
+        if own is not None and own.enforced_offset < self._needed() <= offset:
+            self._renew_now.set()
+
+    # --- Snapshots
+
+    async def _snapshot(self) -> None:
+        """Write the snapshot that is due, unless another proxy does it first."""
+        assert self._replica is not None
+        try:
+            await asyncio.sleep(random.uniform(0, SNAPSHOT_DELAY_S_MAX))
+            due = self._replica.due_state
+            if due is not None:
+                # Packing a large state takes a while, and states are values: a thread may read them.
+                snapshot = await asyncio.to_thread(replicas.take, due)
+                await self.append(snapshot)
+                log.info("control log snapshot", extra={"as_of": snapshot.as_of, "bytes": len(snapshot.state)})
+        except (PeerFault, ValueError) as error:
+            log.warning("control log snapshot failed", extra={"error": str(error)})
+        finally:
+            self._snapshotting = False
+
+
+def _fail(pending: _Pending, error: PeerFault) -> None:
+    if not pending.outcome.done():
+        pending.outcome.set_exception(error)
+        pending.outcome.exception()  # whoever has given up on it misses nothing
+
+
+_AT_LEAST: Final = frozenset(("min.insync.replicas", "max.message.bytes"))
+
+
+def _settings(replicas_count: int) -> dict[str, str]:
+    """What the topic must be like: nothing is ever removed, and an acknowledged command survives a broker."""
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "unclean.leader.election.enable": "false",
+        "min.insync.replicas": "2" if replicas_count >= REPLICATION_FACTOR else "1",
+        "max.message.bytes": str(RECORD_BYTES_MAX),
+    }
