@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 from support.scripted_broker import Peer, ScriptedBroker, metadata_of
 
 from isthmus.kafka_client import (
@@ -33,12 +35,23 @@ from isthmus_protocol.schema import ApiKey
 HEARTBEAT: dict[str, Any] = {"group_id": "g", "member_id": "m"}
 
 
+loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+
+@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
+def event_loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy runs on uvloop, tools on asyncio's own."""
+    if request.param == "uvloop":
+        monkeypatch.setattr(sys.modules[__name__], "loop_factory", uvloop.new_event_loop)
+
+
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(30):
             await test()
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(bounded())
 
 
 async def connect(broker: ScriptedBroker, **options: Any) -> BrokerConnection:
