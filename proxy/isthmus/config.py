@@ -42,6 +42,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
     PlainValidator,
     PrivateAttr,
     SecretStr,
@@ -165,9 +166,14 @@ def _environment_name(value: object) -> str:
     return value
 
 
-Bind = Annotated[Address, PlainValidator(_address_field(any_port=True))]
-Advertised = Annotated[Address, PlainValidator(_address_field(any_port=False))]
-Servers = Annotated[tuple[Address, ...], PlainValidator(_servers)]
+def _as_text(servers: tuple[Address, ...]) -> str:
+    return ",".join(str(server) for server in servers)
+
+
+_TEXT = PlainSerializer(str, return_type=str)
+Bind = Annotated[Address, PlainValidator(_address_field(any_port=True)), _TEXT]
+Advertised = Annotated[Address, PlainValidator(_address_field(any_port=False)), _TEXT]
+Servers = Annotated[tuple[Address, ...], PlainValidator(_servers), PlainSerializer(_as_text, return_type=str)]
 FilePath = Annotated[Path, PlainValidator(_path)]
 EnvironmentName = Annotated[str, PlainValidator(_environment_name)]
 
@@ -181,7 +187,7 @@ class Section(BaseModel):
 
 
 class ProxySection(Section):
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\[\]-]{1,100}$")
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,100}$")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_style: Literal["text", "json"] = "text"
     drain_timeout_s: float = Field(default=20.0, ge=0, le=3600)
@@ -267,7 +273,7 @@ class ClusterSection(Section):
 
     def server_names(self) -> str:
         """The bootstrap servers as clients write them."""
-        return ",".join(str(server) for server in self.bootstrap_servers)
+        return _as_text(self.bootstrap_servers)
 
 
 class ClientListenerSection(Section):
@@ -363,8 +369,8 @@ class ProxyConfig(Section):
         return "whole-cluster" if self.cluster.broker_id is None else "sidecar"
 
     def proxy_name(self, client_port: int) -> str:
-        """The configured name, or the address that clients are told; ``client_port`` is the port in use."""
-        return self.proxy.name or str(Address(self.client_listener.advertised, client_port))
+        """The configured name, or one made of the address that clients are told; ``client_port`` is the port in use."""
+        return self.proxy.name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{self.client_listener.advertised}-{client_port}")
 
 
 def load_config(path: Path | str, environment: Mapping[str, str] | None = None) -> ProxyConfig:
@@ -424,7 +430,7 @@ def _problem(details: ErrorDetails) -> Problem:
         fix = f'did you mean "{matched}"?' if matched else "choose one of them"
         return Problem(key, found, " or ".join(f'"{choice}"' for choice in choices), fix)
     if kind == "string_pattern_mismatch":
-        return Problem(key, found, "1 to 100 letters, digits and . _ : -", "choose another name")
+        return Problem(key, found, "1 to 100 letters, digits and . _ -", "choose another name")
     expected = _EXPECTED.get(kind, "")
     if not expected:
         bounds = ", ".join(f"{_BOUNDS[bound]} {limit}" for bound, limit in context.items() if bound in _BOUNDS)
@@ -729,9 +735,14 @@ def _load_certificate(
     paths = {f"{prefix}_certfile": certfile} | ({f"{prefix}_keyfile": keyfile} if keyfile else {})
     for key, path in paths.items():
         try:
-            path.open("rb").close()
+            content = path.read_bytes()
         except OSError as error:
             raise ConfigError(config.source, [_unreadable(key, path, error)]) from None
+        if b"-----BEGIN " not in content:
+            problem = Problem(
+                key, f'"{path}" without PEM in it', "a certificate or private key (PEM)", "convert it to PEM"
+            )
+            raise ConfigError(config.source, [problem])
 
     def no_password() -> str:
         # Without this, OpenSSL asks on the terminal.

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from isthmus_control.commands import PartitionEpoch, RecordSourceEpochs
 from isthmus_control.model import NamespaceMapping, ResourceType, Role, TopicState
+from isthmus_control.outcome import Rejected
 from isthmus_plugins.api import BrokerUnavailable, PluginContext, ProduceConnection, ProduceResult
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.follower_log import FollowerLog, LogState, Numbering, StopReason
@@ -250,14 +251,22 @@ class FollowerEnd:
                 if (epoch := stream.follower_log.next_epoch()) is not None
             ]
             self._epochs_due.clear()
-            await self._context.control.append(
-                RecordSourceEpochs(
-                    tuple(
-                        PartitionEpoch(stream.topic, stream.topic_id, stream.partition, epoch, start)
-                        for stream, (epoch, start) in due
-                    )
-                )
+            entries = tuple(
+                PartitionEpoch(stream.topic, stream.topic_id, stream.partition, epoch, start)
+                for stream, (epoch, start) in due
             )
+            try:
+                outcome = await self._context.control.append(RecordSourceEpochs(entries)) if entries else None
+            except BrokerUnavailable as error:
+                log.warning("source epochs not recorded", extra={"detail": str(error)})
+                self._epochs_due |= {stream: None for stream, _ in due if not stream.connection.lost}
+                await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+                continue
+            if isinstance(outcome, Rejected):
+                for stream, _ in due:
+                    stream.follower_log.stop(StopReason("EPOCH_REFUSED", outcome.message))
+                    self.proceed(stream)
+                continue
             for stream, recorded in due:
                 stream.follower_log.epoch = recorded[0]
                 self.proceed(stream)

@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 The source's batches come in offset order. Exactly one Produce request is under way for a partition at any time, so
 that a refused batch can never be overtaken by the next one, which would then land at its offset. Each answer's base
-offset is checked. Where the fate of a request is not known, nothing is sent until the target's log end and the producer's
-last sequence have been read again (:meth:`FollowerLog.resume`).
+offset is checked. Where the fate of a request is not known, nothing is sent until the target's log end and the
+producer's last sequence have been read again (:meth:`FollowerLog.resume`).
 
 ::
 

@@ -521,7 +521,10 @@ class LinkService:
             raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
 
     async def _append(self, body: Body) -> None:
-        outcome = await self._context.control.append(body)
+        try:
+            outcome = await self._context.control.append(body)
+        except BrokerUnavailable as error:
+            raise OperationError("CONTROL_LOG_UNAVAILABLE", str(error), 503) from error
         if isinstance(outcome, Rejected):
             raise OperationError(
                 outcome.code.value.upper().replace("-", "_"), outcome.message, _HTTP_STATUS.get(outcome.code, 409)

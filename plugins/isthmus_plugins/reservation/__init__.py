@@ -74,7 +74,10 @@ CODES: Final = {
 def message(topic: str, reservation: Reservation) -> str:
     """What a client is told, in versions that carry a message."""
     if reservation.link is not None:
-        why = f"it follows over link {reservation.link}; write to the namespace that leads, or detach it and clear `reserved`"
+        why = (
+            f"it follows over link {reservation.link}; write to the namespace that leads, or detach it and clear the "
+            "reserved flag"
+        )
     else:
         why = reservation.reason
     return f"topic {topic} is in the reserved namespace {reservation.prefix!r}: {why}"

@@ -1,0 +1,134 @@
+"""The process as its plugins see it: :class:`isthmus_plugins.api.PluginContext`."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+from isthmus.cluster_access import ClusterAccess
+from isthmus.config import Address, LinkListenerSection
+from isthmus.control_log import ControlLog
+from isthmus.errors import PeerFault
+from isthmus.front import Front
+from isthmus.listener import Gateway
+from isthmus_control.commands import Body
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link
+from isthmus_control.outcome import Outcome
+from isthmus_control.sealing import Sealed, Sealer, Secret
+from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec
+
+
+class Control:
+    """The control log as plugins use it, with its errors as they know them."""
+
+    def __init__(self, control_log: ControlLog) -> None:
+        self._log = control_log
+
+    @property
+    def state(self) -> ControlState:
+        return self._log.state
+
+    async def append(self, body: Body) -> Outcome:
+        """Append a command and return what came of it. Raises BrokerUnavailable: it may count or not."""
+        try:
+            return await self._log.append(body)
+        except PeerFault as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    async def enforced(self, offset: int) -> None:
+        """Return when every proxy with an unexpired lease enforces the log up to ``offset``."""
+        try:
+            await self._log.enforced(offset)
+        except PeerFault as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
+        """Call ``changed`` after each applied command that changed the state."""
+        self._log.subscribe(changed)
+
+
+class Context:
+    """One per process, made before the plugins start."""
+
+    def __init__(
+        self,
+        proxy_name: str,
+        cluster_id: str,
+        cluster: ClusterAccess,
+        control_log: ControlLog,
+        front: Front,
+        gateway: Gateway,
+        sealer: Sealer,
+        link_section: LinkListenerSection | None,
+        link_server_tls: ssl.SSLContext | None,
+        link_client_tls: ssl.SSLContext | None,
+    ) -> None:
+        self.proxy_name = proxy_name
+        self.incarnation = control_log.incarnation
+        self.cluster_id = cluster_id
+        self.cluster = cluster
+        self.control = Control(control_log)
+        self.link_client_tls = link_client_tls
+        self.link_listener: LinkListenerSpec | None = None
+        self.fronted_brokers = front.brokers
+        self._control_log = control_log
+        self._front = front
+        self._gateway = gateway
+        self._sealer = sealer
+        self._link_section = link_section
+        self._link_port: int | None = None
+        if link_section is not None:
+            token = link_section.enrolment_token
+            self.link_listener = LinkListenerSpec(
+                link_section.bind.host,
+                link_section.bind.port,
+                link_server_tls,
+                None if token is None else token.get_secret_value().encode(),
+            )
+
+    def fronts(self, broker_id: int) -> bool:
+        """Whether this proxy fronts the broker."""
+        return self._front.fronts(broker_id)
+
+    def link_listening(self, port: int) -> None:
+        """The link listener is bound to this port."""
+        self._link_port = port
+
+    @property
+    def link_address(self) -> str | None:
+        """Where peers reach this proxy's link listener."""
+        if self._link_section is None or self._link_port is None:
+            return None
+        address: Address = self._link_section.advertised_at(self._link_port)
+        return str(address)
+
+    def secret_of(self, link: Link) -> bytes:
+        """The link's secret. Raises SealingError where this proxy's control key does not open it."""
+        assert link.secret is not None
+        return self._sealer.open(link.secret, link.link_id).reveal()
+
+    def seal(self, secret: bytes, link_id: str) -> Sealed:
+        """A link's secret as it may stand in the control log."""
+        return self._sealer.seal(Secret(secret), link_id)
+
+    async def topic_name(self, topic_id: bytes) -> str | None:
+        """The name of a topic by its id, read from the cluster where it is not known; None if there is none."""
+        name = self.cluster.topic_name(topic_id)
+        if name is None:
+            await self.cluster.topics()
+            name = self.cluster.topic_name(topic_id)
+        return name
+
+    def known_topic_name(self, topic_id: bytes) -> str | None:
+        """The same, if it is known already. An id never changes its topic."""
+        return self.cluster.topic_name(topic_id)
+
+    async def fence(self) -> None:
+        """Return when no client's write that was forwarded before the call can still land."""
+        await self._gateway.fence()
+
+    @property
+    def lease_deadline(self) -> float:
+        """Until when (monotonic seconds) this proxy may vouch for what it forwards."""
+        return self._control_log.lease_deadline

@@ -1,0 +1,175 @@
+"""The front: which brokers this proxy serves clients for, and where.
+
+Whole-cluster mode has one port to bootstrap from and one for each broker; brokers come and go, and so do their ports.
+Sidecar mode has one port for one broker. What clients are told is :class:`Addresses`: this proxy's own ports, and the
+addresses at which other proxies of the cluster serve the other brokers, as their leases in the control log say. A
+broker that no proxy serves is not told at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from isthmus.config import ProxyConfig
+from isthmus.errors import ConfigurationError, PeerFault
+from isthmus.kafka_client import ClusterClient
+from isthmus.listener import Endpoint, Gateway, Listener
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import BrokerClaim
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus.front")
+
+BOOTSTRAP: Final = -1
+BROKERS_INTERVAL_S: Final = 2.0
+"""How often brokers that came or went are looked for."""
+
+
+class Addresses:
+    """What clients are told in place of brokers' own addresses. An ``AddressMap``."""
+
+    def __init__(self, advertised_host: str) -> None:
+        self._host = advertised_host.encode()
+        self._elsewhere: Mapping[int, BrokerClaim] = {}
+        self.ports: dict[int, int] = {}
+        """This proxy's own ports, by broker."""
+
+    def follow(self, state: ControlState) -> None:
+        """Learn where other proxies serve brokers."""
+        self._elsewhere = state.broker_addresses()
+
+    def __call__(self, node_id: int, host: bytes, port: int) -> tuple[bytes, int] | None:
+        """None: no proxy serves that broker, and clients are not told of it."""
+        own = self.ports.get(node_id)
+        if own is not None:
+            return self._host, own
+        claim = self._elsewhere.get(node_id)
+        return (claim.host.encode(), claim.port) if claim is not None else None
+
+
+class Front:
+    """The client listeners of one process."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        client: ClusterClient,
+        gateway: Gateway,
+        addresses: Addresses,
+        client_tls: ssl.SSLContext | None,
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._gateway = gateway
+        self._client_tls = client_tls
+        self._listeners: dict[int, Listener] = {}
+        self._addresses = addresses
+        self._tasks = Tasks("front")
+        self._accepting = False
+        self._advertised = config.client_listener.advertised
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a broker of this proxy came or went."""
+
+    # ---- where ----
+
+    @property
+    def brokers(self) -> frozenset[int] | None:
+        """The brokers that this proxy fronts; None: all of them."""
+        broker_id = self._config.cluster.broker_id
+        return None if broker_id is None else frozenset((broker_id,))
+
+    def fronts(self, broker_id: int) -> bool:
+        return broker_id in self._listeners
+
+    def claims(self) -> tuple[BrokerClaim, ...]:
+        """The brokers that this proxy serves now, and the addresses that clients are told."""
+        return tuple(
+            BrokerClaim(broker_id, self._advertised, listener.bind.port)
+            for broker_id, listener in sorted(self._listeners.items())
+            if broker_id != BOOTSTRAP
+        )
+
+    @property
+    def bootstrap(self) -> Endpoint:
+        """Where clients begin. Known after :meth:`bind`."""
+        broker_id = self._config.cluster.broker_id
+        return Endpoint(self._advertised, self._listeners[BOOTSTRAP if broker_id is None else broker_id].bind.port)
+
+    # ---- life ----
+
+    async def bind(self) -> None:
+        """Bind every port; clients that connect wait until :meth:`serve`. Raises ConfigurationError."""
+        broker_id = self._config.cluster.broker_id
+        bind = self._config.client_listener.bind
+        if broker_id is not None:
+            if broker_id not in self._client.brokers:
+                known = ", ".join(map(str, sorted(self._client.brokers)))
+                raise ConfigurationError(
+                    "cluster.broker_id", f"the cluster has no broker {broker_id}", f"It has {known}: name one of them."
+                )
+            await self._listen(broker_id, Endpoint(bind.host, bind.port))
+            return
+        await self._listen(BOOTSTRAP, Endpoint(bind.host, bind.port))
+        await self._follow_brokers()
+
+    async def serve(self) -> None:
+        """Let clients in."""
+        self._accepting = True
+        for listener in self._listeners.values():
+            await listener.accept()
+        if self.brokers is None:
+            self._tasks.start("brokers", self._watch_brokers())
+
+    async def stop(self) -> None:
+        """Listen no more. Sessions go on."""
+        await self._tasks.close()
+        for listener in self._listeners.values():
+            await listener.stop()
+
+    async def _listen(self, broker_id: int, bind: Endpoint) -> None:
+        listener = Listener(self._gateway, broker_id, bind, lambda: self._targets(broker_id), self._client_tls)
+        try:
+            await listener.start()
+        except OSError as error:
+            raise ConfigurationError(
+                "client_listener.bind",
+                f"{bind} cannot be bound: {error.strerror or error}",
+                "Another process has the port, or the host is not this machine's: choose another one.",
+            ) from error
+        self._listeners[broker_id] = listener
+        if broker_id != BOOTSTRAP:
+            self._addresses.ports[broker_id] = listener.bind.port
+        if self._accepting:
+            await listener.accept()
+        log.info("client listener bound", extra={"broker": broker_id, "address": str(listener.bind)})
+
+    def _targets(self, broker_id: int) -> Sequence[Endpoint]:
+        brokers = self._client.brokers
+        if broker_id != BOOTSTRAP:
+            broker = brokers.get(broker_id)
+            return () if broker is None else (Endpoint(broker.host, broker.port),)
+        return [Endpoint(broker.host, broker.port) for _, broker in sorted(brokers.items())]
+
+    async def _follow_brokers(self) -> bool:
+        """Listen for brokers that are new. Those that are gone keep their port: they may be restarting."""
+        new = [broker_id for broker_id in sorted(self._client.brokers) if broker_id not in self._listeners]
+        for broker_id in new:
+            bind = self._config.client_listener.broker_bind(broker_id)
+            await self._listen(broker_id, Endpoint(bind.host, bind.port))
+        return bool(new)
+
+    async def _watch_brokers(self) -> None:
+        while True:
+            await asyncio.sleep(BROKERS_INTERVAL_S)
+            try:
+                await self._client.refresh(())
+                changed = await self._follow_brokers()
+            except (PeerFault, ConfigurationError) as error:
+                log.warning("brokers not followed", extra={"detail": str(error)})
+                continue
+            if changed:
+                self.on_change()

@@ -1,0 +1,304 @@
+"""The process: starts the parts in order, serves until it is told to stop, and stops them in reverse.
+
+The order matters. The control state is read before any client is served, so that no reservation is missed; the brokers
+are claimed in the control log before any port accepts, so that one proxy serves a broker; plugins start before clients
+come. On SIGTERM nothing new is accepted, what was asked is answered, then the lease is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Iterable
+from importlib.metadata import entry_points, version
+from itertools import chain
+from time import monotonic
+from typing import Any, Final
+
+import pluggy
+import uvloop
+from prometheus_client.core import Metric
+
+from isthmus import logs, metrics
+from isthmus.admin.models import BrokerAddress, LeaseStatus, ProcessDescription
+from isthmus.admin.server import AdminServer
+from isthmus.admin.services import AdminServices
+from isthmus.cluster_access import ClusterAccess
+from isthmus.config import (
+    PLUGIN_ENTRY_POINTS,
+    ProxyConfig,
+    client_listener_tls,
+    link_dial_tls,
+    link_listener_tls,
+    session_tls,
+)
+from isthmus.context import Context
+from isthmus.control_log import ControlLog, LeaseSpec
+from isthmus.dispatch import compile_routes
+from isthmus.errors import ConfigurationError, PeerFault
+from isthmus.front import Addresses, Front
+from isthmus.kafka_client import ClusterClient
+from isthmus.listener import Gateway, Limits, raise_file_descriptor_limit
+from isthmus_control.outcome import Rejected
+from isthmus_control.sealing import Sealer
+from isthmus_plugins import hookspecs
+from isthmus_plugins.api import RequestHook
+
+log = logging.getLogger("isthmus.process")
+
+VERSION: Final = version("isthmus")
+
+
+def run(config: ProxyConfig) -> int:
+    """Run a proxy until SIGTERM or SIGINT. Returns the exit code; raises ConfigurationError."""
+    logs.configure(config.proxy.log_style, config.proxy.log_level)
+    return uvloop.run(_main(config))
+
+
+async def _main(config: ProxyConfig) -> int:
+    process = Process(config)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    starting = loop.create_task(process.start(), name="process/start")
+    stop = loop.create_task(stopping.wait(), name="process/signal")
+    try:
+        await asyncio.wait((starting, stop), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            must_stop = loop.create_task(process.must_stop.wait(), name="process/must-stop")
+            await asyncio.wait((stop, must_stop), return_when=asyncio.FIRST_COMPLETED)
+            must_stop.cancel()
+    finally:
+        starting.cancel()
+        stop.cancel()
+        await process.stop()
+    return 1 if process.must_stop.is_set() else 0
+
+
+class Process:
+    """All parts of one proxy."""
+
+    def __init__(self, config: ProxyConfig) -> None:
+        self.config = config
+        self.must_stop = asyncio.Event()
+        """A newer process took this one's name: it must stop."""
+        self._plugins: list[tuple[str, object]] = []
+        self._started: list[object] = []
+        self._ready = False
+        self._stopping = False
+        self._client: ClusterClient | None = None
+        self._control_log: ControlLog | None = None
+        self._context: Context | None = None
+        self._front: Front | None = None
+        self._gateway: Gateway | None = None
+        self._source = metrics.MetricsSource(plugin_metrics=self._plugin_metrics)
+        self._services = AdminServices(
+            name=config.proxy.name or "",
+            describe=self.describe,
+            not_ready=self._not_ready,
+            registry=metrics.make_registry(self._source),
+            version=VERSION,
+        )
+        admin = config.admin_listener.bind
+        self._admin = AdminServer(self._services, admin.host, admin.port)
+        self._hooks = pluggy.PluginManager(hookspecs.PROJECT)
+        self._hooks.add_hookspecs(hookspecs)
+
+    # ---- start ----
+
+    async def start(self) -> None:
+        """Start everything. Raises ConfigurationError."""
+        config = self.config
+        descriptors, connections = raise_file_descriptor_limit()
+        listener = config.client_listener
+        if connections < listener.connections_max:
+            log.warning("file descriptors limit connections", extra={"limit": descriptors, "connections": connections})
+        limits = Limits(listener.connections_max, listener.in_flight_max, listener.frame_bytes_max)
+        self._load_plugins()
+        try:
+            await self._admin.start()
+        except OSError as error:
+            raise ConfigurationError(
+                "admin_listener.bind",
+                f"{config.admin_listener.bind} cannot be bound: {error.strerror}",
+                "Choose another.",
+            ) from error
+        client = self._client = ClusterClient(
+            [str(server) for server in config.cluster.bootstrap_servers], config.cluster.security
+        )
+        try:
+            await client.start()
+        except PeerFault as error:
+            raise ConfigurationError(
+                "cluster.bootstrap_servers",
+                f"no broker answers: {error}",
+                "Start the cluster, or correct the addresses.",
+            ) from error
+        assert client.cluster_id is not None
+        addresses = Addresses(config.client_listener.advertised)
+        gateway = self._gateway = Gateway(compile_routes((), addresses), limits, session_tls(config))
+        front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config))
+        await front.bind()
+        name = self._services.name = config.proxy_name(front.bootstrap.port)
+        control_log = self._control_log = ControlLog(client, name, fence=gateway.fence, on_failure=self._must_stop)
+        await control_log.start()
+        context = self._context = Context(
+            name,
+            client.cluster_id,
+            ClusterAccess(client),
+            control_log,
+            front,
+            gateway,
+            Sealer(config.cluster.control_key),
+            config.link_listener,
+            link_listener_tls(config),
+            link_dial_tls(config),
+        )
+        addresses.follow(control_log.state)
+        control_log.subscribe(addresses.follow)
+        for _, plugin in self._plugins:
+            await _awaited(self._call(plugin, "isthmus_start", context=context))
+            self._started.append(plugin)
+        hooks: list[RequestHook] = []
+        for _, plugin in self._plugins:
+            hooks.extend(self._call(plugin, "isthmus_request_hooks") or ())
+        gateway.set_routes(compile_routes(hooks, addresses))
+        await self._claim()
+        front.on_change = self._brokers_changed
+        await front.serve()
+        self._services.control = control_log
+        self._services.gateway = gateway
+        self._services.links = self._hooks.hook.isthmus_link_operations()
+        self._source.gateway = gateway
+        self._source.control_state = lambda: control_log.state
+        self._source.lease = self._lease
+        self._ready = True
+        log.info(
+            "proxy ready",
+            extra={
+                "proxy": name,
+                "cluster": client.cluster_id,
+                "bootstrap": str(front.bootstrap),
+                "link": context.link_address,
+                "admin": f"{self._admin.host}:{self._admin.port}",
+                "file_descriptors": descriptors,
+            },
+        )
+
+    def _load_plugins(self) -> None:
+        """Find the enabled plugins by their entry points. Raises ConfigurationError."""
+        known = {entry.name: entry for entry in entry_points(group=PLUGIN_ENTRY_POINTS)}
+        for name in self.config.plugins.enabled:
+            if name not in known:
+                raise ConfigurationError(
+                    "plugins.enabled", f"there is no plugin {name!r}", f"Installed are: {', '.join(sorted(known))}."
+                )
+            plugin = known[name].load()
+            self._hooks.register(plugin, name)
+            self._plugins.append((name, plugin))
+
+    def _call(self, plugin: object, hook: str, **arguments: Any) -> Any:
+        """One plugin's implementation of a hook, None where it has none."""
+        others = [other for _, other in self._plugins if other is not plugin]
+        results = self._hooks.subset_hook_caller(hook, others)(**arguments)
+        return results[0] if results else None
+
+    async def _claim(self) -> None:
+        """Claim the brokers. Raises ConfigurationError: another proxy fronts one of them."""
+        assert self._control_log is not None
+        assert self._front is not None
+        assert self._context is not None
+        outcome = await self._control_log.claim(
+            LeaseSpec(
+                brokers=self._front.claims(),
+                all_brokers=self._front.brokers is None,
+                link_address=self._context.link_address,
+                lease_ms=int(self.config.proxy.lease_s * 1000),
+                version=VERSION,
+            )
+        )
+        if isinstance(outcome, Rejected):
+            raise ConfigurationError(
+                "cluster.broker_id" if self.config.cluster.broker_id is not None else "cluster.bootstrap_servers",
+                outcome.message,
+                "One proxy fronts a broker: stop the other one, or give this one its name ([proxy] name) to take over.",
+            )
+
+    def _brokers_changed(self) -> None:
+        assert self._gateway is not None
+        self._gateway.tasks.start("claim", self._claim())
+
+    def _must_stop(self, error: Exception) -> None:
+        log.error("proxy must stop", extra={"proxy": self._services.name, "error": str(error)})
+        self.must_stop.set()
+
+    # ---- stop ----
+
+    async def stop(self) -> None:
+        """Stop everything that was started."""
+        self._stopping = True
+        log.info("proxy stopping", extra={"proxy": self._services.name})
+        if self._front is not None:
+            await self._front.stop()
+        if self._gateway is not None:
+            await self._gateway.drain(self.config.proxy.drain_timeout_s)
+        for plugin in reversed(self._started):
+            await _awaited(self._call(plugin, "isthmus_stop"))
+        if self._control_log is not None:
+            await self._control_log.close()
+        if self._client is not None:
+            await self._client.close()
+        await self._admin.stop()
+
+    # ---- what is told ----
+
+    def _plugin_metrics(self) -> Iterable[Metric]:
+        return chain.from_iterable(self._hooks.hook.isthmus_metrics() if self._ready else ())
+
+    def _not_ready(self) -> list[str]:
+        if self._stopping:
+            return ["the proxy is stopping"]
+        if not self._ready:
+            return ["the proxy is starting"]
+        lease = self._lease()
+        return [] if lease.vouching else [lease.reason or "no lease"]
+
+    def _lease(self) -> metrics.LeaseView:
+        control_log = self._control_log
+        if control_log is None:
+            return metrics.LeaseView(False, None, "the control log is not read yet")
+        remaining = control_log.lease_deadline - monotonic()
+        if remaining > 0:
+            return metrics.LeaseView(True, remaining)
+        reason = str(control_log.halted) if control_log.halted is not None else "the lease has run out"
+        return metrics.LeaseView(False, None, reason)
+
+    def describe(self) -> ProcessDescription:
+        """What the process says of itself."""
+        front, context = self._front, self._context
+        lease = self._lease()
+        warnings = []
+        if self.config.cluster.control_key is None and self._control_log is not None and self._control_log.state.links:
+            warnings.append(
+                "secrets of links are not sealed in the control log: set cluster.control_key_file on all proxies"
+            )
+        return ProcessDescription(
+            mode=self.config.mode,
+            bootstrap=str(front.bootstrap) if front is not None and front.claims() else None,
+            link_address=context.link_address if context is not None else None,
+            brokers=[
+                BrokerAddress(broker_id=claim.broker_id, address=f"{claim.host}:{claim.port}")
+                for claim in (front.claims() if front is not None else ())
+            ],
+            lease=LeaseStatus(vouching=lease.vouching, reason=lease.reason, remaining_seconds=lease.remaining_s),
+            plugins=[name for name, _ in self._plugins],
+            warnings=warnings,
+        )
+
+
+async def _awaited(result: Awaitable[None] | None) -> None:
+    if result is not None:
+        await result
