@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from isthmus import metrics
 from isthmus.admin import AdminServer, AdminServices, BrokerAddress, ProcessDescription
 from isthmus.admin.models import LeaseStatus
 from isthmus.dispatch import compile_routes
 from isthmus.listener import Gateway, Limits
-from isthmus.metrics import LeaseView, MetricsSource, make_registry
 from isthmus_control.apply import apply
 from isthmus_control.commands import Body, ClaimBrokers, Command, RenewLease
 from isthmus_control.control_state import ControlState
+from isthmus_control.leases import LeaseView
 from isthmus_control.model import BrokerClaim
 from isthmus_control.outcome import Outcome
 from isthmus_plugins.links import (
@@ -41,23 +43,27 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.state = ControlState("cluster-a")
+        self.leases = LeaseView(incarnation="of no proxy")
+        self.leases.applied(self.state, time.monotonic())
         self._incarnations: dict[str, str] = {}
         self._moved = asyncio.Condition()
         self.fault: Exception | None = None
         """Raised by the next appends."""
 
-    def apply(self, body: Body, by: str = "test") -> Outcome:
-        command = Command(str(uuid.uuid4()), 1_760_000_000_000, by, self.state.applied_offset, body)
-        return self._apply(command)
-
-    def _apply(self, command: Command) -> Outcome:
-        self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
+    def apply(self, body: Body) -> Outcome:
+        command = Command(str(uuid.uuid4()), 1_760_000_000_000, "test", self.state.applied_offset, body)
+        state, outcome = apply(self.state, self.state.applied_offset + 1, command)
+        self.set_state(state)
         return outcome
 
-    async def append(self, command: Command) -> Outcome:
+    def set_state(self, state: ControlState) -> None:
+        self.state = state
+        self.leases.applied(state, time.monotonic())
+
+    async def append(self, body: Body, /) -> Outcome:
         if self.fault is not None:
             raise self.fault
-        return self._apply(command)
+        return self.apply(body)
 
     def claim(self, name: str, broker_id: int) -> None:
         """A proxy takes a lease."""
@@ -74,11 +80,9 @@ class MemoryLog:
         async with self._moved:
             self._moved.notify_all()
 
-    async def enforced(self, offset: int) -> None:
+    async def enforced(self, offset: int, /) -> None:
         async with self._moved:
-            await self._moved.wait_for(
-                lambda: all(lease.enforced_offset >= offset for lease in self.state.proxies.values())
-            )
+            await self._moved.wait_for(lambda: self.leases.enforced_by_all(offset, time.monotonic()))
 
 
 class MemoryLinks:
@@ -191,7 +195,7 @@ def make_services(log: MemoryLog, links: MemoryLinks | None = None) -> AdminServ
     """All of a sidecar's parts, up and ready; the proxy is ``proxy-1`` with broker 1."""
     log.claim("proxy-1", 1)
     gateway = make_gateway()
-    source = MetricsSource(gateway, lambda: log.state, lambda: LeaseView(True, 12.5), lambda: ())
+    source = metrics.MetricsSource(gateway, lambda: log.state, lambda: metrics.LeaseView(True, 12.5), lambda: ())
     description = ProcessDescription(
         mode="sidecar",
         bootstrap="127.0.0.1:19093",
@@ -204,7 +208,7 @@ def make_services(log: MemoryLog, links: MemoryLinks | None = None) -> AdminServ
         name="proxy-1",
         describe=lambda: description,
         not_ready=list,
-        registry=make_registry(source),
+        registry=metrics.make_registry(source),
         version="1.2.3",
         control=log,
         gateway=gateway,

@@ -13,8 +13,6 @@ All routes are coroutines on the proxy's own event loop, so that they may read w
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query, Request, Response
@@ -37,7 +35,8 @@ from isthmus.admin.models import (
 from isthmus.admin.operations import Operation, Operations
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus.metrics import exposition
-from isthmus_control.commands import AlterNamespace, Body, Command, CreateNamespace, DeleteNamespace
+from isthmus_control.apply import PREFIX_CHARS_MAX
+from isthmus_control.commands import AlterNamespace, Body, CreateNamespace, DeleteNamespace
 from isthmus_control.model import Namespace, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.links import (
@@ -90,6 +89,7 @@ _LINK_EXAMPLE: Final = {
 Prefix = Annotated[
     str,
     Query(
+        max_length=PREFIX_CHARS_MAX,
         description="the namespace's prefix; `?prefix=` is the empty one",
         openapi_examples={"one": {"value": "orders-"}},
     ),
@@ -168,8 +168,7 @@ def _control(services: AdminServices) -> ControlLogPort:
 async def _append(services: AdminServices, body: Body) -> ControlLogPort:
     """Let the control log judge a command. Raises OperationError if it is rejected."""
     control = _control(services)
-    command = Command(str(uuid.uuid4()), int(time.time() * 1000), services.name, control.state.applied_offset, body)
-    outcome = await control.append(command)
+    outcome = await control.append(body)
     if isinstance(outcome, Rejected):
         raise problems.rejected(outcome)
     return control
@@ -199,9 +198,9 @@ async def _changed(
     namespace = _namespace(control, kind, prefix)
     # A cleared reservation has no offset of its own: what has been applied by now holds the clearing.
     offset = control.state.applied_offset if namespace.reserved_at_offset is None else namespace.reserved_at_offset
-    if (wait and not await _enforced(control, offset)) or (not wait and views.waiting_for(control.state, offset)):
+    if (wait and not await _enforced(control, offset)) or (not wait and views.waiting_for(control, offset)):
         response.status_code = 202
-    return views.namespace_view(control.state, control.state.namespace(kind, prefix) or namespace)
+    return views.namespace_view(control, control.state.namespace(kind, prefix) or namespace)
 
 
 def _namespaces(app: FastAPI, services: AdminServices) -> None:
@@ -216,21 +215,21 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
     async def list_namespaces(
         type: Annotated[ResourceType | None, Query(description="only those of this type")] = None,
     ) -> Page[NamespaceView]:
-        state = _control(services).state
-        return Page(items=[view for view in views.namespace_views(state) if type is None or view.type is type])
+        control = _control(services)
+        return Page(items=[view for view in views.namespace_views(control) if type is None or view.type is type])
 
     @app.post("/v1/namespaces", tags=["namespaces"], summary="Create a namespace", status_code=201, responses=accepted)
     async def create_namespace(request: CreateNamespaceRequest, response: Response, wait: Wait = True) -> NamespaceView:
         body = CreateNamespace(request.type, request.prefix, request.reserved, request.reason, request.informational)
         control = await _append(services, body)
         if not request.reserved:  # nothing to enforce
-            return views.namespace_view(control.state, _namespace(control, request.type, request.prefix))
+            return views.namespace_view(control, _namespace(control, request.type, request.prefix))
         return await _changed(control, request.type, request.prefix, response, wait)
 
     @app.get("/v1/namespaces/{type}", tags=["namespaces"], summary="Describe a namespace")
     async def describe_namespace(type: ResourceType, prefix: Prefix) -> NamespaceView:
         control = _control(services)
-        return views.namespace_view(control.state, _namespace(control, type, prefix))
+        return views.namespace_view(control, _namespace(control, type, prefix))
 
     @app.patch("/v1/namespaces/{type}", tags=["namespaces"], summary="Reserve it or clear that", responses=accepted)
     async def alter_namespace(

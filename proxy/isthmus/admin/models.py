@@ -6,6 +6,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from isthmus_control.apply import PREFIX_CHARS_MAX, REASON_CHARS_MAX
 from isthmus_control.model import ResourceType
 from isthmus_plugins.links import LinkStatus
 
@@ -79,11 +80,11 @@ class CreateNamespaceRequest(_Model):
     )
 
     type: ResourceType = ResourceType.TOPIC
-    prefix: str
+    prefix: str = Field(max_length=PREFIX_CHARS_MAX)
     """The empty prefix holds every name that does not start with an underscore."""
     reserved: bool = False
     """Clients may not write what it holds."""
-    reason: str | None = None
+    reason: str | None = Field(default=None, max_length=REASON_CHARS_MAX)
     """Told to clients whose writes are refused."""
     informational: bool = False
 
@@ -92,7 +93,7 @@ class AlterNamespaceRequest(_Model):
     model_config = ConfigDict(json_schema_extra={"examples": [{"reserved": False}]})
 
     reserved: bool
-    reason: str | None = None
+    reason: str | None = Field(default=None, max_length=REASON_CHARS_MAX)
 
 
 # --- topics

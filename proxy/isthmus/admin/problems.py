@@ -62,7 +62,7 @@ async def _operation_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _peer_fault(request: Request, error: Exception) -> JSONResponse:
-    return problem(503, "CONTROL_LOG_UNAVAILABLE", f"the cluster did not take the change: {error}; try again")
+    return problem(503, "CONTROL_LOG_UNAVAILABLE", f"the control log has not confirmed the change: {error}")
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

@@ -13,8 +13,9 @@ from isthmus.admin.models import ProcessDescription
 
 if TYPE_CHECKING:
     from isthmus.listener import Gateway
-    from isthmus_control.commands import Command
+    from isthmus_control.commands import Body
     from isthmus_control.control_state import ControlState
+    from isthmus_control.leases import LeaseView
     from isthmus_control.outcome import Outcome
     from isthmus_plugins.links import LinkOperations
 
@@ -25,10 +26,14 @@ class ControlLogPort(Protocol):
     @property
     def state(self) -> ControlState: ...
 
-    def append(self, command: Command) -> Awaitable[Outcome]:
+    @property
+    def leases(self) -> LeaseView:
+        """Who enforces what, judged on this proxy's monotonic clock."""
+
+    def append(self, body: Body, /) -> Awaitable[Outcome]:
         """Write the command and say what came of it; ``state`` has it then. Raises PeerFault."""
 
-    def enforced(self, offset: int) -> Awaitable[object]:
+    def enforced(self, offset: int, /) -> Awaitable[object]:
         """Return when every proxy with an unexpired lease enforces the log up to ``offset``."""
 
 

@@ -20,20 +20,19 @@ from isthmus.admin.models import (
     TopicPartitionView,
     TopicView,
 )
-from isthmus.admin.services import AdminServices
+from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import FollowerTopic, Namespace, ProxyLease, TopicHistory
 
 
-def waiting_for(state: ControlState, offset: int) -> list[str]:
-    """Names of the proxies that do not enforce the log up to ``offset`` yet."""
-    leases = (*state.proxies.values(), *state.superseded.values())
-    return sorted({lease.name for lease in leases if lease.enforced_offset < offset})
+def waiting_for(control: ControlLogPort, offset: int) -> list[str]:
+    """Names of the proxies that do not enforce the log up to ``offset`` yet, and may still let writes through."""
+    return list(control.leases.waiting_for(offset, time.monotonic()))
 
 
-def namespace_view(state: ControlState, namespace: Namespace) -> NamespaceView:
+def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceView:
     offset = namespace.reserved_at_offset
-    waits = waiting_for(state, offset) if namespace.reserved and offset is not None else []
+    waits = waiting_for(control, offset) if namespace.reserved and offset is not None else []
     return NamespaceView(
         type=namespace.type,
         prefix=namespace.prefix,
@@ -44,13 +43,13 @@ def namespace_view(state: ControlState, namespace: Namespace) -> NamespaceView:
         created_ms=namespace.created_ms,
         mappings=[
             NamespaceMappingView(link_name=link.name, role=mapping.role, remote=mapping.remote_prefix)
-            for link, mapping in state.attachments(namespace.key)
+            for link, mapping in control.state.attachments(namespace.key)
         ],
     )
 
 
-def namespace_views(state: ControlState) -> list[NamespaceView]:
-    return [namespace_view(state, namespace) for _, namespace in sorted(state.namespaces.items())]
+def namespace_views(control: ControlLogPort) -> list[NamespaceView]:
+    return [namespace_view(control, namespace) for _, namespace in sorted(control.state.namespaces.items())]
 
 
 def topic_view(state: ControlState, name: str) -> TopicView | None:
@@ -162,7 +161,7 @@ def status_view(services: AdminServices) -> StatusView:
             file_descriptors_open=len(os.listdir("/proc/self/fd")),
             file_descriptors_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         ),
-        namespaces=namespace_views(state) if state else [],
+        namespaces=namespace_views(services.control) if services.control else [],
         links=services.links.statuses() if services.links else [],
         proxies=proxy_views(state, services.name) if state else [],
     )

@@ -277,8 +277,10 @@ def test_what_the_control_log_rejects_has_its_own_words_and_a_fitting_status() -
         assert "orders-" in message
         gone = await rest.error("PATCH", "/v1/namespaces/topic?prefix=no-", json={"reserved": True})
         assert gone[:2] == (404, "NOT_FOUND")
-        invalid = await rest.error("POST", "/v1/namespaces", json={"prefix": "x" * 300})
+        invalid = await rest.error("POST", "/v1/namespaces", json={"prefix": "a-", "reason": "b", "reserved": False})
         assert invalid[:2] == (422, "INVALID")
+        too_long = await rest.error("POST", "/v1/namespaces", json={"prefix": "x" * 300})
+        assert too_long[:2] == (422, "INVALID_REQUEST")
 
     with_rest(test)
 

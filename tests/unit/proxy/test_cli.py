@@ -1,0 +1,425 @@
+"""The command line against a real admin listener: what is printed where, and how each command ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+import typer
+import yaml
+from support.admin import RunningAdmin
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from isthmus.cli import app, root
+from isthmus.cli.namespace import ResourceType as TypeChoice
+from isthmus_control.commands import CreateNamespace
+from isthmus_control.model import ResourceType
+from isthmus_plugins.links import OperationError
+
+WIDE = {"TERMINAL_WIDTH": "200", "COLUMNS": "200"}
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[RunningAdmin]:
+    with RunningAdmin() as running:
+        yield running
+
+
+@pytest.fixture
+def admin(listener: RunningAdmin) -> Iterator[RunningAdmin]:
+    """The listener with nothing in it but its one link and its own lease."""
+    yield listener
+    listener.call(_reset, listener)
+
+
+def _reset(listener: RunningAdmin) -> None:
+    links = listener.links
+    links.links = {"a-to-b": links.links["a-to-b"]}
+    links.created, links.attached, links.calls = [], [], []
+    links.equal, links.verify_error = True, None
+    links.proceed.set()
+    listener.log.set_state(listener.log.state.evolve(namespaces={}))
+
+
+def run(*arguments: str, url: str | None = None, **more: Any) -> Any:
+    more.setdefault("env", WIDE)
+    return CliRunner().invoke(app, [*arguments, *(["--url", url] if url else [])], prog_name="isthmus", **more)
+
+
+def ok(result: Any) -> Any:
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def all_commands() -> Iterator[tuple[str, ...]]:
+    def below(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield path
+        context = typer.Context(command)
+        if hasattr(command, "list_commands"):
+            for name in command.list_commands(context):
+                yield from below(command.get_command(context, name), (*path, name))
+
+    commands: Any = get_command(app)
+    for name in root.OWN:
+        yield from below(commands.get_command(None, name), (name,))
+
+
+# --- help
+
+
+def test_help_lists_the_commands_and_the_exit_codes() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for name in ("proxy", "namespace", "link", "topic", "status", "verify"):
+        assert re.search(rf"^  {name} ", result.stdout, re.MULTILINE)
+    for code in range(4):
+        assert re.search(rf"^    {code}  \w+", result.stdout, re.MULTILINE)
+    assert "--install-completion" in result.stdout
+
+
+@pytest.mark.parametrize("path", sorted(all_commands()), ids=" ".join)
+def test_every_help_has_an_example_that_is_its_own(path: tuple[str, ...]) -> None:
+    result = run(*path, "--help")
+    assert result.exit_code == 0
+    assert f"    isthmus {' '.join(path)}" in result.stdout.partition("Example")[2]
+    assert "Exit codes:" in result.stdout
+    assert "--install-completion" not in result.stdout
+
+
+def test_namespaces_have_the_types_of_the_control_state() -> None:
+    assert set(get_args(TypeChoice)) == {str(kind) for kind in ResourceType}
+
+
+def test_a_mistyped_command_is_wrong_usage_with_a_suggestion() -> None:
+    result = run("verfy", "a-to-b")
+    assert result.exit_code == 2
+    assert "Did you mean 'verify'?" in result.stderr
+    assert run("link", "attach", "a-to-b", "--local", "a", "--remote", "b", "--role", "boss").exit_code == 2
+
+
+def test_the_version_is_printed() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", run("--version").stdout)
+
+
+def test_status_imports_neither_the_server_nor_the_protocol() -> None:
+    program = (
+        "import sys; from isthmus.cli import app; from typer.testing import CliRunner;"
+        "CliRunner().invoke(app, ['status', '--url', 'http://127.0.0.1:1']);"
+        "print([m for m in ('fastapi', 'kio', 'uvloop', 'isthmus_bench') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+# --- namespaces
+
+
+def test_namespaces_are_created_listed_described_altered_and_deleted(admin: RunningAdmin) -> None:
+    created = ok(run("namespace", "create", "orders-", "--type", "topic", "-o", "json", url=admin.url))
+    assert (created["prefix"], created["state"]) == ("orders-", "open")
+    listed = ok(run("namespace", "list", "--type", "topic", "-o", "json", url=admin.url))
+    assert [each["prefix"] for each in listed] == ["orders-"]
+    assert ok(run("namespace", "list", "--type", "principal", "-o", "json", url=admin.url)) == []
+    altered = ok(
+        run("namespace", "alter", "orders-", "--reserved", "--no-wait", "--reason", "move", "-o", "json", url=admin.url)
+    )
+    assert (altered["state"], altered["waiting_for"]) == ("reserving", ["proxy-1"])
+    admin.call(admin.log.enforce, "proxy-1")
+    described = ok(run("namespace", "describe", "orders-", "-o", "json", url=admin.url))
+    assert (described["state"], described["reserved_reason"]) == ("reserved", "move")
+    cleared = run("namespace", "alter", "orders-", "--no-reserved", "--no-wait", "-o", "json", url=admin.url)
+    assert ok(cleared)["state"] == "open"
+    assert ok(run("namespace", "delete", "orders-", "-o", "json", url=admin.url))["deleted"] is True
+    assert admin.log.state.namespaces == {}
+
+
+def test_creating_a_reserved_namespace_returns_when_it_is_enforced(admin: RunningAdmin) -> None:
+    done = threading.Event()
+    results: list[Any] = []
+
+    def create() -> None:
+        results.append(run("namespace", "create", "orders-", "--reserved", "-o", "json", url=admin.url))
+        done.set()
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    assert not done.wait(0.5)
+    while not done.wait(0.1):  # the request may be later than the first of these
+        admin.call(admin.log.enforce, "proxy-1")
+    thread.join()
+    assert ok(results[0])["state"] == "reserved"
+
+
+def test_the_empty_prefix_can_be_named(admin: RunningAdmin) -> None:
+    assert ok(run("namespace", "create", "", "--type", "consumer-group", "-o", "json", url=admin.url))["prefix"] == ""
+    table = run("namespace", "list", url=admin.url).stdout
+    assert re.search(r'^consumer-group +"" +open', table, re.MULTILINE)
+    ok(run("namespace", "delete", "", "--type", "consumer-group", "-o", "json", url=admin.url))
+
+
+def test_a_refusal_is_one_line_or_one_object_on_standard_error(admin: RunningAdmin) -> None:
+    admin.call(admin.log.apply, CreateNamespace(ResourceType.TOPIC, "orders-"))
+    text = run("namespace", "create", "orders-", url=admin.url)
+    assert text.exit_code == 1
+    assert re.fullmatch(r"error: .*orders-.* \(ALREADY_EXISTS\)\n", text.stderr)
+    assert text.stdout == ""
+    machine = run("namespace", "create", "orders-", "-o", "json", url=admin.url)
+    assert machine.exit_code == 1
+    assert machine.stdout == ""
+    body = json.loads(machine.stderr)
+    assert (body["error_code"], body["code"]) == (40901, "ALREADY_EXISTS")
+
+
+# --- links
+
+
+def test_links_are_created_listed_described_and_deleted(admin: RunningAdmin, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("hunter2\n")
+    create = ("link", "create", "a-to-c", "--remote", "127.0.0.1:49192", "-o", "json")
+    assert ok(run(*create, "--token-file", str(token), url=admin.url))["remote"] == ["127.0.0.1:49192"]
+    assert admin.links.created[0].token == "hunter2"
+    table = run("link", "list", url=admin.url).stdout
+    assert re.search(r"^a-to-b +Following +asynchronous .* orders-:orders- \(leader\) +1 +2 +0\.1", table, re.MULTILINE)
+    described = run("link", "describe", "a-to-b", url=admin.url).stdout
+    assert re.search(r"^orders-eu +0 +leader +Following +10 +8 +2", described, re.MULTILINE)
+    assert ok(run("link", "delete", "a-to-c", "--local-only", "-o", "json", url=admin.url))["deleted"] is True
+    assert admin.links.calls == [("delete", "a-to-c", True)]
+
+
+def test_a_token_can_come_from_standard_input_and_must_be_there(admin: RunningAdmin, tmp_path: Path) -> None:
+    create = ("link", "create", "a-to-c", "--remote", "127.0.0.1:49192", "--token-file")
+    assert run(*create, "-", url=admin.url, input="hunter2\n").exit_code == 0
+    assert admin.links.created[0].token == "hunter2"
+    missing = run(*create, str(tmp_path / "none"), url=admin.url)
+    assert missing.exit_code == 2
+    assert "No such file" in missing.stderr
+
+
+def test_namespaces_are_attached_and_detached(admin: RunningAdmin) -> None:
+    attach = ("link", "attach", "a-to-b", "--local", "orders-", "--remote", "", "--role", "leader")
+    assert ok(run(*attach, "-o", "json", url=admin.url))["dry_run"] is False
+    dry = run(*attach, "--truncate-target", "--dry-run", url=admin.url)
+    assert dry.exit_code == 0
+    assert 'orders- (leader) would be attached to a-to-b, remote ""' in dry.stdout
+    assert re.search(r"^orders-eu +orders-eu +truncate +7", dry.stdout, re.MULTILINE)
+    asked = [(each.remote, each.truncate_target, each.dry_run) for each in admin.links.attached]
+    assert asked == [("", False, False), ("", True, True)]
+    ok(run("link", "detach", "a-to-b", "--local", "orders-", "-o", "json", url=admin.url))
+    assert admin.links.calls == [("detach", "a-to-b", "orders-", "topic", False)]
+
+
+# --- verify, status, topics
+
+
+def test_verify_ends_with_0_if_equal_and_with_1_if_not(admin: RunningAdmin) -> None:
+    equal = run("verify", "a-to-b", "-o", "json", url=admin.url)
+    assert ok(equal)["equal"] is True
+    assert ok(equal)["partitions"][0]["compared_to"] == 10
+    admin.links.equal = False
+    different = run("verify", "a-to-b", "-o", "json", url=admin.url)
+    assert different.exit_code == 1
+    assert json.loads(different.stdout)["equal"] is False
+    table = run("verify", "a-to-b", url=admin.url)
+    assert table.exit_code == 1
+    assert re.search(r"^orders-eu +orders-eu +0 +no +0 +6 +6 +values differ$", table.stdout, re.MULTILINE)
+    assert "a-to-b: NOT equal, 6 records compared" in table.stdout
+    assert table.stderr == ""  # nobody looks: no progress
+
+
+@contextmanager
+def verifying_on_a_terminal(admin: RunningAdmin) -> Iterator[subprocess.Popen[str]]:
+    """``isthmus verify`` with a terminal as standard error, once it has shown the progress made so far."""
+    admin.links.proceed.clear()
+    terminal, slave = pty.openpty()
+    command = [sys.executable, "-m", "isthmus", "verify", "a-to-b", "--url", admin.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, text=True) as process:
+        os.close(slave)
+        shown = b""
+        while b"4/10" not in shown:
+            shown += os.read(terminal, 4096)
+        assert b"comparing a-to-b" in shown
+        yield process
+    os.close(terminal)
+
+
+def test_verify_shows_progress_on_a_terminal(admin: RunningAdmin) -> None:
+    with verifying_on_a_terminal(admin) as process:
+        admin.call(admin.links.proceed.set)
+        stdout, _ = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert "a-to-b: equal, 10 records compared" in stdout
+        assert "comparing" not in stdout
+
+
+def test_an_interrupted_verify_cancels_its_operation(admin: RunningAdmin) -> None:
+    with verifying_on_a_terminal(admin) as process:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode != 0
+    (newest, *_) = httpx.get(f"{admin.url}/v1/operations", trust_env=False).json()["items"]
+    assert newest["error"]["code"] == "CANCELLED"
+
+
+def test_a_verification_that_cannot_be_made_is_a_failure(admin: RunningAdmin) -> None:
+    admin.links.verify_error = OperationError("PEER_DISCONNECTED", "the other cluster is not connected", 503)
+    result = run("verify", "a-to-b", "-o", "json", url=admin.url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert json.loads(result.stderr) == {"code": "PEER_DISCONNECTED", "message": "the other cluster is not connected"}
+    unknown = run("verify", "none", url=admin.url)
+    assert unknown.exit_code == 1
+    assert "(NOT_FOUND)" in unknown.stderr
+
+
+def test_status_is_a_table_json_or_yaml(admin: RunningAdmin) -> None:
+    status = ok(run("status", "-o", "json", url=admin.url))
+    assert (status["name"], status["ready"], status["links"][0]["link_name"]) == ("proxy-1", True, "a-to-b")
+    as_yaml = yaml.safe_load(run("status", "-o", "yaml", url=admin.url).stdout)
+    assert as_yaml.keys() == status.keys()
+    admin.call(admin.log.apply, CreateNamespace(ResourceType.TOPIC, "orders-", True, "move"))
+    table = run("status", url=admin.url).stdout
+    for line in (
+        r"^proxy +proxy-1 1\.2\.3 \(sidecar\)$",
+        r"^ready +yes$",
+        r"^1 +127\.0\.0\.1:19093 +127\.0\.0\.1:9092$",
+        r"^topic +orders- +reserving +- +move$",
+        r"^a-to-b +Following",
+        r"^proxy-1 \(this\) +active +1 ",
+    ):
+        assert re.search(line, table, re.MULTILINE), line
+
+
+def test_the_url_can_come_from_the_environment(admin: RunningAdmin) -> None:
+    assert ok(run("status", "-o", "json", env={"ISTHMUS_URL": admin.url}))["name"] == "proxy-1"
+
+
+def test_topics_are_listed_and_described(admin: RunningAdmin) -> None:
+    assert run("topic", "list", url=admin.url).stdout.startswith("TOPIC")
+    unknown = run("topic", "describe", "none", url=admin.url)
+    assert unknown.exit_code == 1
+    assert "follows no link here" in unknown.stderr
+
+
+# --- not reachable
+
+
+def test_a_proxy_that_is_not_there_is_told_apart_from_a_refusal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    result = run("status", url=f"http://127.0.0.1:{free}")
+    assert result.exit_code == 3
+    assert f"http://127.0.0.1:{free}" in result.stderr
+    assert "--url or ISTHMUS_URL" in result.stderr
+    machine = run("status", "-o", "json", url=f"http://127.0.0.1:{free}")
+    assert json.loads(machine.stderr)["code"] == "NOT_REACHABLE"
+    assert run("status", url="127.0.0.1:28080").exit_code == 2
+
+
+def test_something_else_at_the_url_is_not_a_proxy() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(b"<html>nothing here</html>")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        result = run("status", url=f"http://127.0.0.1:{server.server_port}")
+        thread.join()
+    assert result.exit_code == 3
+    assert "is not an admin listener" in result.stderr
+
+
+# --- proxy
+
+
+def test_check_prints_each_problem_with_its_fix(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('[cluster]\nbootstrap_server = "127.0.0.1:1"\n[client_listener]\nbind = "127.0.0.1:0"\n')
+    result = run("proxy", "--config", str(file), "--check")
+    assert result.exit_code == 1
+    assert "2 problems" in result.stdout
+    assert "  cluster.bootstrap_server: unknown key; did you mean cluster.bootstrap_servers?" in result.stdout
+    machine = run("proxy", "--config", str(file), "--check", "-o", "json")
+    verdict = json.loads(machine.stdout)
+    assert verdict["valid"] is False
+    assert {each["key"] for each in verdict["problems"]} == {"cluster.bootstrap_server", "cluster.bootstrap_servers"}
+    without_check = run("proxy", "--config", str(file))
+    assert without_check.exit_code == 1
+    assert without_check.stderr.startswith(f"error: {file}: 2 problems")
+
+
+def test_check_tells_unreachable_brokers_apart(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    file = tmp_path / "a.toml"
+    file.write_text(f'[cluster]\nbootstrap_servers = "127.0.0.1:{free}"\n[client_listener]\nbind = "127.0.0.1:0"\n')
+    result = run("proxy", "--config", str(file), "--check")
+    assert result.exit_code == 3
+    assert "cluster.bootstrap_servers" in result.stdout
+    assert "Connection refused" in result.stdout
+    assert run("proxy", "--config", str(tmp_path / "none.toml")).exit_code == 2
+
+
+# --- commands of others
+
+
+def _mount(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    monkeypatch.setitem(sys.modules, "cli_test_commands", sys.modules[__name__])
+    entries = {name: EntryPoint(name, value, root.COMMAND_ENTRY_POINTS) for name, value in values.items()}
+    monkeypatch.setattr(root, "_mounted", lambda: entries)
+
+
+def hello(name: str) -> None:
+    """Greet.
+
+    Only for tests.
+    """
+    typer.echo(f"hello {name}")
+
+
+group = typer.Typer(help="A group of another distribution.")
+group.command("one")(hello)
+group.command("two")(hello)
+NOT_A_COMMAND = 5
+
+
+def test_commands_of_other_distributions_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    _mount(monkeypatch, demo="cli_test_commands:hello", bench="cli_test_commands:group")
+    assert run("demo", "you").stdout == "hello you\n"
+    assert run("bench", "two", "you").stdout == "hello you\n"
+    listed = run("--help").stdout
+    assert re.search(r"^  demo +Greet\.$", listed, re.MULTILINE)
+    assert listed.index("  demo ") < listed.index("  proxy ") < listed.index("  bench ")
+
+
+def test_a_command_that_does_not_load_fails_alone_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _mount(monkeypatch, bench="no_such_module_anywhere.cli:app", demo="cli_test_commands:NOT_A_COMMAND")
+    result = run("bench", "passthrough", "--seconds", "5")
+    assert result.exit_code == 1
+    assert "needs the module 'no_such_module_anywhere', which is not installed" in result.stderr
+    assert "neither a typer.Typer nor a function" in run("demo").stderr
+    listed = run("--help")
+    assert listed.exit_code == 0
+    assert "(not available here: see --help)" in listed.stdout
