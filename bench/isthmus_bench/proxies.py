@@ -1,0 +1,198 @@
+"""Proxies as processes of their own, for the demo, tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import httpx
+
+from isthmus_bench.kafka import ports
+
+START_TIMEOUT_S: Final = 40.0
+STOP_TIMEOUT_S: Final = 30.0
+HOST: Final = "127.0.0.1"
+
+
+class ProxyFailed(Exception):
+    """A proxy did not start; the message has the end of its log."""
+
+
+class ProxyProcess:
+    """One ``isthmus proxy``, on ports that stay the same when it is started again.
+
+    Whole-cluster mode, or with ``broker_id`` the sidecar of one broker. ``extra`` adds to the tables of the
+    configuration: ``{"plugins": {"enabled": []}}``.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        name: str,
+        directory: Path | None = None,
+        broker_id: int | None = None,
+        extra: Mapping[str, Mapping[str, Any]] | None = None,
+        admin_port: int | None = None,
+    ) -> None:
+        self._owned = None if directory is not None else tempfile.TemporaryDirectory(prefix="isthmus-proxy-")
+        self.directory = directory or Path(self._owned.name if self._owned else "")
+        self.name = name
+        self._ports = ports.pick(HOST, 3 if admin_port is None else 2)
+        client, link, *rest = self._ports
+        admin = rest[0] if admin_port is None else admin_port
+        self.bootstrap = f"{HOST}:{client}"
+        self.link_address = f"{HOST}:{link}"
+        self.url = f"http://{HOST}:{admin}"
+        tables: dict[str, dict[str, Any]] = {
+            "proxy": {"name": name, "lease_s": 10.0, "drain_timeout_s": 5.0},
+            "cluster": {"bootstrap_servers": bootstrap_servers},
+            "client_listener": {"bind": self.bootstrap},
+            "link_listener": {"bind": self.link_address},
+            "admin_listener": {"bind": f"{HOST}:{admin}"},
+        }
+        if broker_id is not None:
+            tables["cluster"]["broker_id"] = broker_id
+        for table, settings in (extra or {}).items():
+            tables.setdefault(table, {}).update(settings)
+        self.config_path = self.directory / f"{name}.toml"
+        self.log_path = self.directory / f"{name}.log"
+        self.config_path.write_text(_toml(tables))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def spawn(self) -> None:
+        """Start the process and return at once."""
+        log: IO[bytes]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "isthmus", "proxy", "--config", str(self.config_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,
+            )
+
+    def start(self) -> Self:
+        """Start the process and wait until it serves clients. Raises ProxyFailed."""
+        self.spawn()
+        self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ProxyFailed(f"proxy {self.name} ended with {self._process.returncode}:\n{self.log[-3000:]}")
+            try:
+                if httpx.get(f"{self.url}/health/ready", timeout=5, trust_env=False).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.05)
+        raise ProxyFailed(f"proxy {self.name} was not ready within {START_TIMEOUT_S} s:\n{self.log[-3000:]}")
+
+    def stop(self) -> int:
+        """SIGTERM, and wait. Returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _end(self, number: int) -> int:
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    def close(self) -> None:
+        """End the process, release the ports, remove what was written."""
+        try:
+            if self._process is not None and self._process.poll() is None:
+                self.stop()
+        finally:
+            self._process = None
+            ports.release(self._ports)
+            if self._owned is not None:
+                self._owned.cleanup()
+
+    # ---- its admin listener ----
+
+    def cli(self, *arguments: str, check: bool = True) -> Any:
+        """Run an ``isthmus`` command against this proxy with ``-o json``; returns what it printed, parsed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "isthmus", *arguments, "--url", self.url, "-o", "json"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise ProxyFailed(f"isthmus {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def get(self, path: str) -> Any:
+        """GET a REST resource of the proxy."""
+        answer = httpx.get(self.url + path, timeout=30, trust_env=False)
+        answer.raise_for_status()
+        return answer.json()
+
+
+def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Text of plain tables: every value is a string, number, boolean or list of strings, as JSON writes them."""
+    lines: list[str] = []
+    for table, settings in tables.items():
+        lines.append(f"[{table}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _die_with_parent() -> None:
+    """A proxy never outlives the test or demo that started it, also where that is killed."""
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    os.setsid()
