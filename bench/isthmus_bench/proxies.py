@@ -31,7 +31,7 @@ class ProxyProcess:
     """One ``isthmus proxy``, on ports that stay the same when it is started again.
 
     Whole-cluster mode, or with ``broker_id`` the sidecar of one broker. ``extra`` adds to the tables of the
-    configuration: ``{"plugins": {"enabled": []}}``.
+    configuration: ``{"plugins": {"enabled": []}}``. A proxy in the ``background`` goes on when its starter ends.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class ProxyProcess:
         directory: Path | None = None,
         broker_id: int | None = None,
         extra: Mapping[str, Mapping[str, Any]] | None = None,
-        admin_port: int | None = None,
+        background: bool = False,
     ) -> None:
         self._owned = None if directory is not None else tempfile.TemporaryDirectory(prefix="isthmus-proxy-")
         self.directory = directory or Path(self._owned.name if self._owned else "")
         self.name = name
-        self._ports = ports.pick(HOST, 3 if admin_port is None else 2)
-        client, link, *rest = self._ports
-        admin = rest[0] if admin_port is None else admin_port
+        self._background = background
+        self._ports = ports.pick(HOST, 3)
+        client, link, admin = self._ports
         self.bootstrap = f"{HOST}:{client}"
         self.link_address = f"{HOST}:{link}"
         self.url = f"http://{HOST}:{admin}"
@@ -92,7 +92,7 @@ class ProxyProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def spawn(self) -> None:
-        """Start the process and return at once."""
+        """Start the process and return at once. It ends with the calling *thread*, unless in the background."""
         log: IO[bytes]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -100,7 +100,7 @@ class ProxyProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,
+                preexec_fn=os.setsid if self._background else _die_with_parent,
             )
 
     def start(self) -> Self:
