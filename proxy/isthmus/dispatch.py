@@ -138,9 +138,10 @@ def _first_verdict(hooks: tuple[Callable[[Request], Verdict], ...], request: Req
     return NEED_MORE if need_more else None
 
 
-def newer_api_versions_route(version: int) -> Route:
-    """The route of an ApiVersions request that is newer than the proxy: answered by the proxy (KIP-511)."""
-    route = Route(ApiKey.API_VERSIONS, version, Histogram(), Histogram())
+def newer_api_versions_route() -> Route:
+    """The route of ApiVersions requests that are newer than the proxy: answered by the proxy (KIP-511)."""
+    _, newest = api_versions.proxied()[ApiKey.API_VERSIONS]
+    route = Route(ApiKey.API_VERSIONS, newest + 1, Histogram(), Histogram())
     route.whole = True
     route.on_request = lambda request: Answer(
         api_versions.unsupported_version_answer(request.correlation_id), "unsupported_api_versions"

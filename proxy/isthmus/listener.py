@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Final
 
 from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
-from isthmus.session import Downstream, Session, Upstream
+from isthmus.session import Downstream, Session, SessionState, Upstream
 from isthmus_plugins.api import Client
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.messages import encode_request
@@ -25,6 +25,8 @@ from isthmus_protocol.wire import MalformedFrame
 log = logging.getLogger("isthmus.listener")
 
 UPSTREAM_CONNECT_TIMEOUT_S: Final = 10.0
+CLIENT_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""For TLS; a connection counts as a session after it."""
 LOST_WRITE_MARGIN_S: Final = 5.0
 """A request whose connection broke may still be taken up by the broker; after this long it has been, or never will."""
 FILE_DESCRIPTORS_RESERVED: Final = 64
@@ -73,13 +75,19 @@ class Gateway:
         self._session_ids = itertools.count(1)
         self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
         self.fence_frame = encode_request(request_type(ApiKey.API_VERSIONS, 0)(), 0, None)
+        self._newer_api_versions = newer_api_versions_route()
         self._draining: asyncio.Event | None = None
+
+    def set_routes(self, routes: dict[int, Route]) -> None:
+        """Put another table in place, for open sessions too."""
+        self.routes.clear()
+        self.routes.update(routes)
+        self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
 
     def unknown_route(self, key: int) -> Route:
         """The route of what the table does not know. Raises MalformedFrame: no answer can be given."""
         if key >> 16 == ApiKey.API_VERSIONS:
-            route = self.routes[key] = newer_api_versions_route(key & 0xFFFF)
-            return route
+            return self._newer_api_versions  # not kept for each version: there are too many
         raise MalformedFrame(f"{describe_key(key)} is not served here")
 
     def open_session(self, downstream: Downstream, client_address: str, broker_id: int) -> Session:
@@ -162,12 +170,23 @@ class Listener:
         self._turn = itertools.count()
 
     async def start(self) -> None:
-        """Listen. Raises OSError if the address cannot be bound. ``bind`` then has the port in use."""
+        """Bind the port, which ``bind`` then tells. Raises OSError. Clients come in after :meth:`accept`."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Downstream(self.gateway, self), self.bind.host, self.bind.port, ssl=self._client_ssl, backlog=1024
+            lambda: Downstream(self.gateway, self),
+            self.bind.host,
+            self.bind.port,
+            ssl=self._client_ssl,
+            backlog=1024,
+            start_serving=False,
+            ssl_handshake_timeout=CLIENT_HANDSHAKE_TIMEOUT_S if self._client_ssl is not None else None,
         )
         self.bind = Endpoint(self.bind.host, self._server.sockets[0].getsockname()[1])
+
+    async def accept(self) -> None:
+        """Let clients in."""
+        assert self._server is not None
+        await self._server.start_serving()
 
     async def stop(self) -> None:
         """Listen no more; sessions go on."""
@@ -196,6 +215,8 @@ class Listener:
         loop = asyncio.get_running_loop()
         context = self.gateway.upstream_ssl
         for offset in range(len(targets)):
+            if session.state is not SessionState.CONNECTING:
+                return
             target = targets[(turn + offset) % len(targets)]
             try:
                 transport, _ = await asyncio.wait_for(

@@ -27,9 +27,9 @@ import enum
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Replace, Request, ResponseHook, Verdict
 from isthmus_protocol.wire import MalformedFrame
@@ -80,15 +80,11 @@ TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
     (_S.SERVING, _E.DRAIN): _S.DRAINING,
     (_S.SERVING, _E.CLIENT_GONE_WRITES_PENDING): _S.SETTLING,
     (_S.SERVING, _E.CLOSE): _S.CLOSED,
-    (_S.DRAINING, _E.DRAIN): _S.DRAINING,
     (_S.DRAINING, _E.CLIENT_GONE_WRITES_PENDING): _S.SETTLING,
     (_S.DRAINING, _E.LAST_ANSWER): _S.CLOSED,
     (_S.DRAINING, _E.CLOSE): _S.CLOSED,
-    (_S.SETTLING, _E.DRAIN): _S.SETTLING,
     (_S.SETTLING, _E.LAST_ANSWER): _S.CLOSED,
     (_S.SETTLING, _E.CLOSE): _S.CLOSED,
-    (_S.CLOSED, _E.CLOSE): _S.CLOSED,
-    (_S.CLOSED, _E.DRAIN): _S.CLOSED,
 }
 
 
@@ -109,12 +105,15 @@ class Pending(NamedTuple):
 
 _FENCE_ANSWER: Final = b""
 _NO_ACKS0: Final = -1
+_UNTIL_SERVED: Final = 1 << 62
+"""More bytes than come: nothing is looked at before the broker's connection is there."""
 
 
 class Session:
     """What the two connections of a session share: order of answers, state, and the way to end."""
 
     __slots__ = (
+        "_late_fences",
         "_settle_timer",
         "acks0_behind",
         "client",
@@ -138,6 +137,8 @@ class Session:
         """How many entries of ``pending`` stand before the newest unanswered Produce with acks=0: the answer to
         whatever was forwarded after it says that the broker has taken it up."""
         self._settle_timer: asyncio.TimerHandle | None = None
+        self._late_fences: list[Callable[[], None]] = []
+        """Fences that wait for the end of a frame which is half forwarded, to ask behind it."""
 
     def _on(self, event: SessionEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
@@ -153,9 +154,11 @@ class Session:
 
     def close(self, cause: str, detail: str = "") -> None:
         """End both connections for ``cause`` (counted and logged). Idempotent."""
-        if self.state is SessionState.CLOSED:
-            return
-        self._on(SessionEvent.CLOSE)
+        if self.state is not SessionState.CLOSED:
+            self._end(SessionEvent.CLOSE, cause, detail)
+
+    def _end(self, event: SessionEvent, cause: str, detail: str = "") -> None:
+        self._on(event)
         self.close_cause = cause
         if self._settle_timer is not None:
             self._settle_timer.cancel()
@@ -170,29 +173,59 @@ class Session:
         log.log(level, "connection refused by protocol", extra=self._log_fields(cause=cause, detail=detail))
         self.close(cause, detail)
 
+    def hook_failed(self, route: Route, error: Exception) -> None:
+        """A plugin raised. Plugins fail closed: nobody knows what it would have refused."""
+        log.error("hook failed", extra=self._log_fields(api=route.api, error=repr(error)), exc_info=error)
+        self.close("hook failed", repr(error))
+
     def client_lost(self) -> None:
         """The client's connection ended. Writes that the broker has not answered are waited for, unseen."""
         if self.state is SessionState.CLOSED or self.state is SessionState.SETTLING:
             return
-        if self.state is not SessionState.CONNECTING and self.has_unanswered_write():
-            self._on(SessionEvent.CLIENT_GONE_WRITES_PENDING)
-            loop = asyncio.get_running_loop()
-            self._settle_timer = loop.call_later(SETTLE_TIMEOUT_S, self.close, "settle timed out")
+        if self.state is SessionState.CONNECTING:
+            self.close("client closed")
             return
-        self.close("client closed")
+        assert self.upstream is not None
+        asks_for_acks0 = self.acks0_behind != _NO_ACKS0
+        if self.downstream.mid_frame:
+            if asks_for_acks0:  # Nothing can be asked behind half a frame: the margin for lost writes must do.
+                self.close("client closed")
+                return
+            self._forget_half_forwarded()
+        if not self.has_unanswered_write():
+            self.close("client closed")
+            return
+        self._on(SessionEvent.CLIENT_GONE_WRITES_PENDING)
+        self.upstream.resume_reading()  # A client that did not read may have been the reason to pause.
+        if asks_for_acks0:
+            self._ask_behind_acks0(_nothing)
+        loop = asyncio.get_running_loop()
+        self._settle_timer = loop.call_later(SETTLE_TIMEOUT_S, self.close, "settle timed out")
+
+    def _forget_half_forwarded(self) -> None:
+        """The newest request will never be whole, so the broker will not answer it, nor do what it says."""
+        entry = self.pending.pop()
+        if isinstance(entry.on_response, _Passed):
+            entry.on_response.passed()
 
     def drain(self) -> None:
         """Answer what was asked, then close. A frame that is half forwarded is still taken in; later ones are not."""
         if self.state is SessionState.CONNECTING:
-            self.close("drained")
-            return
-        self._on(SessionEvent.DRAIN)
-        self.answered()
+            self._end(SessionEvent.DRAIN, "drained")
+        elif self.state is SessionState.SERVING:
+            self._on(SessionEvent.DRAIN)
+            if self.acks0_behind != _NO_ACKS0 and not self.downstream.mid_frame:
+                self._ask_behind_acks0(_nothing)
+            self.answered()
 
     def answered(self) -> None:
         """Called when ``pending`` may have become empty; ends a session that only waited for that."""
-        if not self.pending and self.state in (SessionState.DRAINING, SessionState.SETTLING):
-            self.close("drained" if self.state is SessionState.DRAINING else "client closed")
+        if self.pending or self.state not in (SessionState.DRAINING, SessionState.SETTLING):
+            return
+        if self.state is SessionState.SETTLING:
+            self._end(SessionEvent.LAST_ANSWER, "client closed")
+        elif not self.downstream.busy:
+            self._end(SessionEvent.LAST_ANSWER, "drained")
 
     def has_unanswered_write(self) -> bool:
         """Whether the broker may hold a write of this session that it has not answered."""
@@ -206,12 +239,13 @@ class Session:
         Returns True, and does not call, if there is none. Acks=0 writes have no answer: a request of the proxy's own,
         which the broker takes up after them, is answered instead.
         """
-        upstream = self.upstream
-        if upstream is None or self.state in (SessionState.CONNECTING, SessionState.CLOSED):
+        if self.upstream is None or self.state in (SessionState.CONNECTING, SessionState.CLOSED):
             return True
         if self.acks0_behind != _NO_ACKS0:
-            self.pending.append(Pending(0, self.gateway.fence_route, monotonic(), _Passed(passed), None, _FENCE_ANSWER))
-            upstream.send(self.gateway.fence_frame)
+            if self.downstream.mid_frame:
+                self._late_fences.append(passed)
+            else:
+                self._ask_behind_acks0(passed)
             return False
         last = None
         for position, entry in enumerate(self.pending):
@@ -223,11 +257,26 @@ class Session:
         self.pending[last] = entry._replace(on_response=_Passed(passed, entry.on_response), stream_response=None)
         return False
 
+    def _ask_behind_acks0(self, passed: Callable[[], None]) -> None:
+        assert self.upstream is not None
+        self.pending.append(Pending(0, self.gateway.fence_route, monotonic(), _Passed(passed), None, _FENCE_ANSWER))
+        self.upstream.send(self.gateway.fence_frame)
+
+    def frame_ended(self) -> None:
+        """A frame that was forwarded in parts is whole."""
+        late, self._late_fences = self._late_fences, []
+        for passed in late:
+            self._ask_behind_acks0(passed)
+        if self.state is SessionState.DRAINING:
+            self.answered()
+
     def release_fences(self) -> None:
-        """The upstream connection is gone: what it carried is out of our hands; fences are told so."""
-        for entry in self.pending:
-            if isinstance(entry.on_response, _Passed):
-                asyncio.get_running_loop().call_later(self.gateway.lost_write_margin_s, entry.on_response.passed)
+        """The upstream connection is gone: what it carried is out of our hands. Fences pass after the margin."""
+        passed = [entry.on_response.passed for entry in self.pending if isinstance(entry.on_response, _Passed)]
+        loop = asyncio.get_running_loop()
+        for each in (*passed, *self._late_fences):
+            loop.call_later(self.gateway.lost_write_margin_s, each)
+        self._late_fences = []
 
     def _log_fields(self, **more: Any) -> dict[str, Any]:
         return {
@@ -236,6 +285,10 @@ class Session:
             "broker": self.client.broker_id,
             **more,
         }
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Passed:
@@ -278,6 +331,8 @@ class _Peer(asyncio.Protocol):
     def finish(self) -> None:
         """Close after what is queued has been sent, within a bounded time; no more is read."""
         self._partial = None
+        if self._transport.is_closing():
+            return
         self._transport.close()
         if self._transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(FLUSH_TIMEOUT_S, self._transport.abort)
@@ -301,9 +356,8 @@ class Upstream(_Peer):
         self._stream: ResponseStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self.session.upstream_connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -326,27 +380,26 @@ class Upstream(_Peer):
         arrived = monotonic()
         size = len(data)
         self._gateway.bytes_from_brokers += size
-        if self._streaming:
-            if size < self._streaming:
-                self._streaming -= size
-                self._forward_rest(data)
-                return
-            rest = self._streaming
-            self._streaming = 0
-            self._forward_rest(data if size == rest else data[:rest])
-            if self._pending and self._pending[0].answer is not None:
-                self._own_answers()
-            if size == rest:
-                self.session.answered()
-                return
-            data = data[rest:]
-        if self._partial is not None:
-            self._partial += data
-            if len(self._partial) < self._wanted:
-                return
-            data = bytes(self._partial)
-            self._partial = None
         try:
+            if self._streaming:
+                rest = self._streaming
+                if size < rest:
+                    self._streaming = rest - size
+                    self._forward_rest(data)
+                    return
+                self._streaming = 0
+                self._forward_rest(data if size == rest else data[:rest])
+                self._own_answers()
+                if size == rest:
+                    self._answered()
+                    return
+                data = data[rest:]
+            if self._partial is not None:
+                self._partial += data
+                if len(self._partial) < self._wanted:
+                    return
+                data = bytes(self._partial)
+                self._partial = None
             self._responses(data, arrived)
         except MalformedFrame as error:
             self.session.fault("malformed answer", str(error))
@@ -371,43 +424,50 @@ class Upstream(_Peer):
         while available - position >= _RESPONSE_HEAD_SIZE:
             size, correlation_id = _RESPONSE_HEAD.unpack_from(data, position)
             if not pending or pending[0].correlation_id != correlation_id:
-                self.session.fault("answer out of order", f"correlation id {correlation_id}")
+                session.fault("answer out of order", f"correlation id {correlation_id}")
                 return
             if not 4 <= size <= self._gateway.frame_bytes_max:
-                self.session.fault("oversized answer", f"{size} bytes")
+                session.fault("oversized answer", f"{size} bytes")
                 return
             entry = pending[0]
             end = position + 4 + size
             on_response = entry.on_response
-            if end > available and entry.stream_response is not None:
-                pending.popleft()
-                if start < position:
-                    self._to_client(data[start:position])
-                self._stream = entry.stream_response(size + 4)
-                self._to_client(self._stream.feed(data[position:]))
-                self._streaming = end - available
-                start = position = available
-            elif on_response is None:
+            if on_response is None:
                 pending.popleft()
                 if end > available:
                     self._streaming = end - available
                     position = available
                 else:
                     position = end
-            else:
-                if end > available:
+            elif end > available:
+                if entry.stream_response is None:
+                    entry = None
                     break
                 pending.popleft()
                 if start < position:
                     self._to_client(data[start:position])
-                answer = on_response(data if position == 0 and end == available else data[position:end])
+                self._stream = entry.stream_response(size + 4)
+                self._streaming = end - available
+                self._to_client(self._stream.feed(data[position:] if position else data))
+                start = position = available
+            else:
+                pending.popleft()
+                if start < position:
+                    self._to_client(data[start:position])
+                try:
+                    answer = on_response(data if position == 0 and end == available else data[position:end])
+                except MalformedFrame:
+                    raise
+                except Exception as error:
+                    session.hook_failed(entry.route, error)
+                    return
                 if entry.answer is None:
                     self._to_client(answer)
                 start = position = end
             entry.route.broker_time.observe(arrived - entry.forwarded)
             if session.acks0_behind != _NO_ACKS0:
                 session.acks0_behind -= 1
-            if pending and pending[0].answer is not None and not self._streaming:
+            if pending and pending[0].answer and not self._streaming:
                 if start < position:
                     self._to_client(data[start:position])
                     start = position
@@ -422,10 +482,15 @@ class Upstream(_Peer):
             self._keep(rest, wanted)
         if entry is not None:
             entry.route.proxy_time.observe(monotonic() - arrived)
-            if self._downstream.throttled and 2 * len(pending) <= self._gateway.in_flight_max:
-                self._downstream.unthrottle()
-            if not pending and not self._streaming:
-                session.answered()
+        self._answered()
+
+    def _answered(self) -> None:
+        """Answers have gone out: go on with what waited for that."""
+        pending = self._pending
+        if self._downstream.throttled and 2 * len(pending) <= self._gateway.in_flight_max:
+            self._downstream.unthrottle()
+        if not pending and not self._streaming:
+            self.session.answered()
 
     def _own_answers(self) -> None:
         """Send the proxy's own answers whose turn has come."""
@@ -446,7 +511,7 @@ class Upstream(_Peer):
 class Downstream(_Peer):
     """The client's connection: requests arrive here."""
 
-    __slots__ = ("_gateway", "_holds", "_listener", "_pending", "_routes", "_upstream", "throttled")
+    __slots__ = ("_gateway", "_held", "_holds", "_listener", "_pending", "_routes", "_upstream", "throttled")
 
     _upstream: Upstream
 
@@ -457,14 +522,15 @@ class Downstream(_Peer):
         self._routes = gateway.routes
         self._holds = 1
         """Reasons not to read: connecting, a slow broker, too many in flight, a held request."""
+        self._held = False
         self.throttled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        transport.pause_reading()
-        self.session = self._listener.session_opened(self, transport)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._transport.pause_reading()
+        self._keep(b"", _UNTIL_SERVED)
+        self.session = self._listener.session_opened(self, self._transport)
         self._pending = self.session.pending
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -483,7 +549,20 @@ class Downstream(_Peer):
     def serve(self, upstream: Upstream) -> None:
         """The broker is connected: read requests."""
         self._upstream = upstream
+        early, self._partial = self._partial, None
+        if early:
+            self._take(bytes(early), monotonic())
         self.release_reading()
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has been forwarded in part."""
+        return self._streaming > 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request was taken in that is neither forwarded nor answered as a whole."""
+        return self._held or self._streaming > 0
 
     def hold_reading(self) -> None:
         """One more reason not to read requests."""
@@ -502,16 +581,22 @@ class Downstream(_Peer):
         size = len(data)
         self._gateway.bytes_from_clients += size
         if self._streaming:
-            if size <= self._streaming:
-                self._streaming -= size
+            rest = self._streaming
+            if size < rest:
+                self._streaming = rest - size
                 self._upstream.send(data)
                 return
-            self._upstream.send(data[: self._streaming])
-            data = data[self._streaming :]
             self._streaming = 0
+            self._upstream.send(data if size == rest else data[:rest])
+            self.session.frame_ended()
+            if size == rest:
+                return
+            data = data[rest:]
         if self._partial is not None:
             self._partial += data
             if len(self._partial) < self._wanted:
+                if self._holds:  # uvloop starts to read behind connection_made, whatever that said
+                    self._transport.pause_reading()
                 return
             data = bytes(self._partial)
             self._partial = None
@@ -538,7 +623,8 @@ class Downstream(_Peer):
             if route is None:
                 route = self._gateway.unknown_route(key)
             if not _SMALLEST_REQUEST <= size <= self._gateway.frame_bytes_max:
-                self.session.fault("oversized request" if size > 0 else "malformed request", f"{size} bytes")
+                oversized = size > self._gateway.frame_bytes_max
+                self.session.fault("oversized request" if oversized else "malformed request", f"{size} bytes")
                 return
             end = position + 4 + size
             acks0 = False
@@ -549,35 +635,32 @@ class Downstream(_Peer):
                     break
                 acks0 = acks == 0
             hook = route.on_request
-            if hook is None:
-                if not acks0:
-                    pending.append(
-                        Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None)
-                    )
-            else:
+            if hook is not None:
                 whole = end <= available
                 if route.whole and not whole:
                     wanted = 4 + size
                     break
                 frame = data if position == 0 and end >= available else data[position:end]
-                verdict = hook(
-                    Request(frame, whole, route.api_key, route.version, correlation_id, arrived, self.session.client)
-                )
-                if verdict is None:
-                    if not acks0:
-                        pending.append(
-                            Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None)
+                try:
+                    verdict = hook(
+                        Request(
+                            frame, whole, route.api_key, route.version, correlation_id, arrived, self.session.client
                         )
-                elif verdict is NEED_MORE:
-                    wanted = 4 + size
-                    break
-                else:
-                    if start < position:
-                        self._upstream.send(data[start:position])
-                    if not whole and not isinstance(verdict, Close):
-                        start = position  # the rest of the frame is taken in first, then the hook is asked again
+                    )
+                    if verdict is NEED_MORE and whole:
+                        raise RuntimeError("a hook wants more than the whole frame")
+                except MalformedFrame:
+                    raise
+                except Exception as error:
+                    self.session.hook_failed(route, error)
+                    return
+                if verdict is not None:
+                    if not whole and not isinstance(verdict, Close):  # asked again when all is there
+                        _drop(verdict)
                         wanted = 4 + size
                         break
+                    if start < position:
+                        self._upstream.send(data[start:position])
                     route.requests += 1
                     route.decoded += 1
                     start = position = end
@@ -588,6 +671,8 @@ class Downstream(_Peer):
             route.requests += 1
             if acks0:
                 self.session.acks0_behind = len(pending)
+            else:
+                pending.append(Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None))
             if end > available:
                 self._streaming = end - available
                 position = available
@@ -616,10 +701,11 @@ class Downstream(_Peer):
         if verdict is None or verdict is NEED_MORE:
             verdict = Replace(frame)
         if isinstance(verdict, Hold):
+            self._held = True
             self.hold_reading()
             self._gateway.tasks.start(
                 f"session-{self.session.client.session_id}-hold",
-                self._held(verdict, route, correlation_id, acks0, frame, rest),
+                self._held_until(verdict, route, correlation_id, acks0, frame, rest),
             )
             return False
         if isinstance(verdict, Close):
@@ -627,7 +713,8 @@ class Downstream(_Peer):
             return False
         if isinstance(verdict, Answer):
             self._gateway.refused(verdict.cause)
-            self._upstream.own_answer(Pending(correlation_id, route, arrived, None, None, verdict.frame))
+            if not acks0:
+                self._upstream.own_answer(Pending(correlation_id, route, arrived, None, None, verdict.frame))
             return True
         if verdict.cause:
             self._gateway.refused(verdict.cause)
@@ -639,24 +726,25 @@ class Downstream(_Peer):
         self._upstream.send(verdict.frame)
         return True
 
-    async def _held(
+    async def _held_until(
         self, hold: Hold, route: Route, correlation_id: int, acks0: bool, frame: bytes, rest: bytes
     ) -> None:
         verdict: Verdict = hold
         try:
             while isinstance(verdict, Hold):
                 verdict = await verdict.verdict
-        except Exception as error:  # plugins fail closed
-            log.exception("hook failed", extra={"api": route.api, "error": repr(error)})
-            self.session.fault("hook failed", repr(error))
+        except Exception as error:
+            self.session.hook_failed(route, error)
             return
+        self._held = False
         if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
             return
         if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest):
             return
-        self.release_reading()
         if rest:
             self._take(rest, monotonic())
+        self.release_reading()
+        self.session.answered()
 
     def throttle(self) -> None:
         """Too many requests in flight: read on when half of them have been answered."""
@@ -667,6 +755,12 @@ class Downstream(_Peer):
     def unthrottle(self) -> None:
         self.throttled = False
         self.release_reading()
+
+
+def _drop(verdict: Verdict) -> None:
+    """A hook's verdict on a part of a frame does not count; a coroutine in it must not complain."""
+    if isinstance(verdict, Hold) and isinstance(verdict.verdict, Coroutine):
+        verdict.verdict.close()
 
 
 def _chain(first: ResponseHook | None, second: ResponseHook | None) -> ResponseHook | None:

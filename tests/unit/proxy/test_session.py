@@ -1,0 +1,1272 @@
+"""Sessions on real sockets: a scripted broker on one side, a raw client on the other, frames made by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from itertools import product
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import pytest
+import uvloop
+
+from isthmus.dispatch import compile_routes
+from isthmus.listener import Endpoint, Gateway, Limits, Listener
+from isthmus.session import TRANSITIONS, Session, SessionEvent, SessionState
+from isthmus_bench.kafka.security import Authority
+from isthmus_plugins.api import NEED_MORE, Answer, Close, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
+from isthmus_protocol.schema import ApiKey
+
+OPAQUE = (ApiKey.HEARTBEAT, 3)
+"""Nobody looks into these."""
+HOOKED = ApiKey.LIST_GROUPS
+FETCH_VERSION = 17
+PRODUCE_VERSION = 9
+STEP_TIMEOUT_S = 20.0
+
+
+# ---- frames ----
+
+
+def request(correlation_id: int, api: tuple[int, int] = OPAQUE, body: bytes = b"") -> bytes:
+    """A request frame with a null client id."""
+    return struct.pack(">ihhih", 10 + len(body), *api, correlation_id, -1) + body
+
+
+def answer(correlation_id: int, body: bytes = b"") -> bytes:
+    return struct.pack(">ii", 4 + len(body), correlation_id) + body
+
+
+def produce(correlation_id: int, acks: int = -1, topic: str = "t", records: bytes = b"", version: int = 9) -> bytes:
+    partition = {"index": 0, "records": records}
+    values = {"acks": acks, "timeout": 30_000, "topic_data": [{"name": topic, "partition_data": [partition]}]}
+    return encode_request(build_request(ApiKey.PRODUCE, version, values), correlation_id, "client")
+
+
+def fetch(correlation_id: int) -> bytes:
+    return encode_request(build_request(ApiKey.FETCH, FETCH_VERSION, {}), correlation_id, "client")
+
+
+def fetched(correlation_id: int, records: bytes) -> bytes:
+    """A Fetch answer that tells a broker's address behind the records."""
+    values = {
+        "responses": [{"topic_id": None, "partitions": [{"partition_index": 0, "records": records}]}],
+        "node_endpoints": [{"node_id": 1, "host": "broker.internal", "port": 9092}],
+    }
+    return encode_response(build(schema.response_type(ApiKey.FETCH, FETCH_VERSION), values), correlation_id)
+
+
+def id_of(frame: bytes, request_frame: bool = True) -> int:
+    return int.from_bytes(frame[8:12] if request_frame else frame[4:8], "big", signed=True)
+
+
+# ---- the two ends ----
+
+
+class Wire:
+    """One end of a connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *frames: bytes) -> None:
+        self.writer.write(b"".join(frames))
+
+    async def take(self) -> bytes:
+        """The next frame."""
+        size = await self.reader.readexactly(4)
+        return size + await self.reader.readexactly(int.from_bytes(size, "big"))
+
+    async def closed(self) -> bytes:
+        """What came before the other end closed."""
+        try:
+            return await self.reader.read()
+        except ConnectionResetError:
+            return b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+
+class Broker:
+    """Accepts connections and leaves the rest to the test."""
+
+    def __init__(self) -> None:
+        self._arrivals: asyncio.Queue[Wire] = asyncio.Queue()
+        self._wires: list[Wire] = []
+
+    async def start(self) -> Self:
+        self.server = await asyncio.start_server(self._arrived, "127.0.0.1", 0, limit=1 << 16)
+        self.port: int = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = Wire(reader, writer)
+        self._wires.append(wire)
+        self._arrivals.put_nowait(wire)
+
+    async def accept(self) -> Wire:
+        return await self._arrivals.get()
+
+    async def stop(self) -> None:
+        self.server.close()
+        for wire in self._wires:
+            await wire.close()
+
+
+class Front:
+    """Broker, proxy, and clients that connect through it."""
+
+    def __init__(self, broker: Broker, gateway: Gateway, listener: Listener) -> None:
+        self.broker = broker
+        self.gateway = gateway
+        self.listener = listener
+        self._wires: list[Wire] = []
+
+    async def dial(self, context: ssl.SSLContext | None = None) -> Wire:
+        """A client, whose session may not be there yet."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.bind.port, limit=1 << 16, ssl=context)
+        wire = Wire(reader, writer)
+        self._wires.append(wire)
+        return wire
+
+    async def connect(self) -> tuple[Wire, Wire, Session]:
+        """A client, the broker's end of its session, and the session."""
+        before = set(self.gateway.sessions)
+        client = await self.dial()
+        upstream = await self.broker.accept()
+        await until(lambda: any(s.state is SessionState.SERVING for s in self.gateway.sessions - before))
+        (session,) = self.gateway.sessions - before
+        return client, upstream, session
+
+    async def stop(self) -> None:
+        await self.listener.stop()
+        for wire in self._wires:
+            await wire.close()
+        await self.gateway.drain(0)
+
+
+@contextlib.asynccontextmanager
+async def fronted(
+    *hooks: RequestHook, limits: Limits | None = None, client_ssl: ssl.SSLContext | None = None
+) -> AsyncIterator[Front]:
+    broker = await Broker().start()
+    routes = compile_routes(hooks, lambda node_id, host, port: (b"proxy.example", 19092))
+    gateway = Gateway(routes, limits or Limits())
+    gateway.lost_write_margin_s = 0.05
+    bind = Endpoint("127.0.0.1", 0)
+    listener = Listener(gateway, 1, bind, lambda: [Endpoint("127.0.0.1", broker.port)], client_ssl)
+    await listener.start()
+    await listener.accept()
+    front = Front(broker, gateway, listener)
+    try:
+        yield front
+    finally:
+        await front.stop()
+        await broker.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so."""
+    while not condition():  # noqa: ASYNC110 - everything happens on this loop: each turn brings it closer
+        await asyncio.sleep(0)
+
+
+async def settled(front: Front) -> None:
+    """Return when what was sent before has had every chance to arrive: a request of another session has passed."""
+    for _ in range(3):
+        client, upstream, session = await front.connect()
+        client.send(request(1))
+        await upstream.take()
+        upstream.send(answer(1))
+        await client.take()
+        await client.close()
+        await until(lambda gone=session: gone not in front.gateway.sessions)  # type: ignore[misc]
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(main, STEP_TIMEOUT_S)
+
+    uvloop.run(bounded())
+
+
+def hook(on_request: Callable[[Request], Verdict], whole: bool = True, api_key: int = HOOKED) -> RequestHook:
+    return RequestHook(api_key, on_request, whole)
+
+
+def hooked(correlation_id: int, body: bytes = b"") -> bytes:
+    return request(correlation_id, (HOOKED, 0), body)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# ---- answers in order ----
+
+
+def test_requests_and_answers_pass_unchanged_and_in_order() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            frames = [request(number, body=os.urandom(number % 300)) for number in range(900)]
+            client.send(*frames[:500])
+            for frame in frames[500:]:
+                client.send(frame)
+            received = [await upstream.take() for _ in frames]
+            assert received == frames
+            answers = [answer(number, os.urandom(number % 300)) for number in range(900)]
+            upstream.send(*answers[:500])
+            for frame in answers[500:]:
+                upstream.send(frame)
+            assert [await client.take() for _ in answers] == answers
+            assert not session.pending
+
+    run(main())
+
+
+def test_what_a_client_sends_before_the_broker_is_connected_is_kept() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            connect = front.listener._connect
+            proceed = asyncio.Event()
+
+            async def late(session: Session) -> None:
+                await proceed.wait()
+                await connect(session)
+
+            front.listener._connect = late  # type: ignore[method-assign]
+            client = await front.dial()
+            early = [request(number) for number in range(10)]
+            client.send(*early[:5])
+            await until(lambda: front.gateway.bytes_from_clients > 0)
+            client.send(*early[5:])
+            proceed.set()
+            upstream = await front.broker.accept()
+            assert [await upstream.take() for _ in early] == early
+
+    run(main())
+
+
+def test_the_proxys_own_answers_take_their_turn() -> None:
+    async def main() -> None:
+        own = hook(lambda request: Answer(answer(request.correlation_id, b"own"), "test"))
+        async with fronted(own) as front:
+            client, upstream, session = await front.connect()
+            client.send(hooked(0), request(1), hooked(2), hooked(3), request(4), hooked(5))
+            assert await client.take() == answer(0, b"own")
+            assert [id_of(await upstream.take()) for _ in range(2)] == [1, 4]
+            upstream.send(answer(1), answer(4))
+            assert [id_of(await client.take(), False) for _ in range(5)] == [1, 2, 3, 4, 5]
+            assert not session.pending
+            assert front.gateway.refused_by_cause == {"test": 4}
+
+    run(main())
+
+
+def test_an_own_answer_waits_for_the_end_of_a_streamed_one() -> None:
+    async def main() -> None:
+        own = hook(lambda request: Answer(answer(request.correlation_id, b"own"), "test"))
+        async with fronted(own) as front:
+            client, upstream, session = await front.connect()
+            client.send(request(1), hooked(2))
+            await upstream.take()
+            whole = answer(1, os.urandom(100_000))
+            upstream.send(whole[:50_000])
+            assert await client.reader.readexactly(50_000) == whole[:50_000]
+            client.send(hooked(3))  # its answer is there while that to 1 is half through
+            await until(lambda: len(session.pending) == 2)
+            upstream.send(whole[50_000:])
+            assert await client.reader.readexactly(len(whole) - 50_000) == whole[50_000:]
+            assert [await client.take() for _ in range(2)] == [answer(2, b"own"), answer(3, b"own")]
+
+    run(main())
+
+
+# ---- verdicts ----
+
+
+def test_a_replaced_request_has_its_answer_rewritten() -> None:
+    def replace(request: Request) -> Verdict:
+        other = hooked(request.correlation_id, b"other")
+        return Replace(other, lambda frame: answer(id_of(frame, False), frame[8:] + b"+"), "partly")
+
+    async def main() -> None:
+        async with fronted(hook(replace)) as front:
+            client, upstream, _ = await front.connect()
+            client.send(request(1), hooked(2, b"one"), request(3))
+            assert [await upstream.take() for _ in range(3)] == [request(1), hooked(2, b"other"), request(3)]
+            upstream.send(answer(1, b"a"), answer(2, b"b"), answer(3, b"c"))
+            assert [await client.take() for _ in range(3)] == [answer(1, b"a"), answer(2, b"b+"), answer(3, b"c")]
+            assert front.gateway.refused_by_cause == {"partly": 1}
+
+    run(main())
+
+
+@pytest.mark.parametrize("outcome", ["forward", "answer", "replace", "hold again"])
+def test_a_held_request_holds_those_behind_it(outcome: str) -> None:
+    proceed = asyncio.Event()
+
+    async def verdict(request: Request) -> Verdict:
+        await proceed.wait()
+        match outcome:
+            case "answer":
+                return Answer(answer(request.correlation_id, b"own"), "test")
+            case "replace":
+                return Replace(hooked(request.correlation_id, b"other"))
+            case "hold again":
+                return Hold(asyncio.sleep(0, None))
+        return None
+
+    async def main() -> None:
+        async with fronted(hook(lambda request: Hold(verdict(request)))) as front:
+            client, upstream, _ = await front.connect()
+            client.send(request(1), hooked(2), request(3), hooked(4), request(5))
+            assert await upstream.take() == request(1)
+            upstream.send(answer(1))
+            assert await client.take() == answer(1)  # what went before is not held
+            client.send(request(6))
+            await settled(front)  # neither are other connections
+            proceed.set()
+            expected = {
+                "answer": [request(3), request(5), request(6)],
+                "replace": [request(3), request(5), request(6), hooked(2, b"other"), hooked(4, b"other")],
+            }.get(outcome, [hooked(2), request(3), hooked(4), request(5), request(6)])
+            arrived = [await upstream.take() for _ in expected]
+            assert sorted(map(id_of, arrived)) == list(map(id_of, arrived))
+            assert sorted(arrived) == sorted(expected)
+            upstream.send(*(answer(id_of(frame)) for frame in arrived))
+            assert [id_of(await client.take(), False) for _ in range(5)] == [2, 3, 4, 5, 6]
+
+    run(main())
+
+
+async def _failing() -> Verdict:
+    raise LookupError("no verdict")
+
+
+def _raising(request: Request) -> Verdict:
+    raise LookupError("no verdict")
+
+
+def _bad_answer(frame: bytes) -> bytes:
+    raise LookupError("no answer")
+
+
+@pytest.mark.parametrize(
+    ("on_request", "cause"),
+    [
+        (lambda request: Close("because"), "refused"),
+        (_raising, "hook failed"),
+        (lambda request: Hold(_failing()), "hook failed"),
+        (lambda request: NEED_MORE, "hook failed"),
+        (lambda request: Replace(request.frame, _bad_answer), "hook failed"),
+    ],
+    ids=["close", "raises", "raises later", "insatiable", "answer raises"],
+)
+def test_a_refused_connection_closes_and_others_go_on(on_request: Callable[[Request], Verdict], cause: str) -> None:
+    async def main() -> None:
+        async with fronted(hook(on_request)) as front:
+            client, upstream, session = await front.connect()
+            client.send(request(1))
+            await upstream.take()
+            upstream.send(answer(1))
+            assert await client.take() == answer(1)
+            client.send(hooked(2))
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                upstream.send(answer(id_of(await upstream.take())))
+            assert await client.closed() == b""
+            assert session.close_cause == cause
+            assert front.gateway.closed_by_cause == {cause: 1}
+            await settled(front)
+
+    run(main())
+
+
+def test_hooks_see_a_prefix_first_and_the_whole_frame_if_they_ask() -> None:
+    seen: list[tuple[int, bool, int]] = []
+
+    def on_produce(request: Request) -> Verdict:
+        seen.append((request.correlation_id, request.whole, len(request.frame)))
+        if request.correlation_id == 1 or request.whole:
+            return None
+        return (
+            NEED_MORE if request.correlation_id == 2 else Hold(_failing())
+        )  # for 3: nothing counts before all is there
+
+    async def main() -> None:
+        async with fronted(hook(on_produce, whole=False, api_key=ApiKey.PRODUCE)) as front:
+            client, upstream, session = await front.connect()
+            frames = [produce(number, records=os.urandom(100_000)) for number in (1, 2, 3)]
+            for frame in frames:
+                sent = len(seen)
+                client.send(frame[:1000])
+                await until(lambda sent=sent: len(seen) > sent)  # type: ignore[misc]
+                forwarded = front.gateway.bytes_from_clients
+                if id_of(frame) == 1:
+                    assert await upstream.reader.readexactly(1000) == frame[:1000]
+                    client.send(frame[1000:])
+                    assert await upstream.reader.readexactly(len(frame) - 1000) == frame[1000:]
+                else:
+                    assert session.downstream._partial == frame[:1000]
+                    client.send(frame[1000:])
+                    assert await upstream.take() == frame
+                assert front.gateway.bytes_from_clients == forwarded + len(frame) - 1000
+            assert seen[0] == (1, False, 1000)
+            assert [each for each in seen if each[1]] == [(n, True, len(frames[n - 1])) for n in (2, 3)]
+
+    run(main())
+
+
+# ---- acks=0 ----
+
+
+def test_a_produce_with_acks_0_has_no_answer() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            frames = [request(1), produce(2, acks=0), produce(3, acks=1), produce(4, acks=0), request(5)]
+            client.send(*frames)
+            assert [await upstream.take() for _ in frames] == frames
+            assert session.acks0_behind == 2
+            for number, left in ((1, 1), (3, 0), (5, -1)):
+                upstream.send(answer(number))
+                assert await client.take() == answer(number)
+                assert session.acks0_behind == left
+            assert not session.has_unanswered_write()
+
+    run(main())
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_acks_are_found_however_little_of_a_frame_is_there(acks: int) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            _, upstream, session = await front.connect()
+            frame = produce(7, acks=acks, records=b"r" * 50)
+            for split in range(1, len(frame)):
+                session.downstream.data_received(frame[:split])
+                session.downstream.data_received(frame[split:])
+                assert await upstream.take() == frame
+                assert len(session.pending) == acks
+                session.pending.clear()
+                session.acks0_behind = -1
+
+    run(main())
+
+
+# ---- any split ----
+
+
+@pytest.mark.parametrize("api_versions", [1, 3])
+def test_frames_split_at_every_byte(api_versions: int) -> None:
+    def decide(request: Request) -> Verdict:
+        return Answer(answer(request.correlation_id, b"own"), "test") if request.correlation_id % 2 else None
+
+    ask = encode_request(build_request(ApiKey.API_VERSIONS, api_versions, {}), 3, "client")
+    told = build(
+        schema.response_type(ApiKey.API_VERSIONS, api_versions),
+        {"api_keys": [{"api_key": 0, "min_version": 0, "max_version": 12}]},
+    )
+    requests = [
+        request(1, body=b"x" * 9),
+        hooked(2, b"y" * 5),
+        ask,
+        produce(4, acks=0),
+        produce(5),
+        hooked(7),
+        fetch(6),
+    ]
+    forwarded = [frame for frame in requests if id_of(frame) != 7]
+    answers = [
+        answer(1, b"a" * 9),
+        answer(2),
+        encode_response(told, 3),
+        answer(5, b"p" * 30),
+        answer(7, b"own"),
+        fetched(6, b"r" * 50),
+    ]
+    answers_in = [frame for frame in answers if id_of(frame, False) != 7]
+
+    async def main() -> None:
+        async with fronted(hook(decide)) as front:
+            client, upstream, session = await front.connect()
+            there, back = b"".join(requests), b"".join(answers_in)
+            cuts = [[cut] for cut in range(1, len(there))] + [list(range(1, len(there)))]
+            for cut in cuts:
+                for start, end in zip([0, *cut], [*cut, len(there)], strict=True):
+                    session.downstream.data_received(there[start:end])
+                assert [await upstream.take() for _ in forwarded] == forwarded
+                assert session.upstream is not None
+                where = [each for each in cut if each < len(back)]
+                for start, end in zip([0, *where], [*where, len(back)], strict=True):
+                    session.upstream.data_received(back[start:end])
+                got = [await client.take() for _ in answers]
+                assert got[:2] + got[3:5] == answers[:2] + answers[3:5]
+                assert id_of(got[2], False) == 3
+                assert got[5][4:-60] == answers[5][4 : len(got[5]) - 60]
+                assert b"broker.internal" not in got[5]
+                assert not session.pending
+                assert session.acks0_behind == -1
+            for cut in range(1, len(back)):
+                session.downstream.data_received(there)
+                for frame in forwarded:
+                    assert await upstream.take() == frame
+                assert session.upstream is not None
+                session.upstream.data_received(back[:cut])
+                session.upstream.data_received(back[cut:])
+                for expected in answers:
+                    assert id_of(await client.take(), False) == id_of(expected, False)
+
+    run(main())
+
+
+# ---- what no peer may send ----
+
+
+@pytest.mark.parametrize(
+    ("bytes_sent", "cause"),
+    [
+        (struct.pack(">ihhih", 9, *OPAQUE, 1, -1), "malformed request"),
+        (struct.pack(">ihhih", 0, *OPAQUE, 1, -1), "malformed request"),
+        (struct.pack(">ihhih", -1, *OPAQUE, 1, -1), "malformed request"),
+        (struct.pack(">ihhih", 5_000, *OPAQUE, 1, -1), "oversized request"),
+        (struct.pack(">ihhih", 10, 999, 0, 1, -1), "malformed request"),
+        (struct.pack(">ihhih", 10, -1, 0, 1, -1), "malformed request"),
+        (struct.pack(">ihhih", 10, ApiKey.FETCH, 99, 1, -1), "malformed request"),
+        (b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n", "malformed request"),
+        (bytes(64), "malformed request"),
+        (request(1, (ApiKey.PRODUCE, PRODUCE_VERSION), b"\xff"), "malformed request"),
+    ],
+    ids=["short", "empty", "negative", "oversized", "api", "negative api", "version", "http", "zeros", "body"],
+)
+def test_malformed_requests_close_their_connection_alone(bytes_sent: bytes, cause: str) -> None:
+    async def main() -> None:
+        async with fronted(limits=Limits(frame_bytes_max=4_000)) as front:
+            other_client, other_upstream, _ = await front.connect()
+            client, _, session = await front.connect()
+            client.send(bytes_sent)
+            assert await client.closed() == b""
+            assert session.close_cause == cause
+            other_client.send(request(1))
+            assert await other_upstream.take() == request(1)
+
+    run(main())
+
+
+def test_faults_are_logged_with_their_reason_and_session(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, _, session = await front.connect()
+            client.send(request(1, (999, 0)))
+            await client.closed()
+            (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+            assert record.message == "connection refused by protocol"
+            fields = vars(record)
+            assert fields["cause"] == "malformed request"
+            assert fields["session"] == session.client.session_id
+            assert "API key 999 version 0" in fields["detail"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("bytes_sent", "cause"),
+    [
+        (answer(2), "answer out of order"),
+        (answer(1) + answer(1), "answer out of order"),
+        (struct.pack(">ii", 5_000, 1), "oversized answer"),
+        (struct.pack(">ii", 3, 1), "oversized answer"),
+        (struct.pack(">ii", -1, 1), "oversized answer"),
+    ],
+)
+def test_malformed_answers_close_the_connection(bytes_sent: bytes, cause: str) -> None:
+    async def main() -> None:
+        async with fronted(limits=Limits(frame_bytes_max=4_000)) as front:
+            client, upstream, session = await front.connect()
+            client.send(request(1))
+            await upstream.take()
+            upstream.send(bytes_sent)
+            await client.closed()
+            assert session.close_cause == cause
+            assert await upstream.closed() == b""
+
+    run(main())
+
+
+def test_an_answer_that_cannot_be_rewritten_closes_the_connection() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            client.send(encode_request(build_request(ApiKey.METADATA, 12, {}), 1, None))
+            await upstream.take()
+            upstream.send(answer(1, b"\xff" * 20))
+            assert await client.closed() == b""
+            assert session.close_cause == "malformed answer"
+
+    run(main())
+
+
+def test_api_versions_newer_than_the_proxy_is_answered_as_kip_511_says() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, _ = await front.connect()
+            for version in (99, 0x7FFF):
+                client.send(request(5, (ApiKey.API_VERSIONS, version), b"\x00whatever"))
+                number, payload = decode_response(ApiKey.API_VERSIONS, 0, await client.take())
+                assert (number, payload.error_code) == (5, 35)  # type: ignore[attr-defined]
+                assert ApiKey.API_VERSIONS in {each.api_key for each in payload.api_keys}  # type: ignore[attr-defined]
+            client.send(request(6))
+            assert await upstream.take() == request(6)
+            assert front.gateway.refused_by_cause == {"unsupported_api_versions": 2}
+            assert len(front.gateway.routes) == len(compile_routes((), lambda *_: None))
+
+    run(main())
+
+
+# ---- memory and back-pressure ----
+
+GROWTH_BYTES_MAX = 6 * 1024 * 1024
+"""Of the process that holds client, proxy and broker, with their socket buffers' user side."""
+
+
+def test_a_slow_consumer_of_a_large_fetch_does_not_grow_the_process() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            records = os.urandom(1 << 20) * 50
+            frame = fetched(1, records)
+            del records
+            for _ in range(2):  # what the first one leaves behind, it leaves once
+                client.send(fetch(1))
+                await upstream.take()
+                before = resident_bytes()
+                start = front.gateway.bytes_from_brokers
+                sending = asyncio.ensure_future(_send_slowly(upstream, frame))  # noqa: TID251
+                await until(lambda start=start: front.gateway.bytes_from_brokers > start + (1 << 20))  # type: ignore[misc]
+                await stalled(front)
+                taken = front.gateway.bytes_from_brokers - start
+                assert taken < 20 << 20, "socket buffers are smaller than that"
+                assert session.upstream is not None
+                assert resident_bytes() - before < GROWTH_BYTES_MAX
+                digest = hashlib.sha256()
+                tail = b""
+                left = len(frame)
+                while left:
+                    chunk = await client.reader.read(1 << 16)
+                    left -= len(chunk)
+                    digest.update(tail[:-100] if left > 100 else b"")
+                    tail = chunk
+                await sending
+                assert b"broker.internal" not in tail
+                assert resident_bytes() - before < GROWTH_BYTES_MAX
+                assert not session.pending
+
+    run(main())
+
+
+async def _send_slowly(wire: Wire, data: bytes) -> None:
+    view = memoryview(data)
+    for start in range(0, len(data), 1 << 16):
+        wire.writer.write(view[start : start + (1 << 16)])
+        await wire.writer.drain()
+
+
+async def stalled(front: Front) -> None:
+    """Return when nothing moves any more."""
+    gateway = front.gateway
+    quiet = 0
+    before = (0, 0)
+    while quiet < 5:
+        now = (gateway.bytes_from_brokers, gateway.bytes_from_clients)
+        quiet = quiet + 1 if now == before else 0
+        before = now
+        await asyncio.sleep(0.02)
+
+
+def test_a_slow_broker_stops_the_reading_of_its_client() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            frame = produce(1, records=os.urandom(1 << 20) * 50)
+            before = resident_bytes()
+            sending = asyncio.ensure_future(_send_slowly(client, frame))  # noqa: TID251
+            await until(lambda: front.gateway.bytes_from_clients > 1 << 20)
+            await stalled(front)
+            assert front.gateway.bytes_from_clients < 20 << 20
+            assert resident_bytes() - before < GROWTH_BYTES_MAX
+            digest, left = hashlib.sha256(), len(frame)
+            while left:
+                chunk = await upstream.reader.read(1 << 16)
+                digest.update(chunk)
+                left -= len(chunk)
+            await sending
+            assert digest.digest() == hashlib.sha256(frame).digest()
+            upstream.send(answer(1))
+            assert await client.take() == answer(1)
+            assert len(session.pending) == 0
+
+    run(main())
+
+
+def test_too_many_requests_in_flight_pause_the_client() -> None:
+    async def main() -> None:
+        async with fronted(limits=Limits(in_flight_max=4)) as front:
+            client, upstream, session = await front.connect()
+            sent = 0
+            while not session.downstream.throttled:
+                sent += 1
+                client.send(request(sent))
+                assert await upstream.take() == request(sent)
+            assert sent == 5
+            client.send(request(6))
+            await settled(front)
+            assert len(session.pending) == 5
+            upstream.send(answer(1), answer(2))
+            await client.take()
+            await settled(front)
+            assert len(session.pending) == 3
+            upstream.send(answer(3))  # half of them are answered
+            assert await upstream.take() == request(6)
+            upstream.send(*(answer(number) for number in (4, 5, 6)))
+            assert [id_of(await client.take(), False) for _ in range(5)] == [2, 3, 4, 5, 6]
+
+    run(main())
+
+
+def test_own_answers_release_a_paused_client() -> None:
+    async def main() -> None:
+        own = hook(lambda request: Answer(answer(request.correlation_id), "test"))
+        async with fronted(own, limits=Limits(in_flight_max=4)) as front:
+            client, upstream, session = await front.connect()
+            client.send(request(1), *map(hooked, range(2, 12)))
+            await upstream.take()
+            await until(lambda: session.downstream.throttled)
+            whole = answer(1, bytes(50))
+            upstream.send(whole[:30])  # streams: the rest comes as the end of a frame, with no head behind it
+            await client.reader.readexactly(30)
+            upstream.send(whole[30:])
+            await client.reader.readexactly(len(whole) - 30)
+            assert [id_of(await client.take(), False) for _ in range(2, 12)] == list(range(2, 12))
+            client.send(hooked(12))
+            assert await client.take() == answer(12)
+
+    run(main())
+
+
+# ---- states, edge by edge ----
+
+Scenario = Callable[[], Awaitable[tuple[Session, str]]]
+"""Drives a session over one edge. Returns it, and the cause of its end that is expected, "" if it goes on."""
+
+_S, _E = SessionState, SessionEvent
+
+
+async def _connected() -> tuple[Session, str]:
+    async with fronted() as front:
+        _, _, session = await front.connect()
+        return session_now(session), ""
+
+
+def session_now(session: Session) -> Session:
+    """A copy of what the edge's test looks at, before the test's end closes the session."""
+    copy = Session(session.gateway, session.client, session.downstream)
+    copy.state, copy.close_cause = session.state, session.close_cause
+    return copy
+
+
+@contextlib.asynccontextmanager
+async def _connecting() -> AsyncIterator[tuple[Front, Wire, Session]]:
+    """A session whose broker does not take the call."""
+    async with fronted() as front:
+
+        async def never(session: Session) -> None:
+            await asyncio.Event().wait()
+
+        front.listener._connect = never  # type: ignore[method-assign]
+        client = await front.dial()
+        await until(lambda: bool(front.gateway.sessions))
+        (session,) = front.gateway.sessions
+        assert session.state is SessionState.CONNECTING
+        yield front, client, session
+
+
+async def _drained_while_connecting() -> tuple[Session, str]:
+    async with _connecting() as (front, client, session):
+        await front.gateway.drain(1)
+        assert await client.closed() == b""
+        return session_now(session), "drained"
+
+
+async def _gone_while_connecting() -> tuple[Session, str]:
+    async with _connecting() as (_, client, session):
+        client.reset()
+        await until(lambda: session.state is not SessionState.CONNECTING)
+        return session_now(session), "client closed"
+
+
+async def _draining() -> tuple[Session, str]:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        client.send(request(1))
+        await upstream.take()
+        session.drain()
+        return session_now(session), ""
+
+
+async def _gone_with_a_write() -> tuple[Session, str]:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        client.send(produce(1))
+        await upstream.take()
+        client.reset()
+        await until(lambda: session.state is not SessionState.SERVING)
+        return session_now(session), ""
+
+
+async def _gone() -> tuple[Session, str]:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        client.send(request(1))
+        await upstream.take()
+        await client.close()
+        assert await upstream.closed() == b""
+        return session_now(session), "client closed"
+
+
+async def _gone_with_a_write_while_draining() -> tuple[Session, str]:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        client.send(produce(1))
+        await upstream.take()
+        session.drain()
+        client.reset()
+        await until(lambda: session.state is not SessionState.DRAINING)
+        return session_now(session), ""
+
+
+async def _drained() -> tuple[Session, str]:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        client.send(request(1), request(2))
+        for _ in range(2):
+            await upstream.take()
+        session.drain()
+        client.send(request(3))
+        upstream.send(answer(1))
+        assert await client.take() == answer(1)
+        assert session.state is SessionState.DRAINING
+        upstream.send(answer(2))
+        assert await client.closed() == answer(2)
+        assert await upstream.closed() == b"", "what comes after the drain is not forwarded"
+        return session_now(session), "drained"
+
+
+async def _lost_while_draining() -> tuple[Session, str]:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        client.send(request(1))
+        await upstream.take()
+        session.drain()
+        upstream.reset()
+        assert await client.closed() == b""
+        return session_now(session), "broker closed"
+
+
+async def _settled() -> tuple[Session, str]:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        client.send(request(1), produce(2))
+        for _ in range(2):
+            await upstream.take()
+        client.reset()
+        await until(lambda: session.state is SessionState.SETTLING)
+        upstream.send(answer(1))
+        await settled(front)
+        assert session.state is SessionState.SETTLING
+        upstream.send(answer(2))
+        assert await upstream.closed() == b""
+        assert front.gateway.write_lost_at == float("-inf")
+        return session_now(session), "client closed"
+
+
+async def _lost_while_settling() -> tuple[Session, str]:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        client.send(produce(1))
+        await upstream.take()
+        client.reset()
+        await until(lambda: session.state is SessionState.SETTLING)
+        upstream.reset()
+        await until(lambda: session.state is not SessionState.SETTLING)
+        assert front.gateway.write_lost_at > 0
+        return session_now(session), "broker closed"
+
+
+EDGES: dict[tuple[SessionState, SessionEvent], Scenario] = {
+    (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _connected,
+    (_S.CONNECTING, _E.DRAIN): _drained_while_connecting,
+    (_S.CONNECTING, _E.CLOSE): _gone_while_connecting,
+    (_S.SERVING, _E.DRAIN): _draining,
+    (_S.SERVING, _E.CLIENT_GONE_WRITES_PENDING): _gone_with_a_write,
+    (_S.SERVING, _E.CLOSE): _gone,
+    (_S.DRAINING, _E.CLIENT_GONE_WRITES_PENDING): _gone_with_a_write_while_draining,
+    (_S.DRAINING, _E.LAST_ANSWER): _drained,
+    (_S.DRAINING, _E.CLOSE): _lost_while_draining,
+    (_S.SETTLING, _E.LAST_ANSWER): _settled,
+    (_S.SETTLING, _E.CLOSE): _lost_while_settling,
+}
+
+
+@pytest.mark.parametrize("edge", TRANSITIONS, ids=lambda edge: f"{edge[0].value}, {edge[1].value}")
+def test_edge(edge: tuple[SessionState, SessionEvent], monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[SessionState, SessionEvent]] = []
+    on = Session._on
+
+    def recorded(session: Session, event: SessionEvent) -> None:
+        taken.append((session.state, event))
+        on(session, event)
+
+    monkeypatch.setattr(Session, "_on", recorded)
+
+    async def main() -> None:
+        session, cause = await EDGES[edge]()
+        assert edge in taken
+        assert session.state is TRANSITIONS[edge]
+        assert session.close_cause == cause
+
+    run(main())
+
+
+def test_there_are_no_other_edges() -> None:
+    assert TRANSITIONS.keys() == EDGES.keys()
+    assert {edge for edge in product(SessionState, SessionEvent) if edge[0] is SessionState.CLOSED}.isdisjoint(EDGES)
+
+
+# ---- ends ----
+
+
+def test_drain_answers_what_was_asked_and_takes_in_a_frame_that_is_half_there() -> None:
+    proceed = asyncio.Event()
+
+    async def verdict(request: Request) -> Verdict:
+        await proceed.wait()
+        return Answer(answer(request.correlation_id, b"held"), "test")
+
+    async def main() -> None:
+        async with fronted(hook(lambda request: Hold(verdict(request)))) as front:
+            half_client, half_upstream, _ = await front.connect()
+            frame = produce(1, records=bytes(1000))
+            half_client.send(frame[:600])
+            await half_upstream.reader.readexactly(600)
+            held_client, _, held = await front.connect()
+            held_client.send(hooked(2))
+            await until(lambda: held.downstream.busy)
+            idle_client, _, _ = await front.connect()
+            acks0_client, acks0_upstream, _ = await front.connect()
+            acks0_client.send(produce(3, acks=0))
+            assert await acks0_upstream.take() == produce(3, acks=0)
+
+            draining = asyncio.ensure_future(front.gateway.drain(10))  # noqa: TID251
+            assert await idle_client.closed() == b""
+            asked = await acks0_upstream.take()  # has the broker taken it up?
+            acks0_upstream.send(answer(id_of(asked), bytes(6)))
+            assert await acks0_client.closed() == b""
+            proceed.set()
+            assert await held_client.closed() == answer(2, b"held")
+            half_client.send(frame[600:])
+            assert await half_upstream.reader.readexactly(len(frame) - 600) == frame[600:]
+            assert not draining.done()
+            half_upstream.send(answer(1))
+            assert await half_client.closed() == answer(1)
+            await draining
+            assert front.gateway.closed_by_cause == {"drained": 4}
+
+    run(main())
+
+
+def test_drain_gives_up_after_its_time() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            client.send(request(1))
+            await upstream.take()
+            await front.gateway.drain(0.05)
+            assert await client.closed() == b""
+            assert session.close_cause == "drain timed out"
+
+    run(main())
+
+
+def test_a_client_that_vanished_in_the_middle_of_a_write_is_not_waited_for() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            frame = produce(2, records=bytes(1000))
+            client.send(produce(1), frame[:600])
+            await upstream.take()
+            await upstream.reader.readexactly(600)
+            passed: list[str] = []
+            assert not session.fence(lambda: passed.append("fence"))
+            client.reset()
+            await until(lambda: session.state is SessionState.SETTLING)
+            assert passed == ["fence"], "half a frame never lands"
+            upstream.send(answer(1))
+            assert await upstream.closed() == b""
+            assert front.gateway.write_lost_at == float("-inf")
+
+    run(main())
+
+
+def test_a_client_that_stopped_reading_and_vanished_has_its_writes_settled() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            client.send(fetch(1), produce(2))
+            for _ in range(2):
+                await upstream.take()
+            frame = fetched(1, bytes(30 << 20))
+            sending = asyncio.ensure_future(_send_slowly(upstream, frame + answer(2)))  # noqa: TID251
+            await until(lambda: front.gateway.bytes_from_brokers > 1 << 20)
+            await stalled(front)
+            client.reset()
+            await sending
+            assert await upstream.closed() == b""
+            assert session.close_cause == "client closed"
+            assert front.gateway.write_lost_at == float("-inf")
+
+    run(main())
+
+
+@pytest.mark.parametrize("half_more", [False, True])
+def test_acks_0_writes_of_a_client_that_is_gone_are_settled(half_more: bool) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            client.send(produce(1, acks=0))
+            await upstream.take()
+            if half_more:
+                client.send(produce(2, records=bytes(1000))[:600])
+                await upstream.reader.readexactly(600)
+            client.reset()
+            if half_more:  # nothing can be asked behind half a frame
+                assert await upstream.closed() == b""
+                assert front.gateway.write_lost_at > 0
+                return
+            asked = await upstream.take()
+            assert session.state is SessionState.SETTLING
+            upstream.send(answer(id_of(asked), bytes(6)))
+            assert await upstream.closed() == b""
+            assert front.gateway.write_lost_at == float("-inf")
+
+    run(main())
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_lost_broker_closes_the_client(in_flight: bool) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            if in_flight:
+                client.send(produce(1), request(2))
+                await upstream.take()
+            await upstream.close()
+            assert await client.closed() == b""
+            assert session.close_cause == "broker closed"
+            assert (front.gateway.write_lost_at > 0) == in_flight
+            assert not front.gateway.sessions
+
+    run(main())
+
+
+def test_an_unreachable_broker_closes_the_client() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            front.broker.server.close()
+            await front.broker.server.wait_closed()
+            client = await front.dial()
+            assert await client.closed() == b""
+            assert front.gateway.closed_by_cause == {"broker unreachable": 1}
+
+    run(main())
+
+
+def test_connections_beyond_the_limit_are_closed_and_room_is_given_back() -> None:
+    async def main() -> None:
+        async with fronted(limits=Limits(connections_max=2)) as front:
+            first, _, first_session = await front.connect()
+            await front.connect()
+            third = await front.dial()
+            assert await third.closed() == b""
+            assert front.gateway.closed_by_cause == {"connection limit": 1}
+            await first.close()
+            await until(lambda: first_session.state is SessionState.CLOSED)
+            await front.connect()
+
+    run(main())
+
+
+# ---- fences ----
+
+
+async def _fence(front: Front) -> asyncio.Future[None]:
+    waiting = asyncio.ensure_future(front.gateway.fence())  # noqa: TID251
+    await asyncio.sleep(0)
+    return waiting
+
+
+def test_a_fence_passes_at_once_where_nothing_is_written() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, _ = await front.connect()
+            client.send(request(1))
+            await upstream.take()
+            await front.gateway.fence()
+
+    run(main())
+
+
+def test_a_fence_waits_for_the_writes_before_it_and_no_others() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, _ = await front.connect()
+            client.send(produce(1), produce(2), request(3))
+            for _ in range(3):
+                await upstream.take()
+            fence = await _fence(front)
+            client.send(produce(4))
+            await upstream.take()
+            upstream.send(answer(1))
+            assert await client.take() == answer(1)
+            second = await _fence(front)
+            assert not fence.done()
+            upstream.send(answer(2))
+            assert await client.take() == answer(2)
+            await fence
+            assert not second.done()
+            upstream.send(answer(3), answer(4, b"x"))
+            assert [await client.take() for _ in range(2)] == [answer(3), answer(4, b"x")]
+            await second
+
+    run(main())
+
+
+def test_two_fences_wait_for_the_same_write() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, _ = await front.connect()
+            client.send(produce(1))
+            await upstream.take()
+            fences = [await _fence(front), await _fence(front)]
+            upstream.send(answer(1, b"x"))
+            assert await client.take() == answer(1, b"x")
+            await asyncio.gather(*fences)
+
+    run(main())
+
+
+def test_a_fence_asks_behind_acks_0_writes() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            frame = produce(1, acks=0, records=bytes(1000))
+            client.send(frame[:600])
+            await upstream.reader.readexactly(600)
+            fence = await _fence(front)
+            await settled(front)
+            client.send(frame[600:], request(2))  # the question must not fall into the frame
+            assert await upstream.reader.readexactly(len(frame) - 600) == frame[600:]
+            asked = await upstream.take()
+            assert int.from_bytes(asked[4:6], "big") == ApiKey.API_VERSIONS
+            assert await upstream.take() == request(2)
+            assert not fence.done()
+            upstream.send(answer(id_of(asked), bytes(6)), answer(2))
+            assert await client.take() == answer(2), "the client sees no answer that it did not ask for"
+            await fence
+            assert session.acks0_behind == -1
+
+    run(main())
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_fence_passes_after_a_margin_where_the_broker_is_lost(acks: int) -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, _ = await front.connect()
+            client.send(produce(1, acks=acks))
+            await upstream.take()
+            fence = await _fence(front)
+            upstream.reset()
+            await client.closed()
+            assert not fence.done()
+            await fence
+            since = monotonic() - front.gateway.write_lost_at
+            assert since >= front.gateway.lost_write_margin_s - 0.002  # the loop's clock ticks in milliseconds
+
+    run(main())
+
+
+def test_a_fence_waits_for_writes_of_clients_that_are_gone() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            client.send(produce(1))
+            await upstream.take()
+            client.reset()
+            await until(lambda: session.state is SessionState.SETTLING)
+            fence = await _fence(front)
+            upstream.send(answer(1))
+            await fence
+            assert session.state is SessionState.CLOSED
+
+    run(main())
+
+
+# ---- TLS ----
+
+
+def test_tls_on_the_client_leg(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.create()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(authority.issue("proxy"))
+    trusting = ssl.create_default_context(cafile=str(authority.ca_file))
+
+    async def main() -> None:
+        async with fronted(client_ssl=server) as front:
+            client = await front.dial(trusting)
+            client.send(request(1))
+            upstream = await front.broker.accept()
+            assert await upstream.take() == request(1)
+            large = answer(1, os.urandom(3 << 20))
+            sending = asyncio.ensure_future(_send_slowly(upstream, large))  # noqa: TID251
+            assert await client.take() == large
+            await sending
+            frame = produce(2, records=os.urandom(3 << 20))
+            sending = asyncio.ensure_future(_send_slowly(client, frame))  # noqa: TID251
+            assert await upstream.take() == frame
+            await sending
+            plain = await front.dial()
+            plain.send(request(1))
+            await plain.closed()
+            assert len(front.gateway.sessions) == 1
+
+    run(main())
