@@ -38,6 +38,7 @@ from isthmus.kafka_client import (
     Backoff,
     ClusterClient,
     NewTopic,
+    ResourceConfigs,
     ResourceType,
     TopicPartition,
     is_stale_metadata,
@@ -303,9 +304,15 @@ class ControlLog:
             )
         info = await self._client.leader(TOPIC, 0)
         wanted = _settings(len(info.replicas))
-        answer = (await self._client.describe_configs(ResourceType.TOPIC, [TOPIC], list(wanted)))[TOPIC]
-        if answer.error is not None:
-            raise answer.error
+
+        async def described() -> ResourceConfigs:
+            found = (await self._client.describe_configs(ResourceType.TOPIC, [TOPIC], list(wanted)))[TOPIC]
+            if found.error is not None:
+                raise found.error
+            return found
+
+        # Any broker may be asked, and one of several has not heard of a topic that was made a moment ago.
+        answer = await self._client.retrying(described)
         for name, value in wanted.items():
             actual = answer.entries[name].value or ""
             fits = int(actual) >= int(value) if name in _AT_LEAST else actual == value

@@ -34,6 +34,7 @@ from isthmus.config import (
     session_tls,
 )
 from isthmus.context import Context
+from isthmus.control_log import TOPIC as CONTROL_TOPIC
 from isthmus.control_log import ControlLog, LeaseSpec
 from isthmus.dispatch import compile_routes
 from isthmus.errors import ConfigurationError, PeerFault
@@ -144,7 +145,15 @@ class Process:
         await front.bind()
         name = self._services.name = config.proxy_name(front.bootstrap.port)
         control_log = self._control_log = ControlLog(client, name, fence=gateway.fence, on_failure=self._must_stop)
-        await control_log.start()
+        try:
+            await control_log.start()
+        except PeerFault as error:
+            raise ConfigurationError(
+                "cluster.bootstrap_servers",
+                f"the control topic {CONTROL_TOPIC} cannot be used: {error}",
+                "See that the brokers are up, and that the proxy's own identity may describe and alter the cluster and "
+                "create, describe, read and write that topic.",
+            ) from error
         context = self._context = Context(
             name,
             client.cluster_id,
