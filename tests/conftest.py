@@ -1,0 +1,28 @@
+"""Fixtures for all tests: running Kafka clusters, and proxies in front of some."""
+
+from __future__ import annotations
+
+from support.kafka import (
+    kafka,
+    kafka_cluster,
+    kafka_of_each_version,
+    kafka_pair,
+    kafka_three,
+    secured_kafka,
+    shared_kafka,
+)
+from support.proxies import proxied, proxied_of_each_version, proxied_three, shared_proxied
+
+__all__ = (
+    "kafka",
+    "kafka_cluster",
+    "kafka_of_each_version",
+    "kafka_pair",
+    "kafka_three",
+    "proxied",
+    "proxied_of_each_version",
+    "proxied_three",
+    "secured_kafka",
+    "shared_kafka",
+    "shared_proxied",
+)

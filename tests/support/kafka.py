@@ -1,0 +1,92 @@
+"""Real Kafka clusters for tests.
+
+Session-scoped clusters are shared: use topics and groups of your own (``unique``) and leave brokers alone. A test that
+kills, pauses or configures brokers takes ``kafka_cluster``, whose clusters are its own. From async tests call blocking
+methods through ``asyncio.to_thread``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Final
+
+import pytest
+
+from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster, Security
+
+Clusters = Callable[..., KafkaCluster]
+"""Takes the fields of ClusterSpec (version, brokers, settings, listeners, security ...), returns a running cluster."""
+
+SECURITY: Final = Security(
+    users={"admin": "admin-secret", "alice": "alice-secret", "bob": "bob-secret"},
+    authorize=True,
+    super_users=("admin",),
+    client_certificates="required",
+)
+"""Of ``secured_kafka``: admin is a super user, alice and bob may do what ACLs allow, which is nothing at first."""
+
+_numbers: Final = itertools.count(1)
+
+
+def unique(prefix: str) -> str:
+    """A name that no other test uses."""
+    return f"{prefix}{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def shared_kafka() -> Iterator[Clusters]:
+    """Clusters shared by the session: the same arguments give the same cluster, started when first asked for.
+
+    ``role`` tells apart several with equal arguments: ``shared_kafka(role="target")``.
+    """
+    running: dict[str, KafkaCluster] = {}
+    with ExitStack() as stack:
+
+        def cluster(role: str = "source", **chosen: Any) -> KafkaCluster:
+            key = repr((role, sorted(chosen.items())))
+            if key not in running:
+                running[key] = stack.enter_context(KafkaCluster(name=role, **chosen))
+            return running[key]
+
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka(shared_kafka: Clusters) -> KafkaCluster:
+    """One broker of the newest version, plain text."""
+    return shared_kafka()
+
+
+@pytest.fixture(scope="session")
+def kafka_pair(shared_kafka: Clusters) -> tuple[KafkaCluster, KafkaCluster]:
+    """Two clusters of one broker: ``kafka`` and another."""
+    return shared_kafka(), shared_kafka(role="target")
+
+
+@pytest.fixture(scope="session")
+def kafka_three(shared_kafka: Clusters) -> KafkaCluster:
+    """Three brokers of the newest version, plain text."""
+    return shared_kafka(brokers=3)
+
+
+@pytest.fixture(scope="session", params=["3.9.2", "4.1.1", DEFAULT_VERSION])
+def kafka_of_each_version(request: pytest.FixtureRequest, shared_kafka: Clusters) -> KafkaCluster:
+    """One broker, of each version that must work in turn."""
+    version: str = request.param
+    return shared_kafka() if version == DEFAULT_VERSION else shared_kafka(version=version)
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(shared_kafka: Clusters) -> KafkaCluster:
+    """One broker with an authorizer; listeners SASL_SSL (the main one), SASL_PLAINTEXT, SSL with client certificates."""
+    return shared_kafka(listeners=("SASL_SSL", "SASL_PLAINTEXT", "SSL"), security=SECURITY)
+
+
+@pytest.fixture
+def kafka_cluster() -> Iterator[Clusters]:
+    """Starts clusters that are the test's own and end with it."""
+    with ExitStack() as stack:
+        yield lambda **chosen: stack.enter_context(KafkaCluster(**chosen))
