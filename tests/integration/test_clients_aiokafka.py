@@ -107,7 +107,7 @@ def test_transactions_with_offsets_of_a_group(proxied_of_each_version: Proxied) 
                 else:
                     await producer.commit_transaction()
                     async with asyncio.timeout(10):  # the answer to EndTxn comes before the markers are written
-                        while await consumer.committed(partition) != 10:
+                        while await consumer.committed(partition) != 10:  # noqa: ASYNC110
                             await asyncio.sleep(0.02)
         async with consumer_of(proxied, target, isolation_level="read_committed") as reader:
             assert [int(record.value) for record in await take(reader, 10)] == list(range(10))
