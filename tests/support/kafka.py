@@ -81,7 +81,7 @@ def kafka_of_each_version(request: pytest.FixtureRequest, shared_kafka: Clusters
 
 @pytest.fixture(scope="session")
 def secured_kafka(shared_kafka: Clusters) -> KafkaCluster:
-    """One broker with an authorizer; listeners SASL_SSL (the main one), SASL_PLAINTEXT, SSL with client certificates."""
+    """One broker with an authorizer; listens with SASL_SSL (main), SASL_PLAINTEXT, SSL with client certificates."""
     return shared_kafka(listeners=("SASL_SSL", "SASL_PLAINTEXT", "SSL"), security=SECURITY)
 
 
