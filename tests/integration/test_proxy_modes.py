@@ -1,0 +1,327 @@
+"""Whole-cluster proxies and sidecars in front of three brokers: who serves what, and restarts under load."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from support.kafka import unique
+from support.wire import Wire, batch_of
+
+from isthmus.kafka_client import LATEST, ClusterClient
+from isthmus.kafka_client import TopicPartition as Place
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyFailed, ProxyProcess
+from isthmus_protocol.messages import decode_response
+from isthmus_protocol.schema import ApiKey
+
+pytestmark = pytest.mark.brokers
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[KafkaCluster]:
+    """Three brokers of this module's own: it stops them."""
+    with KafkaCluster(name="modes", brokers=3) as cluster:
+        yield cluster
+
+
+@contextmanager
+def whole_cluster(cluster: KafkaCluster, **more: Any) -> Iterator[ProxyProcess]:
+    with ProxyProcess(cluster.bootstrap_servers, name="whole", **more) as proxy:
+        yield proxy
+
+
+@contextmanager
+def sidecars(cluster: KafkaCluster) -> Iterator[dict[int, ProxyProcess]]:
+    """A proxy for each broker, by the broker's id."""
+    with ExitStack() as stack:
+        proxies = {}
+        for broker_id in cluster.broker_ids:
+            proxy = ProxyProcess(cluster.bootstrap_servers, name=f"sidecar-{broker_id}", broker_id=broker_id)
+            stack.callback(proxy.close)
+            proxy.spawn()
+            proxies[broker_id] = proxy
+        for proxy in proxies.values():
+            proxy.wait_ready()
+        yield proxies
+
+
+def create_topic(cluster: KafkaCluster, partitions: int = 6) -> str:
+    topic = unique("topic-")
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    new = NewTopic(topic, partitions, replication_factor=3, config={"min.insync.replicas": "2"})
+    admin.create_topics([new])[topic].result(30)
+    return topic
+
+
+def advertised(bootstrap: str) -> dict[int, str]:
+    """The brokers' addresses as a client is told."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    return {broker.id: f"{broker.host}:{broker.port}" for broker in admin.list_topics(timeout=20).brokers.values()}
+
+
+def produce_to_all(bootstrap: str, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+    for number in range(count):
+        producer.produce(topic, str(number), partition=number % 6)
+    assert producer.flush(30) == 0
+
+
+def read(bootstrap: str, topic: str, partitions: int = 6) -> dict[int, list[int]]:
+    """The numbers in each partition, up to the ends as they are now."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": unique("group-"), "enable.partition.eof": "true"})
+    found: dict[int, list[int]] = defaultdict(list)
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    ended: set[int] = set()
+    try:
+        while len(ended) < partitions:
+            message = consumer.poll(20)
+            assert message is not None
+            error = message.error()
+            if error is None:
+                found[message.partition()].append(int(message.value()))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+    finally:
+        consumer.close()
+    return found
+
+
+class Load:
+    """An idempotent producer that writes 0, 1, 2, ... for as long as the block lasts; then all must be stored."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2}
+        self._producer = Producer(settings | {"reconnect.backoff.max.ms": 500})
+        self._topic = topic
+        self._stop = threading.Event()
+        self._moved = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="load")
+        self.sent = self.stored = 0
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.more()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if error is None:
+            assert self._producer.flush(60) == 0
+            assert self.failures == []
+            assert self.stored == self.sent
+        else:
+            self._producer.purge()
+
+    def more(self, count: int = 500) -> None:
+        """Return when ``count`` more records are stored."""
+        with self._moved:
+            goal = self.stored + count
+            assert self._moved.wait_for(lambda: self.stored >= goal, 60), f"{self.stored} stored, {self.failures}"
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            if len(self._producer) < 1000:
+                self._producer.produce(
+                    self._topic, str(self.sent), partition=self.sent % 6, on_delivery=self._delivered
+                )
+                self.sent += 1
+                self._producer.poll(0 if self.sent % 10 else 0.002)
+            else:
+                self._producer.poll(0.01)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        with self._moved:
+            if error is None:
+                self.stored += 1
+            else:
+                self.failures.append(str(error))
+            self._moved.notify_all()
+
+    def check(self, bootstrap: str) -> None:
+        """Nothing lost, doubled, or out of order."""
+        expected = {partition: list(range(partition, self.sent, 6)) for partition in range(6)}
+        assert read(bootstrap, self._topic) == expected
+
+
+def test_whole_cluster_serves_every_broker_and_bootstraps_from_every_port(three: KafkaCluster) -> None:
+    topic = create_topic(three)
+    with whole_cluster(three) as proxy:
+        told = advertised(proxy.bootstrap)
+        assert told.keys() == {1, 2, 3}
+        assert not set(told.values()) & set(three.bootstrap_servers.split(","))
+        for address in told.values():
+            assert advertised(address) == told
+            produce_to_all(address, topic, 60)
+        assert sum(map(len, read(proxy.bootstrap, topic).values())) == 180
+        assert {each["broker_id"] for each in proxy.get("/v1/status")["process"]["brokers"]} == {1, 2, 3}
+
+
+def test_sidecars_together_serve_the_cluster(three: KafkaCluster) -> None:
+    topic = create_topic(three)
+    with sidecars(three) as proxies:
+        addresses = {broker_id: proxy.bootstrap for broker_id, proxy in proxies.items()}
+        for proxy in proxies.values():
+            assert advertised(proxy.bootstrap) == addresses
+            produce_to_all(proxy.bootstrap, topic, 60)
+        assert sum(map(len, read(addresses[2], topic).values())) == 180
+        # A client uses all of them, whichever it began with.
+        statuses = [proxy.get("/v1/status") for proxy in proxies.values()]
+        assert all(status["process"]["mode"] == "sidecar" for status in statuses)
+
+        for broker_id in (1, None):
+            second = ProxyProcess(three.bootstrap_servers, name="second", broker_id=broker_id)
+            try:
+                with pytest.raises(ProxyFailed, match="ended with 1") as refused:
+                    second.start()
+                assert "sidecar-1" in str(refused.value)
+                assert "Traceback" not in second.log
+            finally:
+                second.close()
+        assert advertised(addresses[1]) == addresses
+
+
+def test_a_broker_that_comes_later_gets_a_port(three: KafkaCluster) -> None:
+    topic = create_topic(three)
+    three.stop_broker(3)
+    with whole_cluster(three) as proxy:
+        assert advertised(proxy.bootstrap).keys() == {1, 2}
+        produce_to_all(proxy.bootstrap, topic, 60)
+        three.start_broker(3)
+        with Load(proxy.bootstrap, create_topic(three)) as load:
+            while advertised(proxy.bootstrap).keys() != {1, 2, 3}:
+                load.more(50)
+        assert {each["broker_id"] for each in proxy.get("/v1/status")["process"]["brokers"]} == {1, 2, 3}
+        assert sum(map(len, read(advertised(proxy.bootstrap)[3], topic).values())) == 60
+
+
+def test_broker_restarts_under_load(three: KafkaCluster) -> None:
+    topic = create_topic(three)
+    with whole_cluster(three) as proxy:
+        with Load(proxy.bootstrap, topic) as load:
+            three.stop_broker(2)
+            load.more()
+            three.start_broker(2)
+            load.more()
+            three.kill(1)
+            load.more()
+            three.start_broker(1)
+            load.more()
+        load.check(proxy.bootstrap)
+
+
+def test_proxy_restarts_under_load(three: KafkaCluster) -> None:
+    topic = create_topic(three)
+    with sidecars(three) as proxies:
+        with Load(proxies[1].bootstrap, topic) as load:
+            assert proxies[2].stop() == 0
+            proxies[2].start()
+            load.more()
+            proxies[3].kill()
+            proxies[3].start()
+            load.more()
+        load.check(proxies[1].bootstrap)
+
+
+def test_sigterm_answers_what_was_taken_in(three: KafkaCluster) -> None:
+    """Of requests in flight, those that reached the broker are answered; the others never reach it."""
+    topic = create_topic(three, partitions=1)
+
+    version, answered = 9, 0
+
+    def send(wire: Wire) -> None:
+        data = [{"name": topic, "partition_data": [{"index": 0, "records": batch_of([b"x"])}]}]
+        values = {"transactional_id": None, "acks": -1, "timeout": 30_000, "topic_data": data}
+        try:
+            while True:
+                wire.send(ApiKey.PRODUCE, version, values)
+        except (OSError, ValueError):  # the proxy closed, or the test is over
+            pass
+
+    async def end_offset() -> int:
+        async with ClusterClient(three.bootstrap_servers.split(",")) as client:
+            return (await client.list_offsets({Place(topic, 0): LATEST}))[Place(topic, 0)].offset
+
+    async def leader() -> int:
+        async with ClusterClient(three.bootstrap_servers.split(",")) as client:
+            return (await client.leader(topic, 0)).leader
+
+    with whole_cluster(three) as proxy, Wire(advertised(proxy.bootstrap)[asyncio.run(leader())]) as wire:
+        sending = threading.Thread(target=send, args=(wire,))
+        sending.start()
+        while (frame := wire.receive_frame()) is not None:
+            _, answer = decode_response(ApiKey.PRODUCE, version, frame)
+            assert answer.responses[0].partition_responses[0].base_offset == answered
+            answered += 1
+            if answered == 300:
+                proxy.signal(signal.SIGTERM)
+        sending.join()
+        assert answered >= 300
+        assert asyncio.run(end_offset()) == answered
+        assert proxy.stop() == 0
+        assert "Traceback" not in proxy.log
+
+
+def isthmus(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "isthmus", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_check_and_errors_of_configuration(three: KafkaCluster, tmp_path: Path) -> None:
+    config = tmp_path / "proxy.toml"
+
+    def run(text: str, *arguments: str) -> tuple[int, str]:
+        config.write_text(text)
+        done = isthmus("proxy", "--config", str(config), *arguments)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    def tables(**cluster: Any) -> str:
+        keys = {"bootstrap_servers": three.bootstrap_servers} | cluster
+        lines = [f"{key} = {f'{value!r}' if isinstance(value, str) else value}" for key, value in keys.items()]
+        listeners = '\n[client_listener]\nbind = "127.0.0.1:0"\n[admin_listener]\nbind = "127.0.0.1:0"\n'
+        return "[cluster]\n" + "\n".join(lines) + listeners
+
+    assert run(tables(), "--check") == (0, f"{config}: valid, and every bootstrap server answers\n")
+    code, text = run(tables(bootstrap_server="x"), "--check")
+    assert code == 1
+    assert "did you mean cluster.bootstrap_servers?" in text
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, text = run(tables(bootstrap_servers=dead), "--check")
+        assert code not in (0, 1)
+        assert dead in text
+        code, text = run(tables(bootstrap_servers=dead))
+        assert code == 1
+        assert "cluster.bootstrap_servers" in text
+        taken.listen()
+        code, text = run(tables().replace('bind = "127.0.0.1:0"', f'bind = "{dead}"', 1))
+        assert code == 1
+        assert "client_listener.bind" in text
+        assert dead in text
+    code, text = run(tables(broker_id=7))
+    assert code == 1
+    assert "cluster.broker_id" in text
+    assert "1, 2, 3" in text
+    code, text = run(tables(sasl_password="hunter2"))
+    assert code == 1
+    assert "sasl_password_file" in text
+    assert "hunter2" not in text
