@@ -1,0 +1,66 @@
+"""The proxy's listeners and sessions without the rest of the process: no control log, no client of its own, no admin.
+
+So it runs before anything, a broker of canned answers too, and what it costs is the path of a request alone. The
+reservation plugin is the real one, over an empty control state; ``isthmus proxy`` is what the other benchmarks run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ssl
+from types import SimpleNamespace
+from typing import Any
+
+from isthmus.dispatch import compile_routes
+from isthmus.listener import Endpoint, Gateway, Limits, Listener, raise_file_descriptor_limit
+from isthmus_bench.children import serve, server_tls
+from isthmus_control.control_state import ControlState
+from isthmus_plugins.api import RequestHook
+from isthmus_plugins.reservation import ReservationPlugin
+
+
+def reservation_hooks(topics: dict[bytes, str]) -> list[RequestHook]:
+    """The hooks of a reservation plugin that reserves nothing. ``topics``: names by id."""
+    context: Any = SimpleNamespace(
+        control=SimpleNamespace(state=ControlState("bench"), subscribe=lambda changed: None),
+        lease_deadline=float("inf"),
+        known_topic_name=topics.get,
+    )
+    plugin = ReservationPlugin()
+    plugin.isthmus_start(context)
+    return list(plugin.isthmus_request_hooks())
+
+
+async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext | None) -> int:
+    """Listen on a free port, which is returned."""
+    raise_file_descriptor_limit()
+    port = 0
+
+    def address(node_id: int, host: bytes, broker_port: int) -> tuple[bytes, int]:
+        return b"127.0.0.1", port
+
+    gateway = Gateway(compile_routes(hooks, address), Limits())
+    listener = Listener(gateway, 1, Endpoint("127.0.0.1", 0), lambda: [target], tls)
+    await listener.start()
+    await listener.accept()
+    port = listener.bind.port
+    asyncio.get_running_loop().set_exception_handler(None)
+    return port
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target", help="host:port of the broker")
+    parser.add_argument("--certificate")
+    parser.add_argument("--plugins", action="store_true", help="the default plugins")
+    parser.add_argument("--topic", action="append", default=[], help="ID=NAME, the id in hexadecimal")
+    chosen = parser.parse_args()
+    host, _, port = chosen.target.rpartition(":")
+    topics = {bytes.fromhex(key): name for key, _, name in (each.partition("=") for each in chosen.topic)}
+    hooks = reservation_hooks(topics) if chosen.plugins else []
+    serve(lambda: start(Endpoint(host, int(port)), hooks, server_tls(chosen.certificate)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""``isthmus bench``: benchmarks, as a command."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, columns, example, show
+
+if TYPE_CHECKING:
+    from isthmus_bench.passthrough import Report, Sample
+
+bench_app: Final = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Benchmarks: what the proxy costs, beside what it is compared with.",
+    epilog=example("isthmus bench passthrough", "isthmus bench passthrough --broker canned --quick -o json"),
+)
+
+
+@bench_app.callback()
+def _bench() -> None:
+    """Benchmarks: what the proxy costs, beside what it is compared with."""
+
+
+@bench_app.command(
+    epilog=example("isthmus bench passthrough", "isthmus bench passthrough --broker canned --no-tls --rounds 15")
+    + EXIT_CODES
+)
+def passthrough(
+    broker: Annotated[
+        Literal["kafka", "canned"],
+        typer.Option("--broker", help="Real brokers and `isthmus proxy`, or canned answers and the sessions alone."),
+    ] = "kafka",
+    version: Annotated[str | None, typer.Option("--version", help="Kafka's version (default: the newest).")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds; figures are medians.")] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.05, help="Of each measurement.")] = None,
+    idle: Annotated[int | None, typer.Option("--idle", min=1, help="Idle connections for memory.")] = None,
+    connections: Annotated[int | None, typer.Option("--connections", min=1, help="At rest under load.")] = None,
+    tls: Annotated[bool, typer.Option("--tls/--no-tls", help="Also with TLS on the client's leg.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Only to see that it works.")] = False,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables into this file, too.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Measure direct, a bare byte relay and the proxy in one run: requests/s, MB/s, latency, CPU, memory.
+
+    Takes about five minutes. Exit code 1 if a target is missed (not with --quick).
+    """
+    from dataclasses import replace
+
+    from isthmus_bench import passthrough as measured
+    from isthmus_bench.children import ChildFailed
+    from isthmus_bench.kafka import DEFAULT_VERSION, EmbeddedKafkaError
+    from isthmus_bench.load import LoadError
+    from isthmus_bench.proxies import ProxyFailed
+
+    chosen: dict[str, Any] = {
+        "rounds": rounds,
+        "seconds": seconds,
+        "idle_connections": idle,
+        "carried_connections": connections,
+    }
+    plan = measured.Plan.quick(broker, version or DEFAULT_VERSION) if quick else measured.Plan(broker)
+    plan = replace(plan, version=version or DEFAULT_VERSION, tls=tls)
+    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        typer.echo(f"[{time.monotonic() - started:5.1f} s] {text}", err=True)
+
+    try:
+        report = measured.run(plan, say)
+    except (ChildFailed, EmbeddedKafkaError, LoadError, ProxyFailed) as error:
+        raise CliError("BENCH_FAILED", str(error), output=output) from None
+    if markdown is not None:
+        markdown.write_text("\n".join(markdown_lines(report)) + "\n")
+    show(report.as_dict(), output, lambda _: table_lines(report))
+    if not quick and not all(verdict.met for verdict in report.verdicts):
+        raise typer.Exit(Exit.FAILED)
+
+
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, heads, rows."""
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """The report as tables of text."""
+    for workload in dict.fromkeys(figure.workload for figure in report.figures):
+        heads = ["path", "requests/s", "MB/s", "p50 us", "p99 us", "CPU us", "CPU ns/B", "of relay", "core", "load"]
+        rows = [
+            [figure.path, *_cells(figure.sample), _number(figure.cpu_ratio, 2), *_shares(figure.sample)]
+            for figure in report.figures
+            if figure.workload == workload
+        ]
+        yield workload, heads, rows
+    heads = ["path", "connections", "KB each", "given back", "KB more again", "process MB"]
+    rows = [
+        [
+            each.path,
+            str(each.connections),
+            _number(each.bytes_each / 1024, 1),
+            f"{each.given_back:.0%}",
+            _number(each.bytes_each_again / 1024, 1),
+            _number(each.resident_bytes / 1e6, 1),
+        ]
+        for each in report.idle
+    ]
+    yield "Idle connections", heads, rows
+    heads = ["path", "at rest", "process MB", "requests/s", "MB/s", "p50 us", "p99 us", "CPU us", "CPU ns/B"]
+    rows = [
+        [each.path, str(each.connections), _number(each.resident_bytes / 1e6, 1), *_cells(each.sample)]
+        for each in report.carried
+    ]
+    yield "Produce 1 x 100 B on 10 connections, others at rest", heads, rows
+    heads = ["target", "limit", "measured", "met"]
+    rows = [
+        [each.target, _number(each.limit, 2), _number(each.measured, 2), "yes" if each.met else "NO"]
+        for each in report.verdicts
+    ]
+    yield "Targets", heads, rows
+
+
+def table_lines(report: Report) -> Iterator[str]:
+    """For a terminal."""
+    yield f"broker: {report.broker}"
+    yield f"machine: {report.machine}; medians of {report.rounds} rounds of {report.seconds} s"
+    for title, heads, rows in tables(report):
+        yield ""
+        yield title
+        yield from columns(heads, rows)
+
+
+def markdown_lines(report: Report) -> Iterator[str]:
+    """For a document."""
+    yield f"Broker: {report.broker}. {report.machine}. Medians of {report.rounds} rounds of {report.seconds} s."
+    for title, heads, rows in tables(report):
+        yield ""
+        yield f"**{title}**"
+        yield ""
+        yield "| " + " | ".join(heads) + " |"
+        yield "|---" + "|--:" * (len(heads) - 1) + "|"
+        for row in rows:
+            yield "| " + " | ".join(row) + " |"
+
+
+def _cells(sample: Sample) -> list[str]:
+    return [
+        _number(sample.requests_per_s, 0),
+        _number(sample.mb_per_s, 1),
+        _number(sample.p50_us, 0),
+        _number(sample.p99_us, 0),
+        _number(sample.cpu_us, 1),
+        _number(sample.cpu_ns_per_byte, 3),
+    ]
+
+
+def _shares(sample: Sample) -> list[str]:
+    return ["-" if share is None else f"{share:.0%}" for share in (sample.cpu_share, sample.load_share)]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
