@@ -15,6 +15,7 @@ from isthmus.histogram import Histogram
 from isthmus_plugins.api import NEED_MORE, Answer, Request, RequestHook, ResponseHook, Verdict
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
+from isthmus_protocol.locate import Locator
 from isthmus_protocol.schema import ApiKey
 
 WRITES: Final = frozenset(
@@ -66,8 +67,8 @@ class Route:
         self.version = version
         self.api = ApiKey(api_key).name.lower()
         self.is_write = api_key in WRITES
-        self.acks: Callable[[bytes, int, int, int], int | None] | None = None
-        """Produce: its acks, from ``(data, frame start, bytes there are, frame end)``; None: too few bytes yet."""
+        self.acks: Locator | None = None
+        """Produce: finds its acks in a frame that starts at a position; raises NeedMore where too little is there."""
         self.on_request: Callable[[Request], Verdict] | None = None
         self.whole = False
         """``on_request`` wants whole frames only."""
@@ -106,7 +107,7 @@ def _wants(hook: RequestHook, route: Route) -> bool:
 
 def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) -> None:
     if route.api_key == ApiKey.PRODUCE:
-        route.acks = peeks.produce_acks(route.version)
+        route.acks = peeks.peek(ApiKey.PRODUCE, route.version, "request", ("acks",))
     if len(hooks) == 1:
         route.on_request = hooks[0].on_request
     elif hooks:
@@ -117,14 +118,14 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
         return
     rewrite = addresses.rewriter(route.api_key, route.version)
     if rewrite is not None:
-        route.on_response = partial(_rewritten, rewrite, address_map)
+        route.on_response = _with_addresses(rewrite, address_map)
         stream = addresses.stream_rewriter(route.api_key, route.version)
         if stream is not None:
             route.stream_response = partial(stream, address_map)
 
 
-def _rewritten(rewrite: Callable[[bytes, AddressMap], bytes], address_map: AddressMap, frame: bytes) -> bytes:
-    return rewrite(frame, address_map)
+def _with_addresses(rewrite: Callable[[bytes, AddressMap], bytes], address_map: AddressMap) -> ResponseHook:
+    return lambda frame: rewrite(frame, address_map)
 
 
 def _first_verdict(hooks: tuple[Callable[[Request], Verdict], ...], request: Request) -> Verdict:

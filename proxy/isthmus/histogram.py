@@ -21,8 +21,10 @@ class Histogram:
 
     def observe(self, seconds: float) -> None:
         """Count one duration, in seconds."""
-        bucket = int(seconds * 1e6).bit_length()
-        self.counts[bucket if bucket < BUCKETS else BUCKETS - 1] += 1
+        try:
+            self.counts[int(seconds * 1e6).bit_length()] += 1
+        except IndexError:
+            self.counts[BUCKETS - 1] += 1
         self.seconds_sum += seconds
 
     @property

@@ -29,10 +29,10 @@ import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Replace, Request, ResponseHook, Verdict
-from isthmus_protocol.wire import MalformedFrame
+from isthmus_protocol.wire import MalformedFrame, NeedMore
 
 if TYPE_CHECKING:
     from isthmus.dispatch import ResponseStream, Route
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("isthmus.session")
 
-_REQUEST_HEAD: Final = struct.Struct(">iIi")
+_request_head: Final = struct.Struct(">iIi").unpack_from
 """Size, API key and version as one number, correlation id."""
-_RESPONSE_HEAD: Final = struct.Struct(">ii")
+_response_head: Final = struct.Struct(">ii").unpack_from
 _REQUEST_HEAD_SIZE: Final = 12
 _RESPONSE_HEAD_SIZE: Final = 8
 _SMALLEST_REQUEST: Final = 10
@@ -72,6 +72,7 @@ class SessionEvent(enum.Enum):
     CLOSE = "close"
 
 
+_SERVING: Final = SessionState.SERVING  # members of an enum are looked up slowly
 _S, _E = SessionState, SessionEvent
 TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
     (_S.CONNECTING, _E.UPSTREAM_CONNECTED): _S.SERVING,
@@ -88,20 +89,13 @@ TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
 }
 
 
-class Pending(NamedTuple):
-    """A request whose answer has not gone out."""
+Pending: TypeAlias = "tuple[int, Route, float, ResponseHook | None, bytes | None]"
+"""A request whose answer has not gone out: ``(correlation id, route, forwarded, on_response, answer)``.
 
-    correlation_id: int
-    route: Route
-    forwarded: float
-    """When it was forwarded, monotonic seconds."""
-    on_response: ResponseHook | None
-    """Wants the whole answer; None lets it stream through."""
-    stream_response: Callable[[int], ResponseStream] | None
-    """Takes the place of ``on_response`` for an answer that does not arrive at once: given its size, a stream."""
-    answer: bytes | None
-    """The proxy's own answer: nothing was forwarded. Empty: the answer to a fence, which no client sees."""
-
+*forwarded*: when it was, monotonic seconds. *on_response* wants the whole answer; None lets it stream through.
+*answer*: the proxy's own, nothing was forwarded; ``_FENCE_ANSWER``: the proxy has asked, and no client sees the answer.
+A plain tuple: one is made for each request, and a named one takes five times as long.
+"""
 
 _FENCE_ANSWER: Final = b""
 _NO_ACKS0: Final = -1
@@ -196,6 +190,7 @@ class Session:
             self.close("client closed")
             return
         self._on(SessionEvent.CLIENT_GONE_WRITES_PENDING)
+        self.downstream.send = _unheard
         self.upstream.resume_reading()  # A client that did not read may have been the reason to pause.
         if asks_for_acks0:
             self._ask_behind_acks0(_nothing)
@@ -204,9 +199,9 @@ class Session:
 
     def _forget_half_forwarded(self) -> None:
         """The newest request will never be whole, so the broker will not answer it, nor do what it says."""
-        entry = self.pending.pop()
-        if isinstance(entry.on_response, _Passed):
-            entry.on_response.passed()
+        _, _, _, on_response, _ = self.pending.pop()
+        if isinstance(on_response, _Passed):
+            on_response.passed()
 
     def drain(self) -> None:
         """Answer what was asked, then close. A frame that is half forwarded is still taken in; later ones are not."""
@@ -230,7 +225,7 @@ class Session:
     def has_unanswered_write(self) -> bool:
         """Whether the broker may hold a write of this session that it has not answered."""
         return self.acks0_behind != _NO_ACKS0 or any(
-            entry.route.is_write and entry.answer is None for entry in self.pending
+            route.is_write and answer is None for _, route, _, _, answer in self.pending
         )
 
     def fence(self, passed: Callable[[], None]) -> bool:
@@ -248,18 +243,18 @@ class Session:
                 self._ask_behind_acks0(passed)
             return False
         last = None
-        for position, entry in enumerate(self.pending):
-            if entry.route.is_write and entry.answer is None:
+        for position, (_, route, _, _, answer) in enumerate(self.pending):
+            if route.is_write and answer is None:
                 last = position
         if last is None:
             return True
-        entry = self.pending[last]
-        self.pending[last] = entry._replace(on_response=_Passed(passed, entry.on_response), stream_response=None)
+        correlation_id, route, forwarded, on_response, _ = self.pending[last]
+        self.pending[last] = (correlation_id, route, forwarded, _Passed(passed, on_response), None)
         return False
 
     def _ask_behind_acks0(self, passed: Callable[[], None]) -> None:
         assert self.upstream is not None
-        self.pending.append(Pending(0, self.gateway.fence_route, monotonic(), _Passed(passed), None, _FENCE_ANSWER))
+        self.pending.append((0, self.gateway.fence_route, monotonic(), _Passed(passed), _FENCE_ANSWER))
         self.upstream.send(self.gateway.fence_frame)
 
     def frame_ended(self) -> None:
@@ -272,7 +267,7 @@ class Session:
 
     def release_fences(self) -> None:
         """The upstream connection is gone: what it carried is out of our hands. Fences pass after the margin."""
-        passed = [entry.on_response.passed for entry in self.pending if isinstance(entry.on_response, _Passed)]
+        passed = [hook.passed for _, _, _, hook, _ in self.pending if isinstance(hook, _Passed)]
         loop = asyncio.get_running_loop()
         for each in (*passed, *self._late_fences):
             loop.call_later(self.gateway.lost_write_margin_s, each)
@@ -289,6 +284,10 @@ class Session:
 
 def _nothing() -> None:
     pass
+
+
+def _unheard(data: bytes) -> None:
+    """Takes the place of ``send`` of a client that is gone."""
 
 
 class _Passed:
@@ -308,10 +307,12 @@ class _Passed:
 class _Peer(asyncio.Protocol):
     """What both ends of a session have: a transport, bytes that are not a frame yet, and back-pressure."""
 
-    __slots__ = ("_partial", "_streaming", "_transport", "_wanted", "session")
+    __slots__ = ("_partial", "_streaming", "_transport", "_wanted", "send", "session")
 
     _transport: asyncio.Transport
     session: Session
+    send: Callable[[bytes], None]
+    """Queues bytes towards this peer."""
 
     def __init__(self) -> None:
         self._streaming = 0
@@ -324,9 +325,10 @@ class _Peer(asyncio.Protocol):
         self._partial = bytearray(data)
         self._wanted = wanted
 
-    def send(self, data: bytes) -> None:
-        """Queue bytes towards this peer."""
-        self._transport.write(data)
+    def _connected(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self.send = self._transport.write
 
     def finish(self) -> None:
         """Close after what is queued has been sent, within a bounded time; no more is read."""
@@ -356,8 +358,7 @@ class Upstream(_Peer):
         self._stream: ResponseStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._connected(transport)
         self.session.upstream_connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -378,111 +379,112 @@ class Upstream(_Peer):
 
     def data_received(self, data: bytes) -> None:
         arrived = monotonic()
-        size = len(data)
-        self._gateway.bytes_from_brokers += size
+        self._gateway.bytes_from_brokers += len(data)
         try:
-            if self._streaming:
-                rest = self._streaming
-                if size < rest:
-                    self._streaming = rest - size
-                    self._forward_rest(data)
+            if self._streaming or self._partial is not None:
+                data = self._continued(data)
+                if not data:
                     return
-                self._streaming = 0
-                self._forward_rest(data if size == rest else data[:rest])
-                self._own_answers()
-                if size == rest:
-                    self._answered()
-                    return
-                data = data[rest:]
-            if self._partial is not None:
-                self._partial += data
-                if len(self._partial) < self._wanted:
-                    return
-                data = bytes(self._partial)
-                self._partial = None
             self._responses(data, arrived)
         except MalformedFrame as error:
             self.session.fault("malformed answer", str(error))
 
-    def _forward_rest(self, data: bytes) -> None:
-        if self._stream is not None:
-            data = self._stream.feed(data)
-            if not self._streaming:
-                self._stream = None
-        self._to_client(data)
-
-    def _to_client(self, data: bytes) -> None:
-        if self.session.state is not SessionState.SETTLING:
-            self._downstream.send(data)
+    def _continued(self, data: bytes) -> bytes:
+        """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""
+        rest = self._streaming
+        if rest:
+            size = len(data)
+            if size < rest:
+                self._streaming = rest - size
+                self._downstream.send(data if self._stream is None else self._stream.feed(data))
+                return b""
+            self._streaming = 0
+            last = data if size == rest else data[:rest]
+            stream, self._stream = self._stream, None
+            self._downstream.send(last if stream is None else stream.feed(last))
+            self._own_answers()
+            if size == rest:
+                self._answered()
+                return b""
+            data = data[rest:]
+        if self._partial is not None:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return b""
+            data = bytes(self._partial)
+            self._partial = None
+        return data
 
     def _responses(self, data: bytes, arrived: float) -> None:
         session = self.session
         pending = self._pending
+        send = self._downstream.send
         available = len(data)
         start = position = 0  # data[start:position] is checked and not written yet
-        entry: Pending | None = None
+        route: Route | None = None
         while available - position >= _RESPONSE_HEAD_SIZE:
-            size, correlation_id = _RESPONSE_HEAD.unpack_from(data, position)
-            if not pending or pending[0].correlation_id != correlation_id:
+            size, correlation_id = _response_head(data, position)
+            if not pending or pending[0][0] != correlation_id:
                 session.fault("answer out of order", f"correlation id {correlation_id}")
                 return
             if not 4 <= size <= self._gateway.frame_bytes_max:
                 session.fault("oversized answer", f"{size} bytes")
                 return
-            entry = pending[0]
+            _, of, forwarded, on_response, own = pending[0]
             end = position + 4 + size
-            on_response = entry.on_response
             if on_response is None:
-                pending.popleft()
                 if end > available:
                     self._streaming = end - available
-                    position = available
-                else:
-                    position = end
-            elif end > available:
-                if entry.stream_response is None:
-                    entry = None
-                    break
+                    end = available
                 pending.popleft()
-                if start < position:
-                    self._to_client(data[start:position])
-                self._stream = entry.stream_response(size + 4)
-                self._streaming = end - available
-                self._to_client(self._stream.feed(data[position:] if position else data))
-                start = position = available
-            else:
-                pending.popleft()
-                if start < position:
-                    self._to_client(data[start:position])
+            elif end <= available:
+                frame = data if end - position == available else data[position:end]
                 try:
-                    answer = on_response(data if position == 0 and end == available else data[position:end])
+                    answer = on_response(frame)
                 except MalformedFrame:
                     raise
                 except Exception as error:
-                    session.hook_failed(entry.route, error)
+                    session.hook_failed(of, error)
                     return
-                if entry.answer is None:
-                    self._to_client(answer)
-                start = position = end
-            entry.route.broker_time.observe(arrived - entry.forwarded)
+                pending.popleft()
+                if answer is not frame or own is not None:
+                    if start < position:
+                        send(data[start:position])
+                    if own is None:
+                        send(answer)
+                    start = end
+            else:
+                if on_response is not of.on_response or of.stream_response is None:
+                    break
+                if start < position:
+                    send(data[start:position])
+                self._stream = of.stream_response(size + 4)
+                self._streaming = end - available
+                send(self._stream.feed(data[position:] if position else data))
+                start = end = available
+                pending.popleft()
+            position = end
+            route = of
+            route.broker_time.observe(arrived - forwarded)
             if session.acks0_behind != _NO_ACKS0:
                 session.acks0_behind -= 1
-            if pending and pending[0].answer and not self._streaming:
+            if pending and pending[0][4] and not self._streaming:
                 if start < position:
-                    self._to_client(data[start:position])
+                    send(data[start:position])
                     start = position
                 self._own_answers()
         if start < position:
-            self._to_client(data if start == 0 and position == available else data[start:position])
+            send(data if position - start == available else data[start:position])
         if position < available:
             rest = data[position:]
             wanted = _RESPONSE_HEAD_SIZE
             if len(rest) >= _RESPONSE_HEAD_SIZE:
-                wanted = _RESPONSE_HEAD.unpack_from(rest)[0] + 4
+                wanted = _response_head(rest)[0] + 4
             self._keep(rest, wanted)
-        if entry is not None:
-            entry.route.proxy_time.observe(monotonic() - arrived)
-        self._answered()
+        if not pending or self._downstream.throttled:
+            self._answered()
+        if route is not None:
+            route.proxy_time.observe(monotonic() - arrived)
 
     def _answered(self) -> None:
         """Answers have gone out: go on with what waited for that."""
@@ -495,11 +497,11 @@ class Upstream(_Peer):
     def _own_answers(self) -> None:
         """Send the proxy's own answers whose turn has come."""
         pending = self._pending
-        while pending and (answer := pending[0].answer):
+        while pending and (answer := pending[0][4]):
             pending.popleft()
             if self.session.acks0_behind > 0:
                 self.session.acks0_behind -= 1
-            self._to_client(answer)
+            self._downstream.send(answer)
 
     def own_answer(self, entry: Pending) -> None:
         """Give an answer of the proxy's own, in its turn."""
@@ -511,7 +513,17 @@ class Upstream(_Peer):
 class Downstream(_Peer):
     """The client's connection: requests arrive here."""
 
-    __slots__ = ("_gateway", "_held", "_holds", "_listener", "_pending", "_routes", "_upstream", "throttled")
+    __slots__ = (
+        "_gateway",
+        "_held",
+        "_holds",
+        "_listener",
+        "_pending",
+        "_request",
+        "_routes",
+        "_upstream",
+        "throttled",
+    )
 
     _upstream: Upstream
 
@@ -523,11 +535,12 @@ class Downstream(_Peer):
         self._holds = 1
         """Reasons not to read: connecting, a slow broker, too many in flight, a held request."""
         self._held = False
+        self._request: Request | None = None
+        """What hooks are asked about, used again while no hook has kept it: one that wants nothing has not."""
         self.throttled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._connected(transport)
         self._transport.pause_reading()
         self._keep(b"", _UNTIL_SERVED)
         self.session = self._listener.session_opened(self, self._transport)
@@ -578,32 +591,40 @@ class Downstream(_Peer):
 
     def data_received(self, data: bytes) -> None:
         arrived = monotonic()
-        size = len(data)
-        self._gateway.bytes_from_clients += size
-        if self._streaming:
-            rest = self._streaming
+        self._gateway.bytes_from_clients += len(data)
+        if self._streaming or self._partial is not None:
+            data = self._continued(data)
+            if not data:
+                return
+        self._take(data, arrived)
+
+    def _continued(self, data: bytes) -> bytes:
+        """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""
+        rest = self._streaming
+        if rest:
+            size = len(data)
             if size < rest:
                 self._streaming = rest - size
                 self._upstream.send(data)
-                return
+                return b""
             self._streaming = 0
             self._upstream.send(data if size == rest else data[:rest])
             self.session.frame_ended()
             if size == rest:
-                return
+                return b""
             data = data[rest:]
         if self._partial is not None:
             self._partial += data
             if len(self._partial) < self._wanted:
                 if self._holds:  # uvloop starts to read behind connection_made, whatever that said
                     self._transport.pause_reading()
-                return
+                return b""
             data = bytes(self._partial)
             self._partial = None
-        self._take(data, arrived)
+        return data
 
     def _take(self, data: bytes, arrived: float) -> None:
-        if self.session.state is not SessionState.SERVING:
+        if self.session.state is not _SERVING:
             return
         try:
             self._requests(data, arrived)
@@ -618,7 +639,7 @@ class Downstream(_Peer):
         wanted = 0
         route: Route | None = None
         while available - position >= _REQUEST_HEAD_SIZE:
-            size, key, correlation_id = _REQUEST_HEAD.unpack_from(data, position)
+            size, key, correlation_id = _request_head(data, position)
             route = routes.get(key)
             if route is None:
                 route = self._gateway.unknown_route(key)
@@ -627,28 +648,21 @@ class Downstream(_Peer):
                 self.session.fault("oversized request" if oversized else "malformed request", f"{size} bytes")
                 return
             end = position + 4 + size
-            acks0 = False
+            acks = 1
             if route.acks is not None:
-                acks = route.acks(data, position, min(end, available), end)
-                if acks is None:
+                try:
+                    acks = route.acks(data, position)
+                except NeedMore:
                     wanted = min(2 * (available - position), 4 + size)
                     break
-                acks0 = acks == 0
-            hook = route.on_request
-            if hook is not None:
+            if route.on_request is not None:
                 whole = end <= available
                 if route.whole and not whole:
                     wanted = 4 + size
                     break
                 frame = data if position == 0 and end >= available else data[position:end]
                 try:
-                    verdict = hook(
-                        Request(
-                            frame, whole, route.api_key, route.version, correlation_id, arrived, self.session.client
-                        )
-                    )
-                    if verdict is NEED_MORE and whole:
-                        raise RuntimeError("a hook wants more than the whole frame")
+                    verdict = self._verdict(route, frame, whole, correlation_id, arrived)
                 except MalformedFrame:
                     raise
                 except Exception as error:
@@ -664,28 +678,52 @@ class Downstream(_Peer):
                     route.requests += 1
                     route.decoded += 1
                     start = position = end
-                    if not self._act(verdict, route, correlation_id, acks0, arrived, frame, data[end:]):
+                    if not self._act(verdict, route, correlation_id, acks == 0, arrived, frame, data[end:]):
                         return
                     continue
                 route.decoded += 1
             route.requests += 1
-            if acks0:
-                self.session.acks0_behind = len(pending)
+            if acks:
+                pending.append((correlation_id, route, arrived, route.on_response, None))
             else:
-                pending.append(Pending(correlation_id, route, arrived, route.on_response, route.stream_response, None))
+                self.session.acks0_behind = len(pending)
             if end > available:
                 self._streaming = end - available
                 position = available
             else:
                 position = end
         if start < position:
-            self._upstream.send(data if start == 0 and position == available else data[start:position])
+            self._upstream.send(data if position - start == available else data[start:position])
         if position < available:
             self._keep(data[position:], wanted or _REQUEST_HEAD_SIZE)
         if len(pending) > self._gateway.in_flight_max:
             self.throttle()
         if route is not None:
             route.proxy_time.observe(monotonic() - arrived)
+
+    def _verdict(self, route: Route, frame: bytes, whole: bool, correlation_id: int, arrived: float) -> Verdict:
+        """Ask the hooks of a route. Raises what they raise."""
+        assert route.on_request is not None
+        request = self._request
+        if request is None:
+            client = self.session.client
+            request = Request(frame, whole, route.api_key, route.version, correlation_id, arrived, client)
+            self._request = request
+        else:
+            request.frame = frame
+            request.whole = whole
+            request.api_key = route.api_key
+            request.version = route.version
+            request.correlation_id = correlation_id
+            request.now = arrived
+        verdict = route.on_request(request)
+        if verdict is None:
+            request.frame = b""  # an idle connection keeps no frame
+        else:
+            self._request = None
+            if verdict is NEED_MORE and whole:
+                raise RuntimeError("a hook wants more than the whole frame")
+        return verdict
 
     def _act(
         self,
@@ -714,7 +752,7 @@ class Downstream(_Peer):
         if isinstance(verdict, Answer):
             self._gateway.refused(verdict.cause)
             if not acks0:
-                self._upstream.own_answer(Pending(correlation_id, route, arrived, None, None, verdict.frame))
+                self._upstream.own_answer((correlation_id, route, arrived, None, verdict.frame))
             return True
         if verdict.cause:
             self._gateway.refused(verdict.cause)
@@ -722,7 +760,7 @@ class Downstream(_Peer):
             self.session.acks0_behind = len(self._pending)
         else:
             on_response = _chain(verdict.on_response, route.on_response)
-            self._pending.append(Pending(correlation_id, route, arrived, on_response, None, None))
+            self._pending.append((correlation_id, route, arrived, on_response, None))
         self._upstream.send(verdict.frame)
         return True
 
