@@ -8,6 +8,7 @@ FindCoordinator             the answer itself before v4, an array of coordinator
 Produce v10+, Fetch v16+    node endpoints in a tagged field (KIP-951)
 ShareFetch, ShareAcknowl.   node endpoints in an array
 DescribeQuorum v2+          the controllers' listeners: no client of a broker needs them, they are left out
+DescribeConfigs             values of a broker's listeners and controllers: null and sensitive, as passwords are
 ==========================  =========================================================================================
 
 ``AddressMap`` says which address a client shall see for a broker; None means that no proxy fronts it. Such a broker's
@@ -49,6 +50,11 @@ _Edit = tuple[int, int, bytes]
 _BROKER_ARRAYS: Final = {ApiKey.METADATA: "brokers", ApiKey.DESCRIBE_CLUSTER: "brokers"}
 _STREAMED: Final = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _NODE_ENDPOINTS: Final = "node_endpoints"
+_RESOURCE_TYPE_BROKER: Final = 4
+_ADDRESS_SETTINGS: Final = frozenset(
+    {b"listeners", b"advertised.listeners", b"controller.quorum.voters", b"controller.quorum.bootstrap.servers"}
+)
+"""Broker settings whose values are addresses."""
 
 
 @cache
@@ -61,6 +67,8 @@ def rewriter(api_key: int, version: int) -> Rewriter | None:
         return _coordinator_rewriter(version, spec)
     if api_key == ApiKey.DESCRIBE_QUORUM and _has(spec, "nodes"):
         return _quorum_rewriter(version, spec)
+    if api_key == ApiKey.DESCRIBE_CONFIGS:
+        return _configs_rewriter(version, spec)
     if _has(spec, _NODE_ENDPOINTS):
         field = _field(spec, _NODE_ENDPOINTS)
         if field.tag is None:
@@ -257,6 +265,26 @@ def _quorum_rewriter(version: int, spec: EntitySpec) -> Rewriter:
 
     def rewrite(frame: bytes, _: AddressMap) -> bytes:
         edits = [(start, end, none) for start, end in locate(frame) if frame[start:end] != none]
+        return _edited_frame(frame, edits) if edits else frame
+
+    return rewrite
+
+
+def _configs_rewriter(version: int, spec: EntitySpec) -> Rewriter:
+    config: tuple[Want, ...] = ("name", "value@", "is_sensitive@", ("synonyms", ("value@",)))
+    wants: tuple[Want, ...] = (("results", ("resource_type", ("configs", config))),)
+    locate = locator(ApiKey.DESCRIBE_CONFIGS, version, "response", wants)
+    null, true = b"\x00" if spec.flexible else b"\xff\xff", b"\x01"
+
+    def rewrite(frame: bytes, _: AddressMap) -> bytes:
+        edits: list[_Edit] = []
+        for resource_type, configs in locate(frame):
+            if resource_type != _RESOURCE_TYPE_BROKER:
+                continue
+            for name, value_span, sensitive_span, synonyms in configs:
+                if name in _ADDRESS_SETTINGS:
+                    edits += [(*value_span, null), (*sensitive_span, true)]
+                    edits += [(*span, null) for span in synonyms or ()]
         return _edited_frame(frame, edits) if edits else frame
 
     return rewrite

@@ -126,7 +126,30 @@ def with_secrets(spec: EntitySpec, entity: Any, api_key: int, rng: random.Random
 def response(api_key: int, version: int, seed: int = 0, array_max: int = 3, array_min: int = 0) -> Any:
     messages = RandomEntities(f"{api_key} {version} {seed}", array_max, array_min)
     entity = messages.entity(response_type(api_key, version))
+    if api_key == ApiKey.DESCRIBE_CONFIGS:
+        return with_secret_settings(entity, messages.rng)
     return with_secrets(message_spec(api_key, version, "response"), entity, api_key, messages.rng)
+
+
+ADDRESS_SETTINGS = ("listeners", "advertised.listeners", "controller.quorum.voters")
+
+
+def with_secret_settings(entity: Any, rng: random.Random) -> Any:
+    """A DescribeConfigs answer of brokers and a topic; the brokers' settings hold SECRET."""
+    results = []
+    for result in entity.results:
+        configs = tuple(
+            dataclasses.replace(
+                config,
+                name=rng.choice(ADDRESS_SETTINGS),
+                value=SECRET,
+                synonyms=tuple(dataclasses.replace(synonym, value=SECRET) for synonym in config.synonyms),
+            )
+            for config in result.configs
+        )
+        results.append(dataclasses.replace(result, resource_type=4, configs=configs))
+    topic = [dataclasses.replace(result, resource_type=2) for result in entity.results[:1]]
+    return dataclasses.replace(entity, results=(*results, *topic))
 
 
 def clients_view(api_key: int, version: int, frame: bytes, addresses: AddressMap) -> Iterator[bytes]:
@@ -170,6 +193,8 @@ def expected_answer(entity: Any, addresses: AddressMap) -> Any:
         return dataclasses.replace(
             entity, nodes=tuple(dataclasses.replace(node, listeners=()) for node in entity.nodes)
         )
+    if api_key == ApiKey.DESCRIBE_CONFIGS:
+        return dataclasses.replace(entity, results=tuple(map(expected_configs, entity.results)))
     if api_key == ApiKey.FIND_COORDINATOR:
         if hasattr(entity, "coordinators"):
             found = tuple(expected_coordinator(coordinator, addresses) for coordinator in entity.coordinators)
@@ -185,6 +210,21 @@ def expected_answer(entity: Any, addresses: AddressMap) -> Any:
         if address is not None:
             kept.append(dataclasses.replace(endpoint, host=address[0].decode(), port=address[1]))
     return dataclasses.replace(entity, **{name: tuple(kept)})
+
+
+def expected_configs(result: Any) -> Any:
+    if result.resource_type != 4:
+        return result
+    hidden = [
+        dataclasses.replace(
+            config,
+            value=None,
+            is_sensitive=True,
+            synonyms=tuple(dataclasses.replace(synonym, value=None) for synonym in config.synonyms),
+        )
+        for config in result.configs
+    ]
+    return dataclasses.replace(result, configs=tuple(hidden))
 
 
 def expected_coordinator(coordinator: Any, addresses: AddressMap) -> Any:
@@ -211,7 +251,8 @@ def test_rewritten_answers_decode_to_the_same_but_for_addresses(
         with_tags = Encoder(random.Random(seed)).response(entity, 1234)
         answer = rewrite(with_tags, addresses)
         assert decode_response(api_key, version, answer) == (1234, expected_answer(entity, addresses))
-        if addresses is unchanged and api_key != ApiKey.DESCRIBE_QUORUM and getattr(entity, "endpoint_type", 1) == 1:
+        hidden = api_key in (ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_CONFIGS)
+        if addresses is unchanged and not hidden and getattr(entity, "endpoint_type", 1) == 1:
             assert answer is with_tags
 
 
