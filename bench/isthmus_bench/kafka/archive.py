@@ -165,7 +165,8 @@ def _dump(distribution: Distribution, lists: Iterable[Path], work: Path, archive
     lines = (line.split(" id: ")[0] for path in lists for line in path.read_text().splitlines() if line[:1] != "#")
     merged = work / "all.classes"
     merged.write_text("\n".join(dict.fromkeys(lines)) + "\n")
-    command = [str(distribution.java.executable), "-Xshare:dump", "-XX:+UseSerialGC", f"{MARK}{work}"]
+    command = [str(distribution.java.executable), "-Xshare:dump", "-XX:+UseSerialGC"]
+    command += [*distribution.module_flags, f"{MARK}{work}"]
     command += [f"-XX:SharedClassListFile={merged}", f"-XX:SharedArchiveFile={archive}"]
     done = subprocess.run(command, env=distribution.environment(), capture_output=True, text=True, timeout=300)
     if done.returncode != 0 or not archive.is_file():

@@ -38,6 +38,12 @@ class Distribution:
         """A ``bootstrap.checkpoint`` as this version's storage tool writes it, without users or chosen features."""
         return self.home / "bootstrap.checkpoint"
 
+    @property
+    def module_flags(self) -> list[str]:
+        """They must be the same when an archive is made and when it is used."""
+        # Compression codecs are native code: no warning.
+        return ["--enable-native-access=ALL-UNNAMED"] if self.java.major >= 24 else []
+
     def command(
         self,
         main: str,
@@ -50,14 +56,13 @@ class Distribution:
         """The command line that runs a main class; it needs ``environment()``."""
         command = [str(self.java.executable), f"-Xmx{heap_mb}m", *_QUICK, *_TIDY]
         if self.archive is not None:
-            command += [f"-XX:SharedArchiveFile={self.archive}", "-Xlog:disable", "-Xlog:all=error:stderr"]
+            # An archive that does not fit is not used, and nobody needs to hear of it.
+            command += [f"-XX:SharedArchiveFile={self.archive}", "-Xlog:disable"]
         if parse_version(self.version)[0] >= 4:
             command += [f"-Dlog4j2.configurationFile={_HERE / 'log4j2.properties'}", "-Dlog4j2.disableJmx=true"]
         else:
             command.append(f"-Dlog4j.configuration={(_HERE / 'log4j.properties').as_uri()}")
-        if self.java.major >= 24:  # compression codecs are native: no warning
-            command.append("--enable-native-access=ALL-UNNAMED")
-        return [*command, f"-Disthmus.log.level={log_level}", *flags, main, *arguments]
+        return [*command, *self.module_flags, f"-Disthmus.log.level={log_level}", *flags, main, *arguments]
 
     def environment(self) -> dict[str, str]:
         """Ours, with the class path, which is too long to read in a list of processes."""

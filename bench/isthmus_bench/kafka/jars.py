@@ -34,6 +34,7 @@ OLDEST_VERSION: Final = (3, 9)
 """Before it, tools have other names and SCRAM users cannot be made when a cluster is formatted."""
 
 DOWNLOAD_TIMEOUT_S: Final = 900
+PROGRESS_S: Final = 15
 
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)(-rc\d+)?")
 _COPY_DEPENDENCIES: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -129,8 +130,8 @@ def _download(version: str, home: Path, say: Say) -> None:
     try:
         trust = trust_options(java, work, os.environ)
         for name, resolve in (
-            ("Maven", None if maven is None else lambda: _with_maven(maven, java, version, work, trust)),
-            ("Ivy", None if ivy is None else lambda: _with_ivy(ivy, java, version, work, trust)),
+            ("Maven", None if maven is None else lambda: _with_maven(maven, java, version, work, trust, say)),
+            ("Ivy", None if ivy is None else lambda: _with_ivy(ivy, java, version, work, trust, say)),
         ):
             if resolve is None:
                 continue
@@ -191,7 +192,7 @@ def ivy_module(version: str) -> str:
     )
 
 
-def _with_maven(maven: str, java: Java, version: str, work: Path, trust: list[str]) -> str | None:
+def _with_maven(maven: str, java: Java, version: str, work: Path, trust: list[str], say: Say) -> str | None:
     project = work / "pom.xml"
     project.write_text(maven_project(version))
     # A repository of our own: a failed run leaves entries without jars, and other tools would trip over them. -U:
@@ -201,12 +202,12 @@ def _with_maven(maven: str, java: Java, version: str, work: Path, trust: list[st
     options = " ".join([os.environ.get("MAVEN_OPTS", ""), *trust]).strip()
     environment = {**os.environ, "JAVA_HOME": str(java.home), "MAVEN_OPTS": options}
     with locked(cache_directory() / "maven.lock", lambda: None):
-        failure = _run(command, environment)
+        failure = _run(command, environment, cache_directory() / "maven", say)
     project.unlink()
     return failure
 
 
-def _with_ivy(ivy: Path, java: Java, version: str, work: Path, trust: list[str]) -> str | None:
+def _with_ivy(ivy: Path, java: Java, version: str, work: Path, trust: list[str], say: Say) -> str | None:
     module = work / "ivy.xml"
     module.write_text(ivy_module(version))
     cache = cache_directory() / "ivy"
@@ -214,28 +215,36 @@ def _with_ivy(ivy: Path, java: Java, version: str, work: Path, trust: list[str])
     command += ["-ivy", str(module), "-cache", str(cache / "cache"), "-confs", "default", "-types", "jar", "bundle"]
     command += ["-retrieve", f"{work}/jars/[artifact]-[revision].[ext]"]
     with locked(cache / "lock", lambda: None):
-        failure = _run(command, dict(os.environ))
+        failure = _run(command, dict(os.environ), cache / "cache", say)
     module.unlink()
     return failure
 
 
-def _run(command: list[str], environment: dict[str, str]) -> str | None:
-    """None, or what the command said when it failed."""
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=DOWNLOAD_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return f"not done after {DOWNLOAD_TIMEOUT_S} s"
-    if done.returncode == 0:
-        return None
-    said = [line.strip() for line in done.stdout.splitlines()]
+def _run(command: list[str], environment: dict[str, str], arriving: Path, say: Say) -> str | None:
+    """None, or what the command said when it failed. Tells from time to time how many jars came to ``arriving``."""
+    started, there = time.monotonic(), _count_jars(arriving)
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        ) as process:
+            try:
+                while process.poll() is None:
+                    try:
+                        process.wait(PROGRESS_S)
+                    except subprocess.TimeoutExpired:
+                        passed = time.monotonic() - started
+                        if passed > DOWNLOAD_TIMEOUT_S:
+                            return f"not done after {DOWNLOAD_TIMEOUT_S} s"
+                        say(f"  {passed:.0f} s, {_count_jars(arriving) - there} jars so far")
+            finally:
+                process.kill()  # if it still runs: a timeout, an interrupt
+        if process.returncode == 0:
+            return None
+        output.seek(0)
+        said = [line.strip() for line in output]
     telling = [line for line in said if re.search(r"could not|not found|exception", line, re.IGNORECASE)]
     return "\n  ".join(["failed:", *dict.fromkeys((telling or said)[:5])])
+
+
+def _count_jars(directory: Path) -> int:
+    return sum(1 for _ in directory.rglob("*.jar"))

@@ -116,3 +116,15 @@ def test_without_maven_and_ivy_the_error_says_what_to_install(maven: Path, monke
     monkeypatch.setenv("PATH", str(maven.parent))
     with pytest.raises(EmbeddedKafkaError, match="install Maven"):
         jars.resolve_jars("4.3.0", lambda line: None)
+
+
+def test_a_slow_download_tells_how_far_it_is_and_ends_at_the_limit(
+    maven: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jars, "PROGRESS_S", 0.1)
+    said: list[str] = []
+    jars.resolve_jars("4.3.0", said.append)
+    assert "jars so far" in said[1]
+    monkeypatch.setattr(jars, "DOWNLOAD_TIMEOUT_S", 0.15)
+    with pytest.raises(EmbeddedKafkaError, match="not done after"):
+        jars.resolve_jars("4.1.1", said.append)
