@@ -1,0 +1,371 @@
+"""No client ever learns a broker's own address: a relay in front of the proxy records every answer.
+
+Brokers, proxy and relay are on loopback addresses of their own, so that an address tells whose it is. The proxy
+advertises the relay's address with its own ports; so clients never leave the relay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+import uuid
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pytest
+from confluent_kafka import Consumer, ElectionType, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from support.kafka import unique
+from support.wire import Wire, batch_of
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyProcess
+from isthmus_protocol import api_versions, schema
+from isthmus_protocol.messages import decode_response, parse_request_head
+from isthmus_protocol.schema import ApiKey
+
+pytestmark = pytest.mark.brokers
+
+BROKERS: Final = "127.0.0.3"
+RELAY: Final = "127.0.0.2"
+PROXY: Final = "127.0.0.1"
+
+NOT_LEADER_OR_FOLLOWER: Final = 6
+
+
+class Recorded:
+    """One connection through the relay."""
+
+    def __init__(self) -> None:
+        self.requests = bytearray()
+        self.answers = bytearray()
+
+    def exchanges(self) -> Iterator[tuple[int, int, bytes]]:
+        """API key, version and answer's frame, for each request that was answered."""
+        asked = {head.correlation_id: head for head in map(parse_request_head, _frames(self.requests))}
+        for frame in _frames(self.answers):
+            head = asked[int.from_bytes(frame[4:8], "big", signed=True)]
+            yield head.api_key, head.version, frame
+
+
+def _frames(data: bytes | bytearray) -> Iterator[bytes]:
+    position = 0
+    while position + 4 <= len(data):
+        end = position + 4 + int.from_bytes(data[position : position + 4], "big")
+        if end > len(data):
+            return
+        yield bytes(data[position:end])
+        position = end
+
+
+class Relay:
+    """Listens on the relay's address at each of some ports, and records what it passes on to the proxy's address."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.connections: list[Recorded] = []
+        self._ports = ports
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()), name="relay")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        servers = [await asyncio.start_server(self._client, RELAY, port) for port in self._ports]
+        self._ready.set()
+        await self._stop.wait()
+        for server in servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        recorded = Recorded()
+        self.connections.append(recorded)
+        upstream = None
+        try:
+            port = writer.get_extra_info("sockname")[1]
+            upstream_reader, upstream = await asyncio.open_connection(PROXY, port)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_copy(reader, upstream, recorded.requests))
+                group.create_task(_copy(upstream_reader, writer, recorded.answers))
+        except (OSError, asyncio.CancelledError, ExceptionGroup):
+            pass
+        finally:
+            writer.close()
+            if upstream is not None:
+                upstream.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray) -> None:
+    while data := await reader.read(65536):
+        record += data
+        writer.write(data)
+        await writer.drain()
+    raise ConnectionError("end of the stream")
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[KafkaCluster]:
+    with KafkaCluster(name="hidden", brokers=3, host=BROKERS) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def proxy(brokers: KafkaCluster) -> Iterator[ProxyProcess]:
+    extra = {"client_listener": {"advertised_host": RELAY}}
+    with ProxyProcess(brokers.bootstrap_servers, name="hidden", extra=extra) as process:
+        yield process
+
+
+@pytest.fixture
+def relay(brokers: KafkaCluster, proxy: ProxyProcess) -> Iterator[Relay]:
+    """At its end every answer is searched."""
+    bootstrap = int(proxy.bootstrap.rpartition(":")[2])
+    ports = [int(each["address"].rpartition(":")[2]) for each in proxy.get("/v1/status")["process"]["brokers"]]
+    with Relay([bootstrap, *ports]) as running:
+        yield running
+    assert search(running, brokers) == []
+
+
+def search(relay: Relay, brokers: KafkaCluster) -> list[str]:
+    """Where answers tell a broker's address."""
+    own_ports = {port for ports in brokers.state.ports.values() for port in ports.values()}
+    found = []
+    for connection in relay.connections:
+        for api_key, version, frame in connection.exchanges():
+            where = f"{ApiKey(api_key).name} v{version}"
+            if BROKERS.encode() in frame:
+                found.append(where)
+            if _ports(decode_response(api_key, version, frame)[1]) & own_ports:
+                found.append(f"{where}: a port")
+    return found
+
+
+def _ports(value: Any) -> set[int]:
+    """The ports anywhere in a message."""
+    if isinstance(value, tuple):
+        return {port for item in value for port in _ports(item)}
+    if not dataclasses.is_dataclass(value):
+        return set()
+    found: set[int] = set()
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        found |= {int(inner)} if field.name == "port" and inner is not None else _ports(inner)
+    return found
+
+
+def answers(relay: Relay, api_key: int) -> list[Any]:
+    """All recorded answers of an API."""
+    return [
+        decode_response(key, version, frame)[1]
+        for connection in relay.connections
+        for key, version, frame in connection.exchanges()
+        if key == api_key
+    ]
+
+
+def at_relay(proxy: ProxyProcess) -> str:
+    return f"{RELAY}:{proxy.bootstrap.rpartition(':')[2]}"
+
+
+def broker_addresses(proxy: ProxyProcess) -> dict[int, str]:
+    with Wire(at_relay(proxy)) as wire:
+        metadata = wire.request(ApiKey.METADATA, 12, {"topics": ()})
+    return {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
+
+
+def create_topic(proxy: ProxyProcess, replicas: int = 3) -> str:
+    """Three partitions, each led by another broker."""
+    topic = unique("topic-")
+    admin = AdminClient({"bootstrap.servers": at_relay(proxy)})
+    admin.create_topics([NewTopic(topic, 3, replication_factor=replicas)])[topic].result(30)
+    return topic
+
+
+def describe_topic(proxy: ProxyProcess, topic: str) -> Any:
+    with Wire(at_relay(proxy)) as wire:
+        [described] = wire.request(ApiKey.METADATA, 12, {"topics": [{"name": topic}]}).topics
+    return described
+
+
+def move_leader(proxy: ProxyProcess, topic: str, partition: int) -> None:
+    """Make the next replica the preferred leader, and elect it."""
+    [found] = [p for p in describe_topic(proxy, topic).partitions if p.partition_index == partition]
+    replicas = [*found.replica_nodes[1:], found.replica_nodes[0]]
+    with Wire(at_relay(proxy)) as wire:
+        moved = [{"name": topic, "partitions": [{"partition_index": partition, "replicas": replicas}]}]
+        answer = wire.request(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, {"timeout": 10_000, "topics": moved})
+        assert answer.error_code == 0
+        assert [p.error_code for t in answer.responses for p in t.partitions] == [0]
+    admin = AdminClient({"bootstrap.servers": at_relay(proxy)})
+    elected = admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, partition)]).result(30)
+    assert all(error is None for error in elected.values()), elected
+
+
+def test_clients_while_leaders_move(proxy: ProxyProcess, relay: Relay) -> None:
+    topic, group = create_topic(proxy), unique("group-")
+    settings = {"bootstrap.servers": at_relay(proxy)}
+    producer = Producer(settings | {"enable.idempotence": True, "linger.ms": 0})
+    consumer = Consumer(settings | {"group.id": group, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    seen = 0
+    try:
+        for leg in range(3):
+            for number in range(30):
+                producer.produce(topic, b"x" * 100, partition=number % 3)
+            assert producer.flush(30) == 0
+            while seen < 30 * (leg + 1):
+                message = consumer.poll(20)
+                assert message is not None
+                assert message.error() is None
+                seen += 1
+            for partition in range(3):
+                move_leader(proxy, topic, partition)
+    finally:
+        consumer.close()
+    admin = AdminClient(settings)
+    with Wire(at_relay(proxy)) as wire:
+        for version in range(schema.supported()[ApiKey.DESCRIBE_CLUSTER][1] + 1):
+            assert len(wire.request(ApiKey.DESCRIBE_CLUSTER, version, {}).brokers) == 3
+    admin.describe_consumer_groups([group])[group].result(30)
+    assert answers(relay, ApiKey.FIND_COORDINATOR)
+    assert any(answer.node_endpoints for answer in answers(relay, ApiKey.PRODUCE))
+
+
+def test_java_share_consumer(brokers: KafkaCluster, proxy: ProxyProcess, relay: Relay) -> None:
+    topic, group = create_topic(proxy), unique("share-")
+    admin = AdminClient({"bootstrap.servers": at_relay(proxy)})
+    with Wire(at_relay(proxy)) as wire:
+        change = {"name": "share.auto.offset.reset", "config_operation": 0, "value": "earliest"}
+        resource = {"resource_type": 32, "resource_name": group, "configs": [change]}
+        answer = wire.request(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource], "validate_only": False})
+        assert [each.error_code for each in answer.responses] == [0]
+    producer = Producer({"bootstrap.servers": at_relay(proxy)})
+    for number in range(30):
+        producer.produce(topic, str(number))
+    assert producer.flush(30) == 0
+    consumed = brokers.tool(
+        "kafka-console-share-consumer",
+        *("--bootstrap-server", at_relay(proxy), "--topic", topic, "--group", group),
+        *("--max-messages", "30", "--timeout-ms", "30000"),
+    ).stdout
+    assert len(consumed.splitlines()) == 30
+    assert answers(relay, ApiKey.SHARE_FETCH)
+    assert answers(relay, ApiKey.SHARE_ACKNOWLEDGE)
+    admin.list_topics(timeout=20)
+
+
+def test_answers_that_name_the_new_leader(proxy: ProxyProcess, relay: Relay) -> None:
+    """KIP-951 in every version that has it, of each broker: it leads a part of what is asked."""
+    topic = create_topic(proxy, replicas=1)  # followers would serve a Fetch, too
+    described = describe_topic(proxy, topic)
+    leaders = {partition.partition_index: partition.leader_id for partition in described.partitions}
+    addresses = broker_addresses(proxy)
+    producer = Producer({"bootstrap.servers": at_relay(proxy), "acks": "all"})
+    for partition in leaders:
+        for _ in range(40):
+            producer.produce(topic, bytes(50_000), partition=partition)
+    assert producer.flush(30) == 0
+    by_id = {"topic_id": described.topic_id}
+
+    for broker_id, address in addresses.items():
+        led = {partition for partition, leader in leaders.items() if leader == broker_id}
+        with Wire(address) as wire:
+            for version in range(10, schema.supported()[ApiKey.PRODUCE][1] + 1):
+                data = [{"index": p, "records": batch_of([b"x"])} for p in leaders]
+                topic_data = [(by_id if version >= 13 else {"name": topic}) | {"partition_data": data}]
+                values = {"transactional_id": None, "acks": -1, "timeout": 30_000, "topic_data": topic_data}
+                answer = wire.request(ApiKey.PRODUCE, version, values)
+                refused = {p.index for p in answer.responses[0].partition_responses if p.error_code}
+                assert refused == leaders.keys() - led
+                assert {node.node_id for node in answer.node_endpoints} == {leaders[p] for p in refused}
+                assert {f"{n.host}:{n.port}" for n in answer.node_endpoints} <= set(addresses.values())
+            for version in range(16, schema.supported()[ApiKey.FETCH][1] + 1):
+                asked = [
+                    {"partition": p, "current_leader_epoch": -1, "fetch_offset": 0, "partition_max_bytes": 10_000_000}
+                    for p in leaders
+                ]
+                values = {
+                    "replica_id": -1,
+                    "max_wait": 500,
+                    "min_bytes": 1,
+                    "max_bytes": 50_000_000,
+                    "session_id": 0,
+                    "session_epoch": -1,
+                    "topics": [by_id | {"partitions": asked}],
+                }
+                answer = wire.request(ApiKey.FETCH, version, values)
+                refused = {p.partition_index for p in answer.responses[0].partitions if p.error_code}
+                assert refused == leaders.keys() - led
+                read = sum(len(p.records or b"") for p in answer.responses[0].partitions)
+                assert read >= 2_000_000 * len(led)
+                # A large answer streams, and its end keeps its length: all endpoints or none.
+                told = {f"{n.host}:{n.port}" for n in answer.node_endpoints}
+                assert told <= {addresses[leaders[p]] for p in refused}
+            group, member = unique("share-"), str(uuid.uuid4())
+            share = {"group_id": group, "member_id": member, "share_session_epoch": 0}
+            asked = [{"partition_index": p, "acknowledgement_batches": ()} for p in leaders]
+            limits = {"max_wait": 100, "min_bytes": 0, "max_bytes": 1_000_000, "max_records": 10, "batch_size": 10}
+            for version in range(1, schema.supported()[ApiKey.SHARE_FETCH][1] + 1):
+                values = share | limits | {"topics": [by_id | {"partitions": asked}]}
+                answer = wire.request(ApiKey.SHARE_FETCH, version, values)
+                assert answer.error_code == 0, answer
+                refused = {
+                    p.partition_index
+                    for t in answer.responses
+                    for p in t.partitions
+                    if p.error_code == NOT_LEADER_OR_FOLLOWER
+                }
+                assert refused == leaders.keys() - led
+                assert {node.node_id for node in answer.node_endpoints} == {leaders[p] for p in refused}
+
+
+def test_configuration_and_quorum(proxy: ProxyProcess, relay: Relay) -> None:
+    admin = AdminClient({"bootstrap.servers": at_relay(proxy)})
+    for broker in ("1", "2", "3"):
+        resource = ConfigResource(ResourceType.BROKER, broker)
+        configs = admin.describe_configs([resource])[resource].result(30)
+        assert configs["node.id"].value == broker
+        for name in ("listeners", "advertised.listeners", "controller.quorum.voters"):
+            assert configs[name].value is None
+            assert configs[name].is_sensitive
+    with Wire(at_relay(proxy)) as wire:
+        for version in range(2, schema.supported()[ApiKey.DESCRIBE_QUORUM][1] + 1):
+            topic = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
+            answer = wire.request(ApiKey.DESCRIBE_QUORUM, version, {"topics": [topic]})
+            assert {node.node_id for node in answer.nodes} == {1, 2, 3}
+
+
+def test_an_empty_request_of_every_api(proxy: ProxyProcess, relay: Relay) -> None:
+    answered = 0
+    for api_key, versions in api_versions.proxied().items():
+        for version in versions:
+            if api_key == ApiKey.ADD_PARTITIONS_TO_TXN and version >= 4:
+                continue  # a broker does not answer one of no transactions
+            with Wire(at_relay(proxy)) as wire:
+                try:
+                    wire.request(api_key, version, {"acks": -1} if api_key == ApiKey.PRODUCE else {})
+                    answered += 1
+                except (ConnectionError, TypeError):
+                    pass
+    assert answered > 100
