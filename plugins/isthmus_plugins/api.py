@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -36,7 +36,7 @@ ResponseHook: TypeAlias = Callable[[bytes], bytes]
 class Request:
     """One request as a hook sees it. It is valid during the call only."""
 
-    __slots__ = ("api_key", "client", "correlation_id", "frame", "now", "version", "whole")
+    __slots__ = ("api_key", "client", "correlation_id", "frame", "leave", "now", "version", "whole")
 
     def __init__(
         self,
@@ -57,6 +57,22 @@ class Request:
         self.now = now
         """When the request's bytes arrived, seconds on the loop's monotonic clock."""
         self.client = client
+        self.leave: Leave | None = None
+        """Set by a hook that forwards this Produce, and would forward any other to the same single topic."""
+
+
+class Leave:
+    """A hook's leave to forward more Produce requests to one topic without asking again.
+
+    It covers requests of the same connection that have the same bytes up to the end of their only topic: header,
+    transactional id, acks, topic. It stands until ``until``, and ends for every connection at once when that is set back.
+    """
+
+    __slots__ = ("until",)
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        """Seconds on the loop's monotonic clock."""
 
 
 class Client:
@@ -173,6 +189,8 @@ class FetchPartition(NamedTuple):
     partition: int
     offset: int
     bytes_max: int
+    leader_epoch: int = -1
+    """If given, the answer is an error unless this is the broker's own (FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH)."""
 
 
 class Fetched(NamedTuple):
@@ -227,9 +245,15 @@ class ClusterApi(Protocol):
     async def log_end(self, topic: str, partition: int) -> int:
         """The leader's log end offset, which may be above the high watermark."""
 
+    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """The same for many at once; those that cannot be read now are left out."""
+
     async def high_watermark(self, topic: str, partition: int) -> int: ...
 
     async def log_start(self, topic: str, partition: int) -> int: ...
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        """Delete the records below an offset; returns where the log starts now."""
 
     async def last_sequence(self, topic: str, partition: int, producer_id: int) -> int | None:
         """The last sequence that the leader knows of a producer, None if it knows none."""

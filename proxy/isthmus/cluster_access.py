@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 from uuid import UUID
@@ -11,7 +11,7 @@ from uuid import UUID
 from isthmus import kafka_client
 from isthmus.broker_connection import BrokerConnection
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
-from isthmus.kafka_client import ClusterClient
+from isthmus.kafka_client import EARLIEST, LATEST, LOG_END, READ_UNCOMMITTED, ClusterClient
 from isthmus.kafka_results import NewTopic, ResourceType, TopicPartition, as_error
 from isthmus_plugins.api import (
     BrokerUnavailable,
@@ -27,10 +27,8 @@ from isthmus_protocol.messages import build_request
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import MalformedFrame
 
-DEBUGGING_REPLICA: Final = -2
-"""ListOffsets for this replica id tells the log end offset, not the high watermark."""
-LATEST: Final = -1
-EARLIEST: Final = -2
+POSITION_DEADLINE_S: Final = 10.0
+"""How long positions in logs are asked for while leaders move: whoever needs them asks again."""
 PRODUCE_VERSION_MAX: Final = 11
 """Later ones add partitions to transactions implicitly, and name topics by id."""
 PRODUCE_MARGIN_S: Final = 5.0
@@ -127,39 +125,50 @@ class ClusterAccess:
 
     async def log_end(self, topic: str, partition: int) -> int:
         """The leader's log end offset, which may be above the high watermark."""
-        return await self._offset(topic, partition, LATEST, DEBUGGING_REPLICA)
+        return await self._offset(topic, partition, LATEST, LOG_END)
 
     async def high_watermark(self, topic: str, partition: int) -> int:
-        return await self._offset(topic, partition, LATEST, -1)
+        return await self._offset(topic, partition, LATEST)
 
     async def log_start(self, topic: str, partition: int) -> int:
-        return await self._offset(topic, partition, EARLIEST, -1)
+        return await self._offset(topic, partition, EARLIEST)
 
-    async def _offset(self, topic: str, partition: int, timestamp: int, replica_id: int) -> int:
-        async def attempt(connection: BrokerConnection, info: kafka_client.PartitionInfo) -> int:
-            answer = await connection.call(
-                ApiKey.LIST_OFFSETS,
-                {
-                    "replica_id": replica_id,
-                    "isolation_level": 0,
-                    "topics": [{"name": topic, "partitions": [{"partition_index": partition, "timestamp": timestamp}]}],
-                    "timeout": 30_000,
-                },
-            )
-            result = answer.topics[0].partitions[0]
-            error = as_error(result.error_code)
-            if error is not None:
-                raise error
-            return int(result.offset)
-
+    async def _offset(self, topic: str, partition: int, timestamp: int, isolation: int = READ_UNCOMMITTED) -> int:
+        place = TopicPartition(topic, partition)
         with _errors():
-            return await self._client.request_leader(topic, partition, attempt)
+            found = await self._client.list_offsets(
+                {place: timestamp}, isolation=isolation, deadline_s=POSITION_DEADLINE_S
+            )
+            if (error := found[place].error) is not None:
+                raise error
+        return found[place].offset
+
+    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """The log ends of many partitions; those that cannot be read now are left out."""
+        with _errors():
+            found = await self._client.list_offsets(
+                {TopicPartition(*place): LATEST for place in partitions},
+                isolation=LOG_END,
+                deadline_s=POSITION_DEADLINE_S,
+            )
+        return {
+            (place.topic, place.partition): listed.offset for place, listed in found.items() if listed.error is None
+        }
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        """Delete the records below an offset; returns where the log starts now."""
+        place = TopicPartition(topic, partition)
+        with _errors():
+            deleted = (await self._client.delete_records({place: before}, deadline_s=POSITION_DEADLINE_S))[place]
+            if deleted.error is not None:
+                raise deleted.error
+        return deleted.low_watermark
 
     async def last_sequence(self, topic: str, partition: int, producer_id: int) -> int | None:
         """The last sequence that the leader knows of a producer, None if it knows none."""
         place = TopicPartition(topic, partition)
         with _errors():
-            producers = (await self._client.describe_producers([place]))[place]
+            producers = (await self._client.describe_producers([place], deadline_s=POSITION_DEADLINE_S))[place]
             if producers.error is not None:
                 raise producers.error
         return next((state.last_sequence for state in producers.states if state.producer_id == producer_id), None)
@@ -244,7 +253,7 @@ class FetchOverConnection:
             topics.setdefault(wanted.topic_id, []).append(
                 {
                     "partition": wanted.partition,
-                    "current_leader_epoch": -1,
+                    "current_leader_epoch": wanted.leader_epoch,
                     "fetch_offset": wanted.offset,
                     "partition_max_bytes": wanted.bytes_max,
                 }

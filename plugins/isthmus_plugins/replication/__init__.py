@@ -5,6 +5,8 @@
 ``peers``             all of them: who dials, who is accepted, who is alive
 ``leader``            reads this cluster's topics and pushes what is new
 ``follower``          takes batches and appends them; ``follower_log`` decides what may be appended
+``log_ends``          what stands last in two logs, and whether it is the same
+``reasons``           why a partition is where it is
 ``follower_topics``   makes, adopts or refuses the topics that follow
 ``verify``            compares both sides
 ``service``           what operators can do
@@ -13,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,6 +51,9 @@ class _Ends(Receiver):
     def on_stopped(self, connection: LinkConnection, stopped: dict[str, Any]) -> None:
         self._leader_end.on_stopped(connection, stopped)
 
+    def on_writable(self, connection: LinkConnection) -> None:
+        self._leader_end.on_writable(connection)
+
     def on_lost(self, connection: LinkConnection) -> None:
         self._follower_end.connection_lost(connection)
         self._leader_end.connection_lost(connection)
@@ -69,8 +75,10 @@ class ReplicationPlugin:
                 "prepare_topics": follower_topics.prepare_topics,
                 "open_stream": self._follower_end.open_stream,
                 "close_stream": self._follower_end.close_stream,
+                "trim": self._follower_end.trim,
                 "digest": verification.on_digest,
                 "ends": verification.on_ends,
+                "linked_topics": verification.on_linked_topics,
                 "plan_attach": lambda connection, params: self._links.on_plan_attach(connection, params),
                 "attach": lambda connection, params: self._links.on_attach(connection, params),
                 "detach": lambda connection, params: self._links.on_detach(connection, params),
@@ -84,13 +92,14 @@ class ReplicationPlugin:
             receiver=lambda link_name: _Ends(self._leader_end, self._follower_end),
             on_change=lambda link_name: self._leader_end.wake(),
         )
-        self._leader_end = LeaderEnd(context, self._peers)
+        self._leader_end = LeaderEnd(context, self._peers, verification)
         self._service = LinkService(
             context, self._peers, self._leader_end, self._follower_end, follower_topics, verification
         )
         context.control.subscribe(self._control_changed)
         await self._peers.start()
         self._control_changed(context.control.state)
+        self._follower_end.start()
         self._leader_end.start()
 
     @property
@@ -100,6 +109,7 @@ class ReplicationPlugin:
 
     def _control_changed(self, state: ControlState) -> None:
         self._peers.follow(state.links.values())
+        self._follower_end.control_changed(state)
         self._leader_end.wake()
 
     @hookimpl
@@ -125,8 +135,14 @@ class ReplicationPlugin:
             labels=("link", "topic", "partition", "role"),
         )
         connected = GaugeMetricFamily("isthmus_link_connections", "Live connections to peers", labels=("link",))
+        states = GaugeMetricFamily(
+            "isthmus_link_partitions", "Partitions by state", labels=("link", "role", "state", "reason")
+        )
         for status in self._links.statuses():
             connected.add_metric((status.link_name,), len(self._peers.connections(status.link_name)))
+            counts = Counter((each.role, each.state, each.reason or "") for each in status.partitions)
+            for labels_, count in sorted(counts.items()):
+                states.add_metric((status.link_name, *labels_), count)
             for partition in status.partitions:
                 labels = (status.link_name, partition.topic, str(partition.partition), partition.role)
                 if partition.partition_mirror_lag is not None:
@@ -137,7 +153,7 @@ class ReplicationPlugin:
         batches.add_metric((), self._follower_end.batches_appended)
         size = CounterMetricFamily("isthmus_link_appended_bytes", "Bytes appended to follower topics")
         size.add_metric((), self._follower_end.bytes_appended)
-        return (lag, seconds, connected, batches, size)
+        return (lag, seconds, connected, states, batches, size)
 
 
 plugin = ReplicationPlugin()

@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from isthmus_plugins.api import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
@@ -33,6 +35,8 @@ SILENCE_MAX_S: Final = 8.0
 """A peer that says nothing for so long is taken for dead: several lost heartbeats, less than a client's time-out."""
 CALL_TIMEOUT_S: Final = 30.0
 WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
+FLUSH_TIMEOUT_S: Final = 2.0
+"""How long a connection that ends may still send what is queued (the reason of a rejection, say)."""
 
 
 class LinkRejected(Exception):
@@ -55,6 +59,10 @@ class Credential:
     secret: bytes = field(repr=False)
 
 
+class PeerSilent(LinkLost):
+    """The peer said nothing for too long."""
+
+
 Handler: TypeAlias = Callable[["LinkConnection", dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -70,6 +78,9 @@ class Receiver:
     def on_stopped(self, connection: LinkConnection, stopped: dict[str, Any]) -> None:
         raise MalformedFrame("a STOPPED of no open stream")
 
+    def on_writable(self, connection: LinkConnection) -> None:
+        """The peer keeps up again with what is queued for it."""
+
     def on_lost(self, connection: LinkConnection) -> None:
         """The connection is gone; nothing more will come of it."""
 
@@ -77,8 +88,9 @@ class Receiver:
 class LinkConnection(asyncio.Protocol):
     """One end of a connection between two proxies.
 
-    ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, or raises :class:`LinkRejected`.
-    ``ready`` resolves when the handshake is over; until then no call and no record is taken.
+    ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` (dialler only) looks at
+    a CHALLENGE whose proof holds; either may raise :class:`LinkRejected`. ``on_ready`` is called when the handshake is
+    over, before anything else is taken: it sets handlers and receiver. ``ready`` resolves then, too.
     """
 
     def __init__(
@@ -87,8 +99,10 @@ class LinkConnection(asyncio.Protocol):
         hello: Mapping[str, Any] | None = None,
         secret: bytes = b"",
         accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
+        approve: Callable[[dict[str, Any]], None] | None = None,
         identity: Mapping[str, Any] | None = None,
         on_ready: Callable[[LinkConnection], None] | None = None,
+        on_made: Callable[[LinkConnection], None] | None = None,
     ) -> None:
         self.dialled = hello is not None
         self.receiver = Receiver()
@@ -99,14 +113,17 @@ class LinkConnection(asyncio.Protocol):
         self.last_heard = monotonic()
         self.lost = False
         self.lost_reason = ""
+        self.lost_error: Exception | None = None
         self.link_name = ""
         """Set when the connection is taken into use for a link."""
         self._ended = asyncio.Event()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._secret = secret
         self._accept = accept
+        self._approve = approve
         self._identity = dict(identity or {})
         self._on_ready = on_ready
+        self._on_made = on_made
         self._key = X25519PrivateKey.generate()
         self._hello: dict[str, Any] = dict(hello or {})
         self._challenge: dict[str, Any] = {}
@@ -114,10 +131,10 @@ class LinkConnection(asyncio.Protocol):
         self._tasks = Tasks("link-connection")
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._call_ids = itertools.count(1)
-        self._last_sent = monotonic()
+        self._last_sent = self._beaten = monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self.writable = True
+        """Whether the peer keeps up with what is queued for it."""
         self._transport: asyncio.Transport
 
     # ---- life ----
@@ -132,12 +149,14 @@ class LinkConnection(asyncio.Protocol):
         secret: bytes,
         identity: Mapping[str, Any],
         tls: ssl.SSLContext | None = None,
+        approve: Callable[[dict[str, Any]], None] | None = None,
+        on_ready: Callable[[LinkConnection], None] | None = None,
     ) -> LinkConnection:
         """Connect and shake hands. Raises OSError, TimeoutError, LinkRejected, LinkLost."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             _, connection = await loop.create_connection(
-                lambda: cls(hello=hello, secret=secret, identity=identity),
+                lambda: cls(hello=hello, secret=secret, identity=identity, approve=approve, on_ready=on_ready),
                 host,
                 port,
                 ssl=tls,
@@ -145,6 +164,8 @@ class LinkConnection(asyncio.Protocol):
             )
             try:
                 await connection.ready
+            except MalformedFrame as error:
+                raise LinkLost(f"it is no link listener: {error}") from error
             except BaseException:
                 connection.close()
                 raise
@@ -163,6 +184,8 @@ class LinkConnection(asyncio.Protocol):
                 "key": self._public_key(),
             }
             self._send(link.encode_json(MessageType.HELLO, self._hello))
+        if self._on_made is not None:
+            self._on_made(self)
 
     @property
     def peer_address(self) -> str:
@@ -175,19 +198,27 @@ class LinkConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(LinkLost(repr(exc) if exc else "the peer closed the connection"))
 
-    def close(self) -> None:
+    def close(self, why: str = "closed") -> None:
         """End the connection; what waits on it fails with :class:`LinkLost`."""
-        self._fail(LinkLost("closed"))
+        self._fail(LinkLost(why))
+
+    async def stopped(self) -> None:
+        """End the connection and the peer's calls that are still being answered."""
+        self.close()
+        await self._tasks.close()
 
     def _fail(self, error: Exception) -> None:
         if self.lost:
             return
         self.lost = True
         self.lost_reason = str(error)
+        self.lost_error = error
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
         self._transport.close()
+        # A peer that is stuck takes nothing more: what is queued for it must not stay in memory.
+        asyncio.get_running_loop().call_later(FLUSH_TIMEOUT_S, self._transport.abort)
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()  # the acceptor has nobody who awaits it
@@ -195,7 +226,6 @@ class LinkConnection(asyncio.Protocol):
             if not call.done():
                 call.set_exception(LinkLost(str(error)))
         self._calls.clear()
-        self._writable.set()
         self.receiver.on_lost(self)
 
     # ---- bytes ----
@@ -251,10 +281,12 @@ class LinkConnection(asyncio.Protocol):
             self._transport.writelines(parts)
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self.writable = False
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self.writable = True
+        if not self.lost:
+            self.receiver.on_writable(self)
 
     async def lost_within(self, seconds: float) -> bool:
         """Whether the connection ends within the next ``seconds``; returns at once when it does."""
@@ -265,24 +297,12 @@ class LinkConnection(asyncio.Protocol):
             return False
         return True
 
-    async def writable(self) -> None:
-        """Return when the peer keeps up with what is queued."""
-        await self._writable.wait()
-
-    def pause_reading(self) -> None:
-        """Let the peer feel that this end is full."""
-        if not self.lost:
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if not self.lost:
-            self._transport.resume_reading()
-
     def _beat(self) -> None:
         now = monotonic()
-        if now - self.last_heard > SILENCE_MAX_S and self._transport.is_reading():
-            self._fail(LinkLost(f"nothing heard for {now - self.last_heard:.1f} s"))
+        if now - self.last_heard > SILENCE_MAX_S and now - self._beaten < 2 * HEARTBEAT_INTERVAL_S:
+            self._fail(PeerSilent(f"nothing heard for {now - self.last_heard:.1f} s"))
             return
+        self._beaten = now
         if now - self._last_sent >= HEARTBEAT_INTERVAL_S:
             self._send(link.encode(MessageType.HEARTBEAT, b""))
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
@@ -298,8 +318,14 @@ class LinkConnection(asyncio.Protocol):
         elif self.dialled and kind is MessageType.CHALLENGE and not self._challenge:
             self._challenge = said
             words = link.transcript(self._hello, said)
-            if not link.proof_holds(self._secret, "acceptor", words, str(said.get("proof", ""))):
+            if not self._proof_holds("acceptor", words, said):
                 self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
+                return
+            try:
+                if self._approve is not None:
+                    self._approve(said)
+            except LinkRejected as error:
+                self._fail(error)
                 return
             self._send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
         elif self.dialled and kind is MessageType.WELCOME and self._challenge:
@@ -308,12 +334,16 @@ class LinkConnection(asyncio.Protocol):
             self._challenge_for(said)
         elif not self.dialled and kind is MessageType.PROOF and self._hello:
             words = link.transcript(self._hello, self._challenge)
-            if not link.proof_holds(self._secret, "dialler", words, str(said.get("proof", ""))):
+            if not self._proof_holds("dialler", words, said):
                 raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
             self._send(link.encode_json(MessageType.WELCOME, {}))
             self._handshake_done(self._hello)
         else:
             raise MalformedFrame(f"{kind.name} out of turn in the handshake")
+
+    def _proof_holds(self, side: str, words: bytes, said: dict[str, Any]) -> bool:
+        given = str(said.get("proof", ""))
+        return given.isascii() and link.proof_holds(self._secret, side, words, given)
 
     def _challenge_for(self, hello: dict[str, Any]) -> None:
         assert self._accept is not None
@@ -350,9 +380,10 @@ class LinkConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
-        self.ready.set_result(None)
         if self._on_ready is not None:
             self._on_ready(self)
+        if not self.ready.done():
+            self.ready.set_result(None)
 
     def agreed_secret(self, purpose: str) -> bytes:
         """32 bytes that only the two ends of this connection know, the same at both; they never crossed the wire."""
@@ -386,7 +417,14 @@ class LinkConnection(asyncio.Protocol):
         except LinkRejected as error:
             answer["error"] = {"code": error.code, "message": error.message}
         except LinkLost as error:
-            answer["error"] = {"code": "LINK_LOST", "message": str(error)}
+            answer["error"] = {"code": reasons.LINK_LOST, "message": str(error)}
+        except BrokerUnavailable as error:
+            answer["error"] = {"code": reasons.BROKER_UNAVAILABLE, "message": str(error)}
+        except KafkaRefused as error:
+            answer["error"] = {"code": error.error_name, "message": str(error)}
+        except (KeyError, TypeError, ValueError) as error:
+            log.exception("link call failed", extra={"method": call.get("method")})
+            answer["error"] = {"code": "INVALID_REQUEST", "message": f"{type(error).__name__}: {error}"}
         except Exception as error:
             log.exception("link call failed", extra={"method": call.get("method")})
             answer["error"] = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}"}

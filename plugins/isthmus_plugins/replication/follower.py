@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.commands import PartitionEpoch, RecordSourceEpochs
-from isthmus_control.model import NamespaceMapping, ResourceType, Role, TopicState
+from isthmus_control.control_state import ControlState
+from isthmus_control.lookup import Counterpart
+from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.api import BrokerUnavailable, PluginContext, ProduceConnection, ProduceResult
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, ProduceConnection, ProduceResult
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.follower_log import FollowerLog, LogState, Numbering, StopReason
+from isthmus_plugins.replication.log_ends import last_batch
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
+from isthmus_protocol.producer_ids import ProducerIdOverflow
 from isthmus_protocol.records import BatchError
 from isthmus_protocol.wire import MalformedFrame
 
@@ -31,20 +39,33 @@ WRITERS_PER_BROKER: Final = 3
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 PRODUCE_TIMEOUT_MS: Final = 30_000
 LOST_REQUEST_MARGIN_S: Final = 2.0
-"""After its connection broke, a request may still be taken up by the broker; it is not sent again before this time."""
+"""After its connection broke, a request may still be taken up by the broker. From when the broker answers again, it is
+not sent again before this time."""
+COMMIT_WAIT_S: Final = 10.0
+"""How long the in-sync replicas may take to have a log end that was found."""
+COMMIT_POLL_S: Final = 0.05
+QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of one stream. A leader end keeps far below (its limit, and one read more); one that does not is cut off."""
+CHECK_INTERVAL_S: Final = 5.0
+"""How often the ends of logs on which nothing happens are looked at: nobody else may write them."""
+EPOCHS_AT_ONCE: Final = 1000
+"""In one command of the control log, which must stay below a record's size."""
+REFUSALS_MAX: Final = 5
+"""A broker that answers a batch so often with an error that may pass, with nothing stored, does not want it."""
 
 _NOT_STORED: Final = frozenset(
     {
         19,  # NOT_ENOUGH_REPLICAS: refused before the append
-        6,  # NOT_LEADER_OR_FOLLOWER
         5,  # LEADER_NOT_AVAILABLE
         89,  # THROTTLING_QUOTA_EXCEEDED
     }
 )
 _MOVED: Final = frozenset({3, 6, 100})
 """UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_ID: the leader end looks for the leader again."""
-_FATE_UNKNOWN: Final = frozenset({7, 13, 20, 45, 46, 56, 59, -1})
-"""Timed out, connection trouble, too few replicas after the append, sequence doubts, storage error."""
+_FATE_UNKNOWN: Final = frozenset({7, 13, 20, 56, -1})
+"""Timed out, connection trouble, too few replicas after the append, storage error."""
+_DOUBTFUL: Final = frozenset({45, 46, 59})
+"""Sequence trouble: passes if a request of ours landed that we took for lost, else it is an objection."""
 
 
 class FollowerStream:
@@ -52,18 +73,23 @@ class FollowerStream:
 
     __slots__ = (
         "broker_id",
+        "closed",
         "connection",
         "end_age_ms",
         "end_age_noted",
         "follower_log",
+        "held",
         "link_name",
         "partition",
+        "refusals",
         "resuming",
         "source_topic",
         "stream_id",
+        "told_end",
         "told_stopped",
         "topic",
         "topic_id",
+        "trouble",
         "writer",
     )
 
@@ -77,6 +103,7 @@ class FollowerStream:
         partition: int,
         broker_id: int,
         follower_log: FollowerLog,
+        writer: Writer,
     ) -> None:
         self.connection = connection
         self.link_name = connection.link_name
@@ -87,18 +114,39 @@ class FollowerStream:
         self.partition = partition
         self.broker_id = broker_id
         self.follower_log = follower_log
+        self.writer = writer
+        self.closed = False
+        """The leader end pushes it no more."""
+        self.held: StopReason | None = None
+        """Why the partition's stream before this one stopped, until this one has come further."""
+        self.trouble: StopReason | None = None
+        """What keeps it from appending right now, if it is expected to pass."""
+        self.refusals = 0
         self.resuming = False
+        self.told_end = False
+        """Whether the leader end has said where the source's log ends."""
         self.told_stopped = False
         self.end_age_ms = 0
         self.end_age_noted = monotonic()
-        self.writer: Writer
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.topic, self.partition
+
+    @property
+    def lag(self) -> int:
+        """Offsets that are not here, as far as the source has told."""
+        return max(0, self.follower_log.source_end - self.follower_log.end)
 
     @property
     def lag_seconds(self) -> float:
         """Age of the oldest record of the source that is not here, as far as the source has told."""
-        if self.follower_log.end >= self.follower_log.source_end:
-            return 0.0
-        return self.end_age_ms / 1000 + monotonic() - self.end_age_noted
+        return self.end_age_ms / 1000 + monotonic() - self.end_age_noted if self.lag else 0.0
+
+    @property
+    def reason(self) -> StopReason | None:
+        """Why it does not go on, or has not come further than the stream before it."""
+        return self.follower_log.reason or self.held or self.trouble
 
 
 class FollowerEnd:
@@ -109,11 +157,19 @@ class FollowerEnd:
         self._tasks = Tasks("follower-end")
         self._streams: dict[tuple[LinkConnection, int], FollowerStream] = {}
         self._partitions: dict[tuple[str, int], FollowerStream] = {}
+        """The latest stream of each partition; one that has ended stays, for what it can tell."""
+        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
         self._writers: dict[tuple[int, int], Writer] = {}
         self._epochs_due: dict[FollowerStream, None] = {}
         self._epoch_task: asyncio.Task[None] | None = None
+        self._seen: tuple[object, object] = (None, None)
+        self._alone_from = monotonic() + LOST_REQUEST_MARGIN_S
+        """From then on no request of a process that was here before can land any more."""
         self.batches_appended = 0
         self.bytes_appended = 0
+
+    def start(self) -> None:
+        self._tasks.start("check", self._check_for_ever())
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -121,36 +177,44 @@ class FollowerEnd:
             await writer.stop()
 
     def streams(self) -> list[FollowerStream]:
+        """The latest stream of each partition that was ever opened here."""
         return list(self._partitions.values())
 
     # ---- the leader end's calls ----
 
     async def open_stream(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        """Open a stream for one partition: says where its log ends. An older stream of the partition ends."""
-        topic, partition = str(params["topic"]), int(params["partition"])
-        state = self._context.control.state
-        record = state.follower_topics.get(topic)
-        counterpart = state.lookup.following(ResourceType.TOPIC, topic)
-        if record is None or record.state is not TopicState.FOLLOWING or record.link != connection.link_name:
-            raise LinkRejected("NOT_FOLLOWING", f"{topic} does not follow over this link")
-        if counterpart is None or counterpart.mapping.role is not Role.FOLLOWER:
-            raise LinkRejected("NOT_FOLLOWING", f"{topic} is in no namespace that follows over this link")
-        if record.source_topic_id != params["source_topic_id"]:
-            raise LinkRejected("SOURCE_TOPIC_ID_CHANGED", f"{topic} follows another topic of the same name")
+        """Open a stream for one partition: says where its log ends, and what stands last in it.
+
+        An older stream of the partition ends first; of two that are opened at once the later one lasts.
+        """
+        place = str(params["topic"]), int(params["partition"])
+        async with self._opening.setdefault(place, asyncio.Lock()):
+            return await self._open(connection, params, *place)
+
+    async def _open(
+        self, connection: LinkConnection, params: dict[str, Any], topic: str, partition: int
+    ) -> dict[str, Any]:
+        self._following(connection, topic, params)
         leader = await self._context.cluster.leader_of(topic, partition)
         if leader is None or not self._context.fronts(leader):
             raise LinkRejected(
-                "NOT_LEADER", f"{topic}-{partition} is led by broker {leader}, which another proxy fronts"
+                reasons.NOT_LEADER,
+                f"{topic}-{partition} has no leader"
+                if leader is None
+                else f"{topic}-{partition} is led by broker {leader}, which another proxy fronts",
             )
         old = self._partitions.get((topic, partition))
         if old is not None:
-            await self._end(old)
-        numbering = Numbering(
-            state.producer_id_ranges[counterpart.link.remote_cluster_id],
-            state.producer_id_ranges[self._context.cluster_id],
-            counterpart.link.number,
+            await self._end(old, StopReason(reasons.CLOSED, "another stream of the partition was opened"))
+        record, counterpart = self._following(connection, topic, params)
+        state = self._context.control.state
+        follower_log = FollowerLog(
+            Numbering(
+                state.producer_id_ranges[counterpart.link.remote_cluster_id],
+                state.producer_id_ranges[self._context.cluster_id],
+                counterpart.link.number,
+            )
         )
-        follower_log = FollowerLog(numbering)
         epochs = state.source_epochs(topic, partition)
         follower_log.epoch = epochs[-1].epoch if epochs else -1
         stream = FollowerStream(
@@ -162,50 +226,158 @@ class FollowerEnd:
             partition,
             leader,
             follower_log,
+            self._writer(leader, topic, partition),
         )
-        await self._read_position(stream)
+        uncertain = monotonic() < self._alone_from or (old is not None and old.follower_log.uncertain)
+        await self._read_position(stream, uncertain)
+        if old is not None:
+            follower_log.source_end = old.follower_log.source_end
+            if old.reason is not None and reasons.waiting_state(old.reason.code) is not None:
+                stream.held = old.reason
+        topic_id = uuid.UUID(record.topic_id).bytes if record.topic_id else b""
+        last = await last_batch(self._context, topic_id, partition, leader, follower_log.end)
+        self._following(connection, topic, params)  # it may have been detached meanwhile
         if connection.lost:
-            raise LinkRejected("LINK_LOST", "the connection went meanwhile")
-        stream.writer = self._writer(leader, topic, partition)
+            raise LinkRejected(reasons.LINK_LOST, "the connection went meanwhile")
         self._streams[connection, stream.stream_id] = stream
         self._partitions[topic, partition] = stream
-        return {"end_offset": follower_log.end}
+        return {"end_offset": follower_log.end, "last": None if last is None else list(last)}
 
-    async def _read_position(self, stream: FollowerStream) -> None:
-        """Read the log end and the stamp's last sequence from the partition's leader. Raises BrokerUnavailable."""
+    def _following(
+        self, connection: LinkConnection, topic: str, params: dict[str, Any]
+    ) -> tuple[FollowerTopic, Counterpart]:
+        """What a topic follows over the connection's link. Raises LinkRejected."""
+        state = self._context.control.state
+        record = state.follower_topics.get(topic)
+        counterpart = state.lookup.following(ResourceType.TOPIC, topic)
+        if record is None or record.state is not TopicState.FOLLOWING or record.link != connection.link_name:
+            raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} does not follow over this link")
+        if counterpart is None or counterpart.link.name != record.link:
+            raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} is in no namespace that follows over this link")
+        if record.source_topic_id != params["source_topic_id"]:
+            raise LinkRejected(ReasonCode.SOURCE_TOPIC_ID_CHANGED, f"{topic} follows another topic of the same name")
+        return record, counterpart
+
+    async def _read_position(self, stream: FollowerStream, uncertain: bool) -> None:
+        """Read the log end and the stamp's last sequence from the partition's leader.
+
+        ``uncertain``: a request of ours may still be on its way into the log. The broker has it by the time that it
+        answers anything, and a while later it has either appended or dropped it. Raises BrokerUnavailable.
+        """
         cluster, numbering = self._context.cluster, stream.follower_log.numbering
-        log_end = await cluster.log_end(stream.topic, stream.partition)
+        if uncertain:
+            await cluster.log_end(stream.topic, stream.partition)
+            await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+        log_end = await self._committed_end(stream)
         last = await cluster.last_sequence(stream.topic, stream.partition, numbering.stamp_id)
         stream.follower_log.resume(log_end, last)
 
-    async def _end(self, stream: FollowerStream) -> None:
+    async def _committed_end(self, stream: FollowerStream) -> int:
+        """The log end, once all before it is in the in-sync replicas: a new leader may have more than it can keep."""
+        cluster = self._context.cluster
+        deadline = monotonic() + COMMIT_WAIT_S
+        while True:
+            log_end = await cluster.log_end(stream.topic, stream.partition)
+            if await cluster.high_watermark(stream.topic, stream.partition) >= log_end:
+                return log_end
+            if monotonic() > deadline:
+                raise BrokerUnavailable(
+                    f"{stream.topic}-{stream.partition} ends at {log_end}, and its in-sync replicas do not get there"
+                )
+            await asyncio.sleep(COMMIT_POLL_S)
+
+    async def _end(self, stream: FollowerStream, reason: StopReason) -> None:
         """End a stream; when this returns, none of its requests is under way."""
         self._streams.pop((stream.connection, stream.stream_id), None)
-        if self._partitions.get((stream.topic, stream.partition)) is stream:
-            del self._partitions[stream.topic, stream.partition]
-        stream.follower_log.stop(StopReason("CLOSED", "the stream was closed"))
+        stream.closed = True
+        stream.follower_log.stop(reason)
+        self._tell_stopped(stream)
         await stream.writer.leave(stream)
 
     async def close_stream(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        """Close a stream (the namespace was detached, the leader moved)."""
+        """Close a stream: the leader moved, the namespace was detached, or the leader end cannot go on (``code``)."""
         stream = self._streams.get((connection, int(params["stream"])))
-        if stream is not None:
-            await self._end(stream)
-            return {"end_offset": stream.follower_log.end}
-        return {}
+        if stream is None:
+            return {}
+        code, message = str(params.get("code") or reasons.CLOSED), str(params.get("message") or "the stream was closed")
+        stream.told_stopped = True
+        if code == ReasonCode.TARGET_WRITTEN_BY_OTHERS:
+            stream.follower_log.diverge(message)
+            self._log_stopped(stream)
+        await self._end(stream, StopReason(code, message))
+        return {"end_offset": stream.follower_log.end}
+
+    async def trim(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Delete what the source has expired: a follower has no retention of its own."""
+        stream = self._streams.get((connection, int(params["stream"])))
+        if stream is None:
+            return {}
+        before = min(int(params["log_start"]), stream.follower_log.end)
+        return {"log_start": await self._context.cluster.delete_records(stream.topic, stream.partition, before)}
 
     async def end_mapping(self, link_name: str, mapping: NamespaceMapping) -> None:
         """End the streams of a namespace: nothing of the link is appended to it any more."""
+        reason = StopReason(reasons.CLOSED, "the namespace was detached")
         for stream in list(self._partitions.values()):
             if stream.link_name == link_name and mapping.remote_name(stream.topic) is not None:
-                await self._end(stream)
+                await self._end(stream, reason)
+                if self._partitions.get(stream.place) is stream:
+                    del self._partitions[stream.place]
+
+    def control_changed(self, state: ControlState) -> None:
+        """End the streams of what does not follow any more: another proxy may have detached it."""
+        seen = (state.follower_topics, state.lookup)
+        if seen[0] is self._seen[0] and seen[1] is self._seen[1]:
+            return
+        self._seen = seen
+        for stream in list(self._partitions.values()):
+            record = state.follower_topics.get(stream.topic)
+            if (
+                record is None
+                or record.state is not TopicState.FOLLOWING
+                or record.link != stream.link_name
+                or record.topic_id != stream.topic_id
+            ):
+                stream.follower_log.stop(StopReason(reasons.CLOSED, "the topic does not follow any more"))
+                self._tasks.start(
+                    f"end-{stream.topic}-{stream.partition}",
+                    self._end(stream, StopReason(reasons.CLOSED, "the topic does not follow any more")),
+                )
+                del self._partitions[stream.place]
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """The leader end is gone: its streams take nothing more. What is under way is still awaited."""
         for key, stream in list(self._streams.items()):
             if key[0] is connection:
                 del self._streams[key]
-                stream.follower_log.stop(StopReason("DISCONNECTED", "the peer is not connected"))
+                stream.closed = True
+                stream.follower_log.stop(StopReason(reasons.DISCONNECTED, "the peer is not connected"))
+
+    # ---- nobody else writes ----
+
+    async def _check_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            try:
+                await self._check_ends()
+            except (BrokerUnavailable, KafkaRefused) as error:
+                log.warning("follower log ends not checked", extra={"detail": str(error)})
+
+    async def _check_ends(self) -> None:
+        """Find what somebody who bypasses the proxies wrote to a follower, before the source's next batch meets it."""
+        idle = {
+            stream: stream.follower_log.end
+            for stream in self._streams.values()
+            if stream.follower_log.state is LogState.APPENDING and not stream.follower_log.queued
+        }
+        if not idle:
+            return
+        ends = await self._context.cluster.log_ends([stream.place for stream in idle])
+        for stream, end in idle.items():
+            found = ends.get(stream.place)
+            if found is not None and found != end and stream.follower_log.end == end:
+                stream.follower_log.checked(found)
+                self.proceed(stream)
 
     # ---- records ----
 
@@ -215,18 +387,23 @@ class FollowerEnd:
         if stream is None:
             return
         follower_log = stream.follower_log
+        if follower_log.queued_bytes > QUEUED_BYTES_MAX:
+            raise MalformedFrame(f"{stream.source_topic}-{stream.partition}: more is sent than was confirmed for")
         follower_log.source_end = append.source_end
+        stream.told_end = True
         stream.end_age_ms, stream.end_age_noted = append.source_end_age_ms, monotonic()
         try:
             follower_log.offer(memoryview(append.records))
         except BatchError as error:
             raise MalformedFrame(f"records of {stream.source_topic}-{stream.partition}: {error}") from error
+        if stream.held is not None and follower_log.reason is None and not stream.lag:
+            stream.held = None
         self.proceed(stream)
 
     def proceed(self, stream: FollowerStream) -> None:
         """Do what the log's state asks for: append, record an epoch, read the position again, tell that it stopped."""
         follower_log = stream.follower_log
-        if follower_log.state in (LogState.STOPPED, LogState.DIVERGED):
+        if follower_log.ended:
             self._tell_stopped(stream)
         elif follower_log.next_epoch() is not None:
             self._epochs_due[stream] = None
@@ -242,7 +419,7 @@ class FollowerEnd:
     async def _record_epochs(self) -> None:
         """Store leader epochs of the source before their first append: the target's log has only its own.
 
-        Whatever is due at the same time goes into one command.
+        Whatever is due at the same time goes into one command, and if that is refused each into its own.
         """
         while self._epochs_due:
             due = [
@@ -251,45 +428,63 @@ class FollowerEnd:
                 if (epoch := stream.follower_log.next_epoch()) is not None
             ]
             self._epochs_due.clear()
-            entries = tuple(
-                PartitionEpoch(stream.topic, stream.topic_id, stream.partition, epoch, start)
-                for stream, (epoch, start) in due
-            )
             try:
-                outcome = await self._context.control.append(RecordSourceEpochs(entries)) if entries else None
+                for start in range(0, len(due), EPOCHS_AT_ONCE):
+                    some = due[start : start + EPOCHS_AT_ONCE]
+                    if await self._append_epochs(some) is not None:
+                        for one in some:
+                            await self._append_epochs([one], final=True)
             except BrokerUnavailable as error:
                 log.warning("source epochs not recorded", extra={"detail": str(error)})
-                self._epochs_due |= {stream: None for stream, _ in due if not stream.connection.lost}
                 await asyncio.sleep(LOST_REQUEST_MARGIN_S)
-                continue
+                self._epochs_due |= {stream: None for stream, _ in due if not stream.follower_log.ended}
+
+    async def _append_epochs(
+        self, due: Sequence[tuple[FollowerStream, tuple[int, int]]], final: bool = False
+    ) -> Rejected | None:
+        """Record epochs in one command, and go on with their streams. ``final``: stop those that are refused."""
+        entries = tuple(
+            PartitionEpoch(stream.topic, stream.topic_id, stream.partition, epoch, start)
+            for stream, (epoch, start) in due
+            if stream.follower_log.epoch < epoch
+        )
+        outcome = await self._context.control.append(RecordSourceEpochs(entries)) if entries else None
+        if isinstance(outcome, Rejected) and not final:
+            return outcome
+        for stream, (epoch, _) in due:
             if isinstance(outcome, Rejected):
-                for stream, _ in due:
-                    stream.follower_log.stop(StopReason("EPOCH_REFUSED", outcome.message))
-                    self.proceed(stream)
-                continue
-            for stream, recorded in due:
-                stream.follower_log.epoch = recorded[0]
-                self.proceed(stream)
+                stream.follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, outcome.message))
+            else:
+                stream.follower_log.epoch = max(stream.follower_log.epoch, epoch)
+            self.proceed(stream)
+        return None
 
     async def _resume(self, stream: FollowerStream) -> None:
         """The fate of a request is unknown: wait until it can no longer land, read the log end, go on from there."""
+        follower_log = stream.follower_log
         try:
-            while stream.follower_log.state is LogState.RESUMING and not stream.connection.lost:
-                await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+            while follower_log.state is LogState.RESUMING and not stream.connection.lost:
                 try:
                     leader = await self._context.cluster.leader_of(stream.topic, stream.partition)
                     if leader != stream.broker_id:
-                        stream.follower_log.stop(StopReason("MOVED", f"the partition is led by broker {leader} now"))
+                        where = "has no leader now" if leader is None else f"is led by broker {leader} now"
+                        follower_log.stop(StopReason(reasons.MOVED, f"the partition {where}"))
                         break
-                    await self._read_position(stream)
+                    await self._read_position(stream, uncertain=True)
+                    if not follower_log.queued:
+                        stream.trouble = None
                 except BrokerUnavailable as error:
+                    stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                     log.warning(
                         "follower position not read",
                         extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
                     )
+                    await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+        except KafkaRefused as error:
+            follower_log.stop(StopReason(ReasonCode.TARGET_REFUSES_RECORDS, f"its position cannot be read: {error}"))
         finally:
             stream.resuming = False
-        if stream.follower_log.state is LogState.APPENDING:
+        if not follower_log.ended:
             self.tell_appended(stream)
         self.proceed(stream)
 
@@ -301,18 +496,7 @@ class FollowerEnd:
         if stream.told_stopped or reason is None:
             return
         stream.told_stopped = True
-        level = logging.ERROR if stream.follower_log.state is LogState.DIVERGED else logging.INFO
-        log.log(
-            level,
-            "follower partition stopped",
-            extra={
-                "topic": stream.topic,
-                "partition": stream.partition,
-                "offset": stream.follower_log.end,
-                "code": reason.code,
-                "detail": reason.message,
-            },
-        )
+        self._log_stopped(stream)
         stream.connection.send(
             link.encode_json(
                 MessageType.STOPPED,
@@ -323,6 +507,23 @@ class FollowerEnd:
                     "message": reason.message,
                 },
             )
+        )
+
+    def _log_stopped(self, stream: FollowerStream) -> None:
+        reason = stream.follower_log.reason
+        assert reason is not None
+        if stream.held is not None and stream.held.code == reason.code:
+            return  # tried again, with the same result
+        log.log(
+            logging.ERROR if stream.follower_log.state is LogState.DIVERGED else logging.INFO,
+            "follower partition stopped",
+            extra={
+                "topic": stream.topic,
+                "partition": stream.partition,
+                "offset": stream.follower_log.end,
+                "code": reason.code,
+                "detail": reason.message,
+            },
         )
 
     # ---- writers ----
@@ -377,7 +578,14 @@ class Writer:
             while self._ready:
                 requests = self._collect()
                 if requests:
-                    await self._append(requests)
+                    try:
+                        await self._append(requests)
+                    except Exception:
+                        # A bug of ours must not leave all streams of this writer waiting for ever.
+                        log.exception("append failed", extra={"broker": self._broker_id})
+                        for stream in self._under_way:
+                            stream.follower_log.unknown()
+                        self._settled()
 
     def _collect(self) -> dict[tuple[str, int], tuple[FollowerStream, bytes]]:
         """The next batch of every stream that has one, up to a request's size."""
@@ -388,39 +596,39 @@ class Writer:
             del self._ready[stream]
             try:
                 batch = stream.follower_log.take()
-            except BatchError as error:
-                stream.follower_log.stop(StopReason("CORRUPT_BATCH", str(error)))
+            except (BatchError, ProducerIdOverflow) as error:
+                stream.follower_log.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(error)))
                 self._end.proceed(stream)
                 continue
             if batch is not None:
-                requests[stream.topic, stream.partition] = (stream, batch)
+                requests[stream.place] = (stream, batch)
                 size += len(batch)
         return requests
 
     async def _append(self, requests: dict[tuple[str, int], tuple[FollowerStream, bytes]]) -> None:
         self._under_way = [stream for stream, _ in requests.values()]
         try:
-            if self._connection is None:
-                self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
-        except BrokerUnavailable:
+            self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
+        except BrokerUnavailable as error:
             for stream in self._under_way:
+                stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                 stream.follower_log.not_appended()
                 stream.follower_log.unknown()
             self._settled()
             return
         try:
             results = await self._connection.produce(
-                {key: batch for key, (_, batch) in requests.items()}, PRODUCE_TIMEOUT_MS
+                {place: batch for place, (_, batch) in requests.items()}, PRODUCE_TIMEOUT_MS
             )
-        except BrokerUnavailable as error:
+        except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("append unanswered", extra={"broker": self._broker_id, "detail": str(error)})
             self._connection.close()
-            self._connection = None
             for stream in self._under_way:
+                stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                 stream.follower_log.unknown()
         else:
-            for key, (stream, batch) in requests.items():
-                self._result(stream, len(batch), results.get(key))
+            for place, (stream, batch) in requests.items():
+                self._result(stream, len(batch), results.get(place))
         self._settled()
 
     def _settled(self) -> None:
@@ -433,25 +641,34 @@ class Writer:
         follower_log = stream.follower_log
         if result is None:
             follower_log.unknown()
-        elif result.error_code == 0:
+            return
+        if result.error_code == 0:
             follower_log.appended(result.base_offset)
             if follower_log.state is not LogState.DIVERGED:
+                stream.held = stream.trouble = None
+                stream.refusals = 0
                 self._end.batches_appended += 1
                 self._end.bytes_appended += size
                 self._end.tell_appended(stream)
-        elif result.error_code in _MOVED:
+            return
+        objection = StopReason(
+            ReasonCode.TARGET_REFUSES_RECORDS,
+            f"the target refused the batch at offset {follower_log.end}: {result.error_name} {result.message}".rstrip(),
+        )
+        if result.error_code in _MOVED:
             follower_log.not_appended()
-            follower_log.stop(StopReason("MOVED", f"the broker answered {result.error_name}"))
+            follower_log.stop(StopReason(reasons.MOVED, f"the broker answered {result.error_name}"))
         elif result.error_code in _NOT_STORED:
+            stream.trouble = objection
             follower_log.not_appended()
             follower_log.unknown()
         elif result.error_code in _FATE_UNKNOWN:
+            stream.trouble = objection
+            follower_log.unknown()
+        elif result.error_code in _DOUBTFUL and stream.refusals < REFUSALS_MAX:
+            stream.trouble = objection
+            stream.refusals += 1
             follower_log.unknown()
         else:
             follower_log.not_appended()
-            follower_log.stop(
-                StopReason(
-                    result.error_name,
-                    f"the target refused the batch at offset {follower_log.end}: {result.error_name} {result.message}",
-                )
-            )
+            follower_log.stop(objection)

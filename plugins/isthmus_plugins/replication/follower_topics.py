@@ -23,8 +23,10 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.outcome import Rejected
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import TopicPlan
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -32,6 +34,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is told that there are none yet."""
+SETTLE_S: Final = 0.2
+SETTLE_TRIES: Final = 25
 FOREVER: Final = str(2**63 - 1)
 OVERRIDES: Final[Mapping[str, str]] = {
     "compression.type": "producer",
@@ -75,9 +79,13 @@ class FollowerTopics:
                 except Refusal as refusal:
                     answers[name] = {"ready": False, "code": refusal.code, "message": str(refusal)}
                 except KafkaRefused as error:
-                    answers[name] = {"ready": False, "code": error.error_name, "message": str(error)}
+                    answers[name] = {
+                        "ready": False,
+                        "code": ReasonCode.TARGET_TOPIC_NOT_CREATED,
+                        "message": f"the target refuses the topic: {error}",
+                    }
                 except BrokerUnavailable as error:
-                    answers[name] = {"ready": False, "code": "UNAVAILABLE", "message": str(error)}
+                    answers[name] = {"ready": False, "code": reasons.BROKER_UNAVAILABLE, "message": str(error)}
                 else:
                     answers[name] = {"ready": True, "remote_topic": local}
                     changed = changed or created
@@ -112,7 +120,9 @@ class FollowerTopics:
         source_topic, source_id = str(wanted["topic"]), str(wanted["topic_id"])
         counterpart = state.lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, source_topic)
         if counterpart is None:
-            raise Refusal("NOT_ATTACHED", f"no namespace of this cluster follows {source_topic} over {link_name}")
+            raise Refusal(
+                reasons.NOT_FOLLOWING, f"no namespace of this cluster follows {source_topic} over {link_name}"
+            )
         local = counterpart.local_name
         partitions = int(wanted["partitions"])
         record = state.follower_topics.get(local)
@@ -130,28 +140,31 @@ class FollowerTopics:
     ) -> bool:
         if record.source_topic_id != source_id:
             raise Refusal(
-                "SOURCE_TOPIC_ID_CHANGED",
+                ReasonCode.SOURCE_TOPIC_ID_CHANGED,
                 f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
                 "records: delete it here and attach the namespace again to follow the new one",
             )
         if existing is None or str(uuid.UUID(bytes=existing.topic_id)) != record.topic_id:
             raise Refusal(
-                "TARGET_TOPIC_ID_CHANGED",
+                ReasonCode.TARGET_TOPIC_MAY_BE_DELETED if existing is None else ReasonCode.TARGET_TOPIC_ID_CHANGED,
                 f"{record.topic} was deleted here behind the link's back: detach the namespace and attach it again",
             )
         there = len(existing.partitions)
         if there > partitions:
             raise Refusal(
-                "SOURCE_PARTITIONS_DECREASED",
+                ReasonCode.SOURCE_PARTITIONS_DECREASED,
                 f"{record.topic} has {there} partitions here, the source's {record.source_topic} has {partitions}",
             )
-        if there == partitions:
-            return False
-        await self._context.cluster.create_partitions(record.topic, partitions)
-        await self._open_provenance(
-            record.link, record.topic, existing.topic_id, dict.fromkeys(range(there, partitions), 0)
-        )
-        return True
+        if there < partitions:
+            await self._context.cluster.create_partitions(record.topic, partitions)
+        # A proxy that was killed in the middle may have left partitions whose provenance was never opened.
+        history = self._context.control.state.histories.get(record.topic)
+        known = history.partitions if history is not None and history.topic_id == record.topic_id else {}
+        unopened = [p for p in range(partitions) if not known.get(p) or known[p][-1].end_offset is not None]
+        if unopened:
+            ends = {p: await self._context.cluster.log_end(record.topic, p) if p < there else 0 for p in unopened}
+            await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
+        return there < partitions
 
     async def _create(self, link_name: str, wanted: Mapping[str, Any], local: str) -> None:
         await self._record(link_name, wanted, local, TopicState.CREATING)
@@ -176,8 +189,11 @@ class FollowerTopics:
         existing: TopicInfo,
     ) -> None:
         plan, ends = await self.plan(mapping, wanted, local, existing)
+        now = self._context.control.state.follower_topics.get(local)
+        if now is not None and now.state is TopicState.FOLLOWING and now.link == link_name:
+            return  # another proxy of this cluster was faster
         if plan.action == "refuse":
-            reason = Reason("TARGET_NOT_EMPTY", plan.reason or "")
+            reason = Reason(ReasonCode.TARGET_TOPIC_NOT_EMPTY, plan.reason or "")
             if record is None or record.state is not TopicState.REFUSED or record.reason != reason:
                 await self._record(link_name, wanted, local, TopicState.REFUSED, existing.topic_id, reason)
             raise Refusal(reason.code, reason.message)
@@ -195,7 +211,12 @@ class FollowerTopics:
             await cluster.create_partitions(local, partitions)
             ends |= dict.fromkeys(range(len(existing.partitions), partitions), 0)
         factor = existing.replication_factor
-        await cluster.alter_topic_configs(local, await self._configs(wanted.get("configs") or {}, factor))
+        configs: dict[str, str | None] = {**await self._configs(wanted.get("configs") or {}, factor)}
+        own = await cluster.topic_configs(local)
+        configs |= {
+            name: None for name, (value, inherited) in own.items() if value != inherited and name not in configs
+        }
+        await cluster.alter_topic_configs(local, configs)
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
         await self._open_provenance(link_name, local, existing.topic_id, ends)
 
@@ -243,6 +264,8 @@ class FollowerTopics:
             return False
         for partition, end in ends.items():
             ranges = history.partitions.get(partition, ())
+            if not ranges and not end:
+                continue
             if not ranges or any(known.source_topic_id != str(wanted["topic_id"]) for known in ranges):
                 return False
             if ranges[-1].end_offset is not None and ranges[-1].end_offset != end:
@@ -263,15 +286,24 @@ class FollowerTopics:
             info = topics.get(record.topic)
             if history is not None and info is not None and str(uuid.UUID(bytes=info.topic_id)) == history.topic_id:
                 open_partitions = [p for p in history.partitions if history.open_range(p) is not None]
-                ends = await asyncio.gather(*(cluster.log_end(record.topic, p) for p in open_partitions))
-                await self._append(
-                    CloseProvenance(
-                        tuple(
-                            PartitionOffset(record.topic, history.topic_id, partition, end)
-                            for partition, end in zip(open_partitions, ends, strict=True)
-                        )
-                    )
+                ends = await self._settled_ends([(record.topic, partition) for partition in open_partitions])
+                closed = tuple(
+                    PartitionOffset(topic, history.topic_id, partition, end) for (topic, partition), end in ends.items()
                 )
+                if closed:
+                    await self._append(CloseProvenance(closed))
+
+    async def _settled_ends(self, places: list[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """Log ends that stay: another proxy's last append may be in the broker's hands when its stream ends."""
+        cluster = self._context.cluster
+        before: Mapping[tuple[str, int], int] = {}
+        for _ in range(SETTLE_TRIES):
+            ends = await cluster.log_ends(places)
+            if len(ends) == len(places) and ends == before:
+                return ends
+            before = ends
+            await asyncio.sleep(SETTLE_S)
+        raise BrokerUnavailable("the log ends of the follower topics cannot be read, or still move")
 
     # ---- records of the control log ----
 

@@ -4,6 +4,10 @@ For each partition of a led namespace whose leader this proxy fronts there is on
 target partition's leader. Tails read: one long poll a broker for the streams that are at the end of their log, and a
 second connection for those that are behind, so that neither waits for the other. Batches go out as the log has them,
 without waiting for the answers to earlier ones.
+
+A stream belongs to one leader epoch of the source. Every read names it, so that the log cannot be cut and grow again
+unseen between two reads; with a new epoch the stream is opened again, and begins by asking whether the follower's last
+batch is still the source's.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ import itertools
 import logging
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
     BrokerUnavailable,
     FetchConnection,
@@ -27,8 +32,11 @@ from isthmus_plugins.api import (
     PluginContext,
     TopicInfo,
 )
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.log_ends import LastBatch, last_batch
 from isthmus_plugins.replication.peers import LinkPeers
+from isthmus_plugins.replication.verify import RECORDS, Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.records import BatchError, walk
@@ -39,20 +47,30 @@ DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
 PREPARE_INTERVAL_S: Final = 3.0
 """How often the target is told of all topics although nothing changed here: it may have lost or moved some."""
+PREPARE_TIMEOUT_S: Final = 60.0
 REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
 """A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
-TAIL_WAIT_MS: Final = 200
+TRIM_RETRY_S: Final = 5.0
+TAIL_WAIT_MS: Final = 250
+"""A stream that has just caught up waits at most so long for its first read at the end of the log, and an idle link
+costs one read a broker in this time."""
 FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
 PARTITION_BYTES_MAX: Final = 1024 * 1024
 IN_FLIGHT_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of one stream, sent and not confirmed; the follower end holds no more of it."""
+"""Of one stream, sent and not confirmed; the follower end holds no more of it (and of one more read)."""
+PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The same of all streams over one connection."""
+SEEN_INTERVAL_S: Final = 0.05
+"""The age of what the follower lacks is known to this."""
 OPENING_AT_ONCE: Final = 32
 CONFIGS_NOT_COPIED: Final = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 
 OFFSET_OUT_OF_RANGE: Final = 1
 _RESOLVE_AGAIN: Final = frozenset({3, 5, 6, 9, 74, 75, 76, 100, 103})
 """Errors of a Fetch after which the partition's leader is looked for again."""
+_GONE: Final = frozenset({3, 100})
+"""UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID."""
 
 
 class PreparedTopic(NamedTuple):
@@ -72,6 +90,15 @@ class LedPartition(NamedTuple):
     partition: int
 
 
+class Flow:
+    """Bytes on their way over one connection, of all its streams."""
+
+    __slots__ = ("in_flight_bytes",)
+
+    def __init__(self) -> None:
+        self.in_flight_bytes = 0
+
+
 class LeaderStream:
     """One partition that is pushed to its follower."""
 
@@ -80,16 +107,21 @@ class LeaderStream:
         "_seen",
         "acked",
         "behind",
+        "blocked",
         "broker_id",
         "connection",
+        "flow",
         "in_flight_bytes",
         "key",
+        "leader_epoch",
+        "log_start_told",
         "next_offset",
         "remote_topic",
         "source_end",
         "stream_id",
         "told_end",
         "topic_id",
+        "trim_after",
     )
 
     def __init__(
@@ -98,22 +130,30 @@ class LeaderStream:
         topic_id: bytes,
         remote_topic: str,
         broker_id: int,
+        leader_epoch: int,
         connection: LinkConnection,
         stream_id: int,
+        flow: Flow,
     ) -> None:
         self.key = key
         self.topic_id = topic_id
         self.remote_topic = remote_topic
         self.broker_id = broker_id
+        self.leader_epoch = leader_epoch
         self.connection = connection
         self.stream_id = stream_id
+        self.flow = flow
         self.next_offset = 0
         """The next offset to read."""
         self.acked = 0
         """The follower's confirmed log end."""
         self.source_end = 0
         self.told_end = -1
+        self.log_start_told = 0
+        self.trim_after = 0.0
         self.behind = True
+        self.blocked: Callable[[], None] | None = None
+        """Nothing more can be read. Called when the follower has all before that: it ends the stream."""
         self.in_flight_bytes = 0
         self._in_flight: deque[tuple[int, int]] = deque()
         self._seen: deque[tuple[int, float]] = deque()
@@ -123,8 +163,12 @@ class LeaderStream:
 
     def saw_end(self, high_watermark: int, now: float) -> None:
         """The source's log reaches to ``high_watermark`` now."""
-        if high_watermark > self.source_end or not self._seen:
-            self.source_end = max(self.source_end, high_watermark)
+        if high_watermark <= self.source_end:
+            return
+        self.source_end = high_watermark
+        if self._seen and now - self._seen[-1][1] < SEEN_INTERVAL_S:
+            self._seen[-1] = (high_watermark, self._seen[-1][1])
+        else:
             self._seen.append((high_watermark, now))
 
     def age_ms(self, now: float) -> int:
@@ -137,15 +181,30 @@ class LeaderStream:
         self.next_offset = next_offset
         self._in_flight.append((next_offset, size))
         self.in_flight_bytes += size
+        self.flow.in_flight_bytes += size
 
     def confirmed(self, end_offset: int) -> None:
         self.acked = max(self.acked, end_offset)
         while self._in_flight and self._in_flight[0][0] <= end_offset:
-            self.in_flight_bytes -= self._in_flight.popleft()[1]
+            size = self._in_flight.popleft()[1]
+            self.in_flight_bytes -= size
+            self.flow.in_flight_bytes -= size
+
+    def closed(self) -> None:
+        """Nothing of it is on its way any more."""
+        self._in_flight.clear()
+        self.flow.in_flight_bytes -= self.in_flight_bytes
+        self.in_flight_bytes = 0
 
     @property
     def full(self) -> bool:
-        return self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
+        """Whether to read no further for now."""
+        return (
+            self.blocked is not None
+            or self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
+            or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX
+            or not self.connection.writable
+        )
 
     @property
     def lag(self) -> int:
@@ -153,20 +212,37 @@ class LeaderStream:
 
 
 class Stopped(NamedTuple):
-    """Why a partition has no stream, and when it may have one again."""
+    """Why a partition has no stream, and when it may have one again.
+
+    It stays while the next stream has not come further than the one before it.
+    """
 
     code: str
     message: str
     end_offset: int | None
     retry_at: float
+    source_end: int | None = None
+
+
+class _Preparing:
+    """What is known of the target's topics of one link, and the call that asks."""
+
+    __slots__ = ("asked_at", "due_at", "fingerprint", "running")
+
+    def __init__(self) -> None:
+        self.running = False
+        self.fingerprint: object = None
+        self.due_at = 0.0
+        self.asked_at = 0.0
 
 
 class LeaderEnd:
     """All partitions that are led over links on the brokers that this proxy fronts."""
 
-    def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
+    def __init__(self, context: PluginContext, peers: LinkPeers, verification: Verification) -> None:
         self._context = context
         self._peers = peers
+        self._verification = verification
         self._tasks = Tasks("leader-end")
         self._stream_ids = itertools.count(1)
         self._changed = asyncio.Event()
@@ -175,7 +251,8 @@ class LeaderEnd:
         self._opening: set[LedPartition] = set()
         self._tails: dict[tuple[int, str], Tail] = {}
         self._prepared: dict[tuple[str, str], PreparedTopic] = {}
-        self._prepared_for: dict[str, tuple[Any, float]] = {}
+        self._preparing: dict[str, _Preparing] = {}
+        self._flows: dict[LinkConnection, Flow] = {}
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LedPartition, Stopped] = {}
         self.led: dict[LedPartition, PreparedTopic | None] = {}
@@ -226,8 +303,9 @@ class LeaderEnd:
     async def _reconcile(self) -> None:
         leading = self._leading()
         if not leading:
-            self._keep(set())
+            self._keep({}, {})
             self.led = {}
+            self.stopped.clear()
             return
         topics = await self._context.cluster.topics()
         led: dict[LedPartition, PreparedTopic | None] = {}
@@ -236,18 +314,17 @@ class LeaderEnd:
             for topic in topics.values():
                 if topic.internal or mapping.remote_name(topic.name) is None:
                     continue
-                fronted = [index for index, info in enumerate(topic.partitions) if self._context.fronts(info.leader)]
+                fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
                 if fronted:
                     mine.setdefault(link_.name, {})[topic.name] = (mapping, topic)
                 for index in fronted:
-                    led[LedPartition(link_.name, topic.name, index)] = None
+                    key = LedPartition(link_.name, topic.name, index)
+                    led[key] = self._prepared.get((key.link, key.topic))
         for link_name, wanted in mine.items():
-            await self._prepare(link_name, wanted)
-        now = monotonic()
-        for key in led:
-            led[key] = self._prepared.get((key.link, key.topic))
+            self._prepare(link_name, wanted)
         self.led = led
-        self._keep({key for key in led if self._still_right(key, topics[key.topic])})
+        self._keep(led, topics)
+        now = monotonic()
         for key in led:
             if key not in self._streams and key not in self._opening:
                 stopped = self.stopped.get(key)
@@ -256,104 +333,169 @@ class LeaderEnd:
         for key in [key for key in self.stopped if key not in led]:
             del self.stopped[key]
 
+    def _fronts(self, leader: int) -> bool:
+        """Whether a partition with this leader is this proxy's to push, or to tell of where it has none."""
+        return self._context.fronts(leader) if leader >= 0 else self._context.fronted_brokers is None
+
     def _still_right(self, key: LedPartition, topic: TopicInfo) -> bool:
-        stream = self._streams.get(key)
+        stream = self._streams[key]
+        info = topic.partitions[key.partition]
         return (
-            stream is not None
-            and not stream.connection.lost
+            not stream.connection.lost
             and stream.topic_id == topic.topic_id
-            and stream.broker_id == topic.partitions[key.partition].leader
+            and stream.broker_id == info.leader
+            and stream.leader_epoch == info.leader_epoch
         )
 
-    def _keep(self, wanted: set[LedPartition]) -> None:
-        for key in [key for key in self._streams if key not in wanted]:
-            self._close(self._streams[key])
+    def _keep(self, led: Mapping[LedPartition, object], topics: Mapping[str, TopicInfo]) -> None:
+        """Close the streams of what is not led any more, or is led elsewhere or by another epoch."""
+        for key, stream in list(self._streams.items()):
+            topic = topics.get(key.topic)
+            if key in led and topic is not None and self._still_right(key, topic):
+                continue
+            why: tuple[str, str]
+            if topics and (topic is None or topic.topic_id != stream.topic_id):
+                why = (
+                    ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,
+                    f"{key.topic} was deleted at the source; what was copied stays",
+                )
+            else:
+                why = (reasons.CLOSED, "the leader end does not push it any more, or over another stream")
+            self._close(stream, why)
 
-    def _close(self, stream: LeaderStream, tell: bool = True) -> None:
+    def _close(self, stream: LeaderStream, why: tuple[str, str] | None = None) -> None:
+        """End a stream; ``why`` (code, message) is told to the follower."""
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
         self._by_id.pop((stream.connection, stream.stream_id), None)
+        stream.closed()
         tail = self._tails.get((stream.broker_id, stream.key.link))
         if tail is not None:
             tail.remove(stream)
-        if tell and not stream.connection.lost:
-            self._tasks.start(f"close-{stream.stream_id}", self._tell_closed(stream))
+        self._resume_tails(stream.key.link)
+        if why is not None and not stream.connection.lost:
+            self._tasks.start(f"close-{stream.stream_id}", self._tell_closed(stream, *why))
 
-    async def _tell_closed(self, stream: LeaderStream) -> None:
+    async def _tell_closed(self, stream: LeaderStream, code: str, message: str) -> None:
         try:
-            await stream.connection.call("close_stream", {"stream": stream.stream_id})
+            await stream.connection.call("close_stream", {"stream": stream.stream_id, "code": code, "message": message})
         except (LinkRejected, LinkLost, TimeoutError):
             pass  # the follower end learns it from the connection, or from the next stream of the partition
 
     # ---- topics of the target ----
 
-    async def _prepare(self, link_name: str, wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]]) -> None:
-        """Have the target make the topics that it lacks, and learn where its partitions are led."""
+    def _prepare(self, link_name: str, wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]]) -> None:
+        """Have the target make the topics that it lacks, and learn where its partitions are led. Does not wait."""
         connections = self._peers.connections(link_name)
-        if not connections:
+        preparing = self._preparing.setdefault(link_name, _Preparing())
+        if not connections or preparing.running:
             return
         fingerprint = (
             connections[0],
-            {(name, info.topic_id, len(info.partitions)) for name, (_, info) in wanted.items()},
+            {(name, mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()},
         )
-        known = self._prepared_for.get(link_name)
         now = monotonic()
-        if known is not None and known[0] == fingerprint and now - known[1] < PREPARE_INTERVAL_S:
+        if fingerprint == preparing.fingerprint and now < preparing.due_at:
             return
-        requests = []
-        for name, (mapping, info) in wanted.items():
-            prepared = self._prepared.get((link_name, name))
-            request: dict[str, Any] = {
-                "topic": name,
-                "topic_id": str(uuid.UUID(bytes=info.topic_id)),
-                "remote_topic": mapping.remote_name(name),
-                "partitions": len(info.partitions),
-                "replication_factor": info.replication_factor,
-            }
-            if prepared is None or not prepared.ready or len(prepared.leaders) != len(info.partitions):
-                configs = await self._context.cluster.topic_configs(name)
-                request["configs"] = {
-                    setting: value
-                    for setting, (value, _) in configs.items()
-                    if value is not None and setting not in CONFIGS_NOT_COPIED
-                }
-            requests.append(request)
+        preparing.fingerprint = fingerprint
+        preparing.running = True
+        self._tasks.start(f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted))
+
+    async def _prepare_topics(
+        self,
+        link_name: str,
+        preparing: _Preparing,
+        connection: LinkConnection,
+        wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]],
+    ) -> None:
+        ready = False
         try:
-            answer = await connections[0].call("prepare_topics", {"topics": requests}, timeout_s=60)
-        except (LinkRejected, LinkLost, TimeoutError) as error:
+            requests = [await self._request(link_name, mapping, info) for mapping, info in wanted.values()]
+            answer = await connection.call("prepare_topics", {"topics": requests}, PREPARE_TIMEOUT_S)
+            for name in wanted:
+                said = answer.get("topics", {}).get(name) or {}
+                self._prepared[link_name, name] = PreparedTopic(
+                    str(said.get("remote_topic", "")),
+                    bool(said.get("ready")),
+                    said.get("code"),
+                    said.get("message"),
+                    tuple(said.get("leaders", ())),
+                )
+            ready = all(self._prepared[link_name, name].ready for name in wanted)
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             log.warning("target topics not prepared", extra={"link": link_name, "detail": str(error)})
-            return
-        for name in wanted:
-            said = answer.get("topics", {}).get(name) or {}
-            self._prepared[link_name, name] = PreparedTopic(
-                str(said.get("remote_topic", "")),
-                bool(said.get("ready")),
-                said.get("code"),
-                said.get("message"),
-                tuple(said.get("leaders", ())),
-            )
-        ready = all(self._prepared[link_name, name].ready for name in wanted)
-        self._prepared_for[link_name] = (fingerprint, now if ready else now - PREPARE_INTERVAL_S + REOPEN_DELAY_S)
+        finally:
+            preparing.running = False
+            preparing.due_at = monotonic() + (PREPARE_INTERVAL_S if ready else REOPEN_DELAY_S)
+            self.wake()
+
+    async def _request(self, link_name: str, mapping: NamespaceMapping, info: TopicInfo) -> dict[str, Any]:
+        """What the target is told of one topic; with its settings while it may have to make or adopt it."""
+        prepared = self._prepared.get((link_name, info.name))
+        request: dict[str, Any] = {
+            "topic": info.name,
+            "topic_id": str(uuid.UUID(bytes=info.topic_id)),
+            "remote_topic": mapping.remote_name(info.name),
+            "partitions": len(info.partitions),
+            "replication_factor": info.replication_factor,
+        }
+        if prepared is None or not prepared.ready or len(prepared.leaders) != len(info.partitions):
+            configs = await self._context.cluster.topic_configs(info.name)
+            request["configs"] = {
+                setting: value
+                for setting, (value, _) in configs.items()
+                if value is not None and setting not in CONFIGS_NOT_COPIED
+            }
+        return request
+
+    def _prepare_again(self, link_name: str) -> None:
+        """The target's topics are not as it said."""
+        preparing = self._preparing.get(link_name)
+        if preparing is not None:
+            preparing.due_at = 0.0
 
     # ---- streams ----
 
     def _open(self, key: LedPartition, topic: TopicInfo) -> None:
         prepared = self.led[key]
+        info = topic.partitions[key.partition]
+        if info.leader < 0:
+            self._note(key, ReasonCode.NO_LOCAL_LEADER, "the source partition has no leader")
+            return
         if prepared is None or not prepared.ready or key.partition >= len(prepared.leaders):
             return
         connection = self._peers.fronting(key.link, prepared.leaders[key.partition])
         if connection is None:
+            if self._peers.connections(key.link):
+                self._note(
+                    key,
+                    reasons.NOT_LEADER,
+                    f"no proxy of the other cluster that is connected fronts broker {prepared.leaders[key.partition]}, "
+                    "which leads the partition there",
+                )
             return
         self._opening.add(key)
         stream = LeaderStream(
             key,
             topic.topic_id,
             prepared.remote_topic,
-            topic.partitions[key.partition].leader,
+            info.leader,
+            info.leader_epoch,
             connection,
             next(self._stream_ids),
+            self._flows.setdefault(connection, Flow()),
         )
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))
+
+    def _note(self, key: LedPartition, code: str, message: str, retry_s: float = 0.0) -> None:
+        """Why a partition has no stream now; a reason that somebody must remove is kept as long as it may hold."""
+        before = self.stopped.get(key)
+        retry_at = monotonic() + retry_s
+        if before is not None and reasons.waiting_state(before.code) and not reasons.waiting_state(code):
+            self.stopped[key] = before._replace(retry_at=retry_at)
+        else:
+            end_offset, source_end = (before.end_offset, before.source_end) if before is not None else (None, None)
+            self.stopped[key] = Stopped(code, message, end_offset, retry_at, source_end)
 
     async def _opened(self, stream: LeaderStream) -> None:
         key = stream.key
@@ -368,16 +510,29 @@ class LeaderEnd:
                         "partition": key.partition,
                     },
                 )
-        except (LinkRejected, LinkLost, TimeoutError) as error:
-            code = error.code if isinstance(error, LinkRejected) else "UNAVAILABLE"
-            if code == "NOT_LEADER":
-                self._prepared_for.pop(key.link, None)
-            self.stopped[key] = Stopped(code, str(error), None, monotonic() + REOPEN_DELAY_S)
+                stream.opened(int(answer["end_offset"]))
+                objection = await self._objection(stream, answer.get("last"))
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            code = error.code if isinstance(error, LinkRejected) else ReasonCode.TIMEOUT_ERROR
+            if isinstance(error, BrokerUnavailable | KafkaRefused):
+                code = reasons.SOURCE_UNAVAILABLE
+            if code == reasons.NOT_LEADER:
+                self._prepare_again(key.link)
+            self._note(key, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S)
+            if isinstance(error, BrokerUnavailable | KafkaRefused | TimeoutError):
+                self._close(stream, (reasons.CLOSED, "the leader end could not go on"))
             return
         finally:
             self._opening.discard(key)
-        stream.opened(int(answer["end_offset"]))
-        self.stopped.pop(key, None)
+        if objection is not None:
+            waiting = reasons.waiting_state(objection[0]) is not None
+            self.stop_stream(stream, *objection, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S)
+            return
+        if stream.connection.lost:
+            return
+        before = self.stopped.get(key)
+        if before is not None and reasons.waiting_state(before.code) is None:
+            del self.stopped[key]
         self._streams[key] = stream
         self._by_id[stream.connection, stream.stream_id] = stream
         place = (stream.broker_id, key.link)
@@ -386,51 +541,178 @@ class LeaderEnd:
             tail = self._tails[place] = Tail(self, self._context, *place)
         tail.add(stream)
 
+    async def _objection(self, stream: LeaderStream, said: Sequence[Any] | None) -> tuple[str, str] | None:
+        """Why the source's log does not go on where the follower's ends; None if it does. Raises BrokerUnavailable."""
+        if said is None:
+            return None
+        theirs, end = LastBatch(int(said[0]), int(said[1]), str(said[2])), stream.acked
+        ours = await last_batch(
+            self._context, stream.topic_id, stream.key.partition, stream.broker_id, end, stream.leader_epoch
+        )
+        if ours == theirs:
+            return None
+        if ours is None or ours.base_offset >= end:
+            # The source has nothing there (any more, or not yet, or not to be read): the log's limits say which.
+            cluster, key = self._context.cluster, stream.key
+            log_start = await cluster.log_start(key.topic, key.partition)
+            log_end = await cluster.log_end(key.topic, key.partition)
+            if log_end < end:
+                return _truncated(end, log_end)
+            if log_start >= end or ours is not None:
+                return None  # it expired: what comes after it is the source's
+            return reasons.SOURCE_UNAVAILABLE, f"the source's batch at offset {end - 1} cannot be read now"
+        if (ours.base_offset, ours.next_offset) != (theirs.base_offset, theirs.next_offset):
+            answer = await stream.connection.call(
+                "digest",
+                {
+                    "topic": stream.remote_topic,
+                    "partition": stream.key.partition,
+                    "from": end - 1,
+                    "to": end,
+                    "level": RECORDS,
+                },
+            )
+            mine = await self._verification.digest_of(stream.key.topic, stream.key.partition, end - 1, end)
+            if mine.digest == answer["digest"]:
+                return None
+        return (
+            ReasonCode.TARGET_WRITTEN_BY_OTHERS,
+            f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",
+        )
+
     def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
         """The follower has everything of a stream up to an offset."""
         stream = self._by_id.get((connection, appended.stream))
         if stream is None:
             return
         was_full = stream.full
+        if appended.end_offset > stream.acked:
+            self._went_on(stream.key)
         stream.confirmed(appended.end_offset)
-        if was_full and not stream.full:
-            self._tails[stream.broker_id, stream.key.link].resume()
+        if stream.blocked is not None and stream.acked >= stream.next_offset:
+            stream.blocked()
+        elif was_full and not stream.full:
+            self._resume_tails(stream.key.link)
+
+    def on_writable(self, connection: LinkConnection) -> None:
+        """A peer that was slow takes more."""
+        self._resume_tails(connection.link_name)
+
+    def _resume_tails(self, link_name: str) -> None:
+        for (_, name), tail in self._tails.items():
+            if name == link_name:
+                tail.resume()
+
+    def _went_on(self, key: LedPartition) -> None:
+        self.stopped.pop(key, None)
+
+    def caught_up(self, stream: LeaderStream) -> None:
+        """The follower has all that the source has."""
+        if stream.key in self.stopped:
+            self._went_on(stream.key)
 
     def on_stopped(self, connection: LinkConnection, said: Mapping[str, Any]) -> None:
         """The follower end takes no more of a stream."""
         stream = self._by_id.get((connection, int(said.get("stream", 0))))
-        if stream is not None:
-            code, message = str(said.get("code")), str(said.get("message"))
-            moved = code in ("MOVED", "CLOSED")
-            if moved:
-                self._prepared_for.pop(stream.key.link, None)
-            self.stop_stream(
-                stream, code, message, int(said.get("end_offset", 0)), REOPEN_DELAY_S if moved else STOPPED_RETRY_S
-            )
+        if stream is None:
+            return
+        code, message = str(said.get("code")), str(said.get("message"))
+        stream.acked = int(said.get("end_offset", stream.acked))
+        waiting = reasons.waiting_state(code) is not None
+        if not waiting:
+            self._prepare_again(stream.key.link)
+        self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, tell=False)
 
-    def stop_stream(
-        self, stream: LeaderStream, code: str, message: str, end_offset: int | None, retry_s: float
-    ) -> None:
-        """End a stream for a reason, and try again after ``retry_s``."""
-        log.info(
-            "stream stopped",
-            extra={
-                "link": stream.key.link,
-                "topic": stream.key.topic,
-                "partition": stream.key.partition,
-                "code": code,
-                "detail": message,
-            },
+    def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, tell: bool = True) -> None:
+        """End a stream for a reason, tell the follower if it does not know, and try again after ``retry_s``."""
+        before = self.stopped.get(stream.key)
+        if before is None or before.code != code:
+            log.info(
+                "stream stopped",
+                extra={
+                    "link": stream.key.link,
+                    "topic": stream.key.topic,
+                    "partition": stream.key.partition,
+                    "offset": stream.acked,
+                    "code": code,
+                    "detail": message,
+                },
+            )
+        self._note(stream.key, code, message, retry_s)
+        self.stopped[stream.key] = self.stopped[stream.key]._replace(
+            end_offset=stream.acked, source_end=stream.source_end or None
         )
-        self.stopped[stream.key] = Stopped(code, message, end_offset, monotonic() + retry_s)
-        self._close(stream, tell=False)
+        self._close(stream, (code, message) if tell else None)
         self.wake()
+
+    def block(self, stream: LeaderStream, end: Callable[[], None]) -> None:
+        """Read no further, and ``end`` the stream as soon as the follower has all before."""
+        if stream.acked >= stream.next_offset:
+            end()
+        else:
+            stream.blocked = end
+
+    def out_of_range(self, stream: LeaderStream) -> None:
+        """The source has no such offset: find out what it has, and stop."""
+        self._close(stream)
+        self._opening.add(stream.key)
+        self._tasks.start(f"range-{stream.key.topic}-{stream.key.partition}", self._out_of_range(stream))
+
+    async def _out_of_range(self, stream: LeaderStream) -> None:
+        key, offset = stream.key, stream.next_offset
+        try:
+            log_start = await self._context.cluster.log_start(key.topic, key.partition)
+            log_end = await self._context.cluster.log_end(key.topic, key.partition)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            self.stop_stream(stream, reasons.SOURCE_UNAVAILABLE, str(error), REOPEN_DELAY_S)
+            return
+        finally:
+            self._opening.discard(key)
+        stream.source_end = log_end
+        if log_start > offset:
+            first = offset == 0
+            self.stop_stream(
+                stream,
+                ReasonCode.HEAD_GAP_NOT_SUPPORTED if first else ReasonCode.RETENTION_OVERTOOK,
+                f"the source's log starts at {log_start}, "
+                + ("and a follower's log can begin at 0 only so far" if first else f"the follower's ends at {offset}"),
+                STOPPED_RETRY_S,
+            )
+        elif log_end < offset:
+            self.stop_stream(stream, *_truncated(offset, log_end), STOPPED_RETRY_S)
+        else:
+            self.stop_stream(stream, reasons.SOURCE_UNAVAILABLE, f"offset {offset} was out of range", REOPEN_DELAY_S)
+
+    def trim(self, stream: LeaderStream, log_start: int, now: float) -> None:
+        """The source's log begins later than the follower was told: have it expire the same records."""
+        if now < stream.trim_after or stream.acked < log_start:
+            return
+        stream.trim_after = now + TRIM_RETRY_S
+        self._tasks.start(f"trim-{stream.stream_id}", self._trim(stream, log_start))
+
+    async def _trim(self, stream: LeaderStream, log_start: int) -> None:
+        try:
+            await stream.connection.call("trim", {"stream": stream.stream_id, "log_start": log_start})
+            stream.log_start_told = log_start
+        except (LinkRejected, LinkLost, TimeoutError) as error:
+            log.warning(
+                "follower not trimmed",
+                extra={"topic": stream.key.topic, "partition": stream.key.partition, "detail": str(error)},
+            )
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """Streams of a connection that is gone end; they are opened again over the next one."""
         for stream in [stream for stream in self._streams.values() if stream.connection is connection]:
-            self._close(stream, tell=False)
+            self._close(stream)
+        self._flows.pop(connection, None)
         self.wake()
+
+
+def _truncated(end: int, log_end: int) -> tuple[str, str]:
+    return (
+        ReasonCode.UNEXPECTED_TRUNCATION,
+        f"the follower's log ends at {end}, beyond the source's, which ends at {log_end}",
+    )
 
 
 class Tail:
@@ -465,7 +747,6 @@ class Tail:
             event.set()
 
     async def _read_for_ever(self, behind: bool) -> None:
-        connection: FetchConnection | None = None
         lane = f"tail-{self._link_name}-{'behind' if behind else 'end'}"
         turn = 0
         while True:
@@ -476,36 +757,34 @@ class Tail:
                 await wake.wait()
                 continue
             turn = (turn + 1) % len(streams)
+            connection: FetchConnection | None = None
             try:
-                if connection is None:
-                    connection = await self._context.cluster.fetch_connection(self._broker_id, lane)
-                await self._read(connection, streams[turn:] + streams[:turn], 0 if behind else TAIL_WAIT_MS)
-            except BrokerUnavailable as error:
+                connection = await self._context.cluster.fetch_connection(self._broker_id, lane)
+                await self._read(connection, streams[turn:] + streams[:turn])
+            except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})
                 if connection is not None:
                     connection.close()
-                    connection = None
                 self._end.wake()
                 await asyncio.sleep(REOPEN_DELAY_S)
 
-    async def _read(self, connection: FetchConnection, streams: list[LeaderStream], wait_max_ms: int) -> None:
+    async def _read(self, connection: FetchConnection, streams: list[LeaderStream]) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.next_offset) for stream in streams}
         fetched = await connection.fetch(
-            [FetchPartition(*place, offset, PARTITION_BYTES_MAX) for place, (_, offset) in asked.items()],
-            wait_max_ms,
+            [
+                FetchPartition(*place, offset, PARTITION_BYTES_MAX, stream.leader_epoch)
+                for place, (stream, offset) in asked.items()
+            ],
+            TAIL_WAIT_MS,
             FETCH_BYTES_MAX,
         )
         now = monotonic()
-        connections: set[LinkConnection] = set()
         for part in fetched:
             place = (part.topic_id, part.partition)
             stream, offset = asked[place]
             # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the log.
             if self._streams.get(place) is stream and stream.next_offset == offset:
                 self._take(stream, part, now)
-                connections.add(stream.connection)
-        for peer in connections:
-            await peer.writable()
 
     def _take(self, stream: LeaderStream, part: Fetched, now: float) -> None:
         if part.error_code:
@@ -513,12 +792,12 @@ class Tail:
             return
         stream.saw_end(part.high_watermark, now)
         end, next_offset = 0, stream.next_offset
+        broken: BatchError | None = None
         try:
             for _, batch_end, header in walk(part.records):
                 end, next_offset = batch_end, header.next_offset
         except BatchError as error:
-            self._end.stop_stream(stream, "UNSUPPORTED_MESSAGE_FORMAT", str(error), stream.acked, STOPPED_RETRY_S)
-            return
+            broken = error
         if end or stream.told_end != stream.source_end:
             stream.told_end = stream.source_end
             stream.connection.send(
@@ -527,33 +806,26 @@ class Tail:
             )
         if end:
             stream.sent(next_offset, end)
+        elif broken is not None:
+            code, message = ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(broken)
+            self._end.block(stream, lambda: self._end.stop_stream(stream, code, message, STOPPED_RETRY_S))
+            return
+        if part.log_start > stream.log_start_told:
+            self._end.trim(stream, part.log_start, now)
         was_behind, stream.behind = stream.behind, next_offset < part.high_watermark
+        if not stream.behind and not stream.lag:
+            self._end.caught_up(stream)
         if was_behind is not stream.behind:
             self._wake[stream.behind].set()
 
     def _refused(self, stream: LeaderStream, part: Fetched) -> None:
         if part.error_code == OFFSET_OUT_OF_RANGE:
-            if part.log_start > stream.next_offset:
-                code, message = (
-                    "SOURCE_LOG_START_AHEAD",
-                    f"the source's log starts at {part.log_start}, the follower's ends at {stream.next_offset}: head "
-                    "gaps are not copied yet",
-                )
-            else:
-                code, message = (
-                    "UNEXPECTED_TRUNCATION",
-                    f"the follower's log ends at {stream.next_offset}, beyond the source's {part.high_watermark}",
-                )
-            self._end.stop_stream(stream, code, message, stream.acked, STOPPED_RETRY_S)
-        elif part.error_code in _RESOLVE_AGAIN:
+            self._end.block(stream, lambda: self._end.out_of_range(stream))
+        else:
+            known = part.error_code in _RESOLVE_AGAIN
             self._end.stop_stream(
                 stream,
-                "SOURCE_UNAVAILABLE",
-                f"the broker answered error {part.error_code}",
-                stream.acked,
-                REOPEN_DELAY_S,
-            )
-        else:
-            self._end.stop_stream(
-                stream, "SOURCE_ERROR", f"the broker answered error {part.error_code}", stream.acked, STOPPED_RETRY_S
+                ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED if part.error_code in _GONE else reasons.SOURCE_UNAVAILABLE,
+                f"the source's broker answered error {part.error_code}",
+                REOPEN_DELAY_S if known else STOPPED_RETRY_S,
             )

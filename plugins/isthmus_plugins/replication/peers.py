@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.model import Link
+from isthmus_control.sealing import SealingError
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import PluginContext
 from isthmus_plugins.replication.connection import (
     Credential,
@@ -22,6 +25,7 @@ from isthmus_plugins.replication.connection import (
     LinkConnection,
     LinkLost,
     LinkRejected,
+    PeerSilent,
     Receiver,
 )
 from isthmus_plugins.tasks import Tasks
@@ -33,6 +37,15 @@ PURPOSE_LINK: Final = "link"
 REDIAL_DELAY_MIN_S: Final = 0.2
 REDIAL_DELAY_MAX_S: Final = 5.0
 DELETED_LINK_GRACE_S: Final = 1.0
+HANDSHAKES_MAX: Final = 256
+"""Connections that have not proved anything yet. More are closed at once."""
+ALREADY_CONNECTED: Final = "ALREADY_CONNECTED"
+ALREADY_CONNECTED_WAIT_S: Final = 30.0
+_REASONS: Final = {
+    "UNSUPPORTED_VERSION": ReasonCode.PEER_VERSION_UNSUPPORTED,
+    "LINK_NOT_FOUND": ReasonCode.PEER_HAS_NO_SUCH_LINK,
+}
+"""What a peer's rejection is called in status."""
 TOPOLOGY_INTERVAL_S: Final = 2.0
 """How often a peer is asked for its cluster's proxies: one that is new is dialled within this time."""
 
@@ -42,8 +55,8 @@ class PeerState:
     """What is known of the other cluster of one link."""
 
     last_heard: float | None = None
-    reason: str | None = None
-    message: str | None = None
+    reason: str | None = ReasonCode.NOT_CONNECTED_YET
+    message: str | None = "the link has not connected yet"
     connections: dict[str, LinkConnection] = field(default_factory=dict)
     """By the peer proxy's name."""
     dialling: set[str] = field(default_factory=set)
@@ -73,6 +86,7 @@ class LinkPeers:
         self._tasks = Tasks("link-peers")
         self._states: dict[str, PeerState] = {}
         self._accepted: set[LinkConnection] = set()
+        """Connections that were accepted and are in the handshake, or create a link."""
         self._server: asyncio.Server | None = None
 
     # ---- life ----
@@ -91,7 +105,7 @@ class LinkPeers:
             self._server.close()
         await self._tasks.close()
         for connection in [*self._accepted, *self.all_connections()]:
-            connection.close()
+            await connection.stopped()
 
     def all_connections(self) -> list[LinkConnection]:
         return [connection for state in self._states.values() for connection in state.connections.values()]
@@ -102,7 +116,7 @@ class LinkPeers:
         for name in [name for name in self._states if name not in wanted]:
             for connection in self._states.pop(name).connections.values():
                 # The peer may be waiting for the answer to the very call that deleted the link.
-                asyncio.get_running_loop().call_later(DELETED_LINK_GRACE_S, connection.close)
+                asyncio.get_running_loop().call_later(DELETED_LINK_GRACE_S, connection.close, "the link was deleted")
         for link in wanted.values():
             state = self._states.setdefault(link.name, PeerState())
             if link.dials:
@@ -111,7 +125,7 @@ class LinkPeers:
 
     def state(self, link_name: str) -> PeerState:
         """What is known of the link's peer."""
-        state = self._states.setdefault(link_name, PeerState())
+        state = self._states.get(link_name) or PeerState()
         for connection in state.connections.values():
             if state.last_heard is None or connection.last_heard > state.last_heard:
                 state.last_heard = connection.last_heard
@@ -145,42 +159,66 @@ class LinkPeers:
 
     async def _dial_for_ever(self, link_name: str, state: PeerState, address: str) -> None:
         delay = REDIAL_DELAY_MIN_S
-        host, _, port = address.rpartition(":")
         while (link := self._current(link_name, state)) is not None:
             try:
-                connection = await LinkConnection.dial(
-                    host.strip("[]"),
-                    int(port),
-                    hello={"purpose": PURPOSE_LINK, "link_id": link.link_id},
-                    secret=self._context.secret_of(link),
-                    identity=self._identity(),
-                    tls=self._context.link_client_tls,
-                )
-            except (OSError, TimeoutError, LinkRejected, LinkLost, ValueError) as error:
+                connection = await self._dial(link_name, link, state, address)
+            except _AlreadyConnected as already:
+                # Another address of the same proxy: dial this one only when that connection is gone.
+                await already.connection.lost_within(ALREADY_CONNECTED_WAIT_S)
+                continue
+            except (OSError, TimeoutError, LinkRejected, LinkLost, SealingError, ValueError) as error:
                 self._dial_failed(state, address, error)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, REDIAL_DELAY_MAX_S)
                 continue
             delay = REDIAL_DELAY_MIN_S
-            if not self._established(link_name, link, state, connection):
-                connection.close()
-                break
             await self._stay(link_name, state, connection)
         state.dialling.discard(address)
 
+    async def _dial(self, link_name: str, link: Link, state: PeerState, address: str) -> LinkConnection:
+        """Connect to one address of a link's peer and take the connection into use."""
+        host, _, port = address.rpartition(":")
+        already: list[LinkConnection] = []
+
+        def approve(peer: dict[str, Any]) -> None:
+            self._check_cluster(link, peer)
+            known = state.connections.get(str(peer.get("proxy")))
+            if known is not None and not known.lost and known.peer.get("incarnation") == peer.get("incarnation"):
+                already.append(known)
+                raise LinkRejected(ALREADY_CONNECTED, "this proxy is connected already")
+
+        try:
+            return await LinkConnection.dial(
+                host.strip("[]"),
+                int(port),
+                hello={"purpose": PURPOSE_LINK, "link_id": link.link_id},
+                secret=self._context.secret_of(link),
+                identity=self._identity(),
+                tls=self._context.link_client_tls,
+                approve=approve,
+                on_ready=lambda connection: self._take(link_name, link, state, connection),
+            )
+        except LinkRejected as error:
+            if already:
+                raise _AlreadyConnected(already[0]) from error
+            raise
+
     def _dial_failed(self, state: PeerState, address: str, error: Exception) -> None:
-        code = error.code if isinstance(error, LinkRejected) else "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR"
+        code = _reason_of(error)
         message = f"{address}: {error or type(error).__name__}"
         if (state.reason, state.message) != (code, message):
             log.warning("link peer not reached", extra={"address": address, "code": code, "detail": message})
-        state.reason, state.message = code, message
+        if not state.connections:  # else the link is up, over another address
+            state.reason, state.message = code, message
 
     async def _stay(self, link_name: str, state: PeerState, connection: LinkConnection) -> None:
         """Until the connection is lost: learn of the peer cluster's other proxies and dial them."""
         while not connection.lost:
             try:
                 answer = await connection.call("topology", {})
-            except (LinkRejected, LinkLost, TimeoutError):
+            except (LinkRejected, TimeoutError):
+                answer = {}
+            except LinkLost:
                 break
             for proxy in answer.get("proxies", []):
                 address, name = proxy.get("link_address"), proxy.get("proxy")
@@ -191,7 +229,18 @@ class LinkPeers:
     # ---- accepting ----
 
     def _acceptor(self) -> LinkConnection:
-        return LinkConnection(accept=self._look_up, identity=self._identity(), on_ready=self._accepted_ready)
+        return LinkConnection(
+            accept=self._look_up, identity=self._identity(), on_ready=self._accepted_ready, on_made=self._made
+        )
+
+    def _made(self, connection: LinkConnection) -> None:
+        """A connection came in. What it is shows in the handshake; until then there are only so many."""
+        self._accepted = {other for other in self._accepted if not other.lost}
+        if len(self._accepted) >= HANDSHAKES_MAX:
+            log.warning("link connection refused", extra={"peer": connection.peer_address, "code": "TOO_MANY"})
+            connection.close("too many connections that have not proved anything")
+            return
+        self._accepted.add(connection)
 
     def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
         """The secret that a dialler must hold. Raises LinkRejected."""
@@ -209,23 +258,21 @@ class LinkPeers:
         if purpose == PURPOSE_LINK:
             for link in self._context.control.state.links.values():
                 if link.link_id == hello.get("link_id"):
-                    if hello.get("cluster_id") != link.remote_cluster_id:
-                        raise LinkRejected("AUTHENTICATION_ERROR", "the dialler is of another cluster than the link")
+                    self._check_cluster(link, hello)
                     return Credential(self._context.secret_of(link))
             raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster: it was deleted, or never made")
         raise LinkRejected("INVALID_REQUEST", f"unknown purpose {purpose!r}")
 
     def _accepted_ready(self, connection: LinkConnection) -> None:
         if connection.purpose == PURPOSE_CREATE:
-            self._accepted = {other for other in self._accepted if not other.lost} | {connection}
             connection.handlers = self._create_handlers
             return
+        self._accepted.discard(connection)
         for link in self._context.control.state.links.values():
             if link.link_id == connection.peer.get("link_id"):
-                state = self._states.setdefault(link.name, PeerState())
-                if self._established(link.name, link, state, connection):
-                    return
-        connection.close()
+                self._take(link.name, link, self._states.setdefault(link.name, PeerState()), connection)
+                return
+        connection.close("the link was deleted meanwhile")
 
     # ---- both ----
 
@@ -238,18 +285,19 @@ class LinkPeers:
             "brokers": "all" if brokers is None else sorted(brokers),
         }
 
-    def _established(self, link_name: str, link: Link, state: PeerState, connection: LinkConnection) -> bool:
-        """Take a connection into use. False: it is the peer's second one, or of the wrong cluster."""
+    def _check_cluster(self, link: Link, peer: Mapping[str, Any]) -> None:
+        if peer.get("cluster_id") != link.remote_cluster_id:
+            raise LinkRejected(
+                ReasonCode.PEER_IS_ANOTHER_CLUSTER,
+                f"the peer is of cluster {peer.get('cluster_id')}, the link goes to {link.remote_cluster_id}",
+            )
+
+    def _take(self, link_name: str, link: Link, state: PeerState, connection: LinkConnection) -> None:
+        """Take a connection into use; the same proxy's one from before is dead by now."""
         name = str(connection.peer.get("proxy"))
-        if connection.peer.get("cluster_id") != link.remote_cluster_id:
-            state.reason = "AUTHENTICATION_ERROR"
-            state.message = f"the peer is cluster {connection.peer.get('cluster_id')}, not {link.remote_cluster_id}"
-            return False
         old = state.connections.get(name)
-        if old is not None and not old.lost:
-            if connection.dialled and old.peer.get("incarnation") == connection.peer.get("incarnation"):
-                return False  # two addresses of one proxy
-            old.close()
+        if old is not None:
+            old.close("the peer connected again")
         state.connections[name] = connection
         state.last_heard = monotonic()
         state.reason = state.message = None
@@ -260,7 +308,6 @@ class LinkPeers:
         )
         log.info("link peer connected", extra={"link": link_name, "peer": name, "dialled": connection.dialled})
         self._on_change(link_name)
-        return True
 
     def _gone(self, link_name: str, state: PeerState, name: str, connection: LinkConnection) -> None:
         if state.connections.get(name) is connection:
@@ -268,7 +315,9 @@ class LinkPeers:
             del state.connections[name]
             log.info("link peer lost", extra={"link": link_name, "peer": name, "detail": connection.lost_reason})
             if not state.connections:
-                state.reason, state.message = "UNAVAILABLE", connection.lost_reason
+                silent = isinstance(connection.lost_error, PeerSilent)
+                state.reason = ReasonCode.PEER_SILENT if silent else ReasonCode.CONNECTION_LOST
+                state.message = connection.lost_reason
         self._on_change(link_name)
 
     async def _topology(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
@@ -292,12 +341,33 @@ class _Watched(Receiver):
         self.on_append = inner.on_append  # type: ignore[method-assign]
         self.on_appended = inner.on_appended  # type: ignore[method-assign]
         self.on_stopped = inner.on_stopped  # type: ignore[method-assign]
+        self.on_writable = inner.on_writable  # type: ignore[method-assign]
         self._inner = inner
         self._gone = gone
 
     def on_lost(self, connection: LinkConnection) -> None:
         self._inner.on_lost(connection)
         self._gone()
+
+
+class _AlreadyConnected(Exception):
+    """The dialled proxy has a connection already."""
+
+    def __init__(self, connection: LinkConnection) -> None:
+        super().__init__("connected already")
+        self.connection = connection
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, LinkRejected):
+        return _REASONS.get(error.code, error.code)
+    if isinstance(error, SealingError):
+        return ReasonCode.AUTHENTICATION_ERROR
+    if isinstance(error, socket.gaierror):
+        return ReasonCode.UNRESOLVABLE_BOOTSTRAP_ERROR
+    if isinstance(error, TimeoutError):
+        return ReasonCode.TIMEOUT_ERROR
+    return ReasonCode.BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR
 
 
 def _is_loopback(address: str) -> bool:

@@ -23,17 +23,22 @@ from isthmus_control.commands import (
 )
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role, TopicState
 from isthmus_control.outcome import Rejected, Rejection
+from isthmus_control.states import PartitionState, ReasonCode, combine
 from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import AttachResult, LinkStatus, MappingStatus, OperationError, PartitionStatus, TopicPlan
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.follower import FollowerEnd
-from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
+from isthmus_plugins.replication.follower_log import LogState
+from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
+CREATE_TIMEOUT_S: Final = 75.0
+"""Three commands of the other side's control log, which may be slow, and more than it takes to give up on them."""
 _HTTP_STATUS: Final = {
     Rejection.NOT_FOUND: 404,
     Rejection.INVALID: 422,
@@ -113,6 +118,7 @@ class LinkService:
                 "addresses": [] if address is None else [address],
                 "producer_id_ranges": dict(context.control.state.producer_id_ranges),
             },
+            CREATE_TIMEOUT_S,
         )
         secret = context.seal(connection.agreed_secret(link_id), link_id)
         try:
@@ -129,7 +135,10 @@ class LinkService:
                 )
             )
         except OperationError:
-            await connection.call("undo_create_link", {"link_name": name, "link_id": link_id})
+            try:
+                await connection.call("undo_create_link", {"link_name": name, "link_id": link_id})
+            except (LinkRejected, LinkLost, TimeoutError):
+                pass  # the other half stays behind; the next attempt replaces it
             raise
         return self.status(name)
 
@@ -247,7 +256,9 @@ class LinkService:
             return result
         refused = [plan for plan in plans if plan.action == "refuse"]
         if refused:
-            raise OperationError("TARGET_NOT_EMPTY", "; ".join(plan.reason or plan.topic for plan in refused), 409)
+            raise OperationError(
+                ReasonCode.TARGET_TOPIC_NOT_EMPTY, "; ".join(plan.reason or plan.topic for plan in refused), 409
+            )
         if role is Role.LEADER:
             await self._call(link_name, "attach", there)
             try:
@@ -273,8 +284,15 @@ class LinkService:
             AttachNamespace(link_name, kind, local, remote, role, truncate_target=truncate_target, create_missing=True)
         )
         if role is Role.FOLLOWER:  # no client writes it any more, on any proxy, before the first record comes
-            await self._context.control.enforced(self._context.control.state.applied_offset)
+            await self._enforced()
         self._leader_end.wake()
+
+    async def _enforced(self) -> None:
+        """Return when every proxy of this cluster does what the control log says now."""
+        try:
+            await self._context.control.enforced(self._context.control.state.applied_offset)
+        except BrokerUnavailable as error:
+            raise OperationError("CONTROL_LOG_UNAVAILABLE", str(error), 503) from error
 
     async def on_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         await self._for_peer(
@@ -356,9 +374,10 @@ class LinkService:
             await self._follower_end.end_mapping(link.name, mapping)
         await self._append(DetachNamespace(link.name, mapping.type, mapping.local_prefix))
         if mapping.role is Role.FOLLOWER:
+            await self._enforced()
             try:
                 await self._follower_topics.detached(link.name, mapping)
-            except (BrokerUnavailable, KafkaRefused) as error:
+            except (BrokerUnavailable, KafkaRefused, Refusal) as error:
                 raise OperationError(
                     "BROKER_UNAVAILABLE", f"detached, but log ends not recorded: {error}", 503
                 ) from error
@@ -385,12 +404,6 @@ class LinkService:
         peer = self._peers.state(link.name)
         connected = bool(peer.connections)
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
-        if not connected:
-            state = "Disconnected"
-        elif any(partition.state != "Following" for partition in partitions):
-            state = "Catching Up"
-        else:
-            state = "Following"
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,
@@ -399,7 +412,7 @@ class LinkService:
             remote=list(link.remote_addresses),
             dials=link.dials,
             mode=link.mode.value,
-            state=state,
+            state=combine(link.mode, connected, (PartitionState(partition.state) for partition in partitions)),
             reason=peer.reason,
             message=peer.message,
             last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),
@@ -423,64 +436,94 @@ class LinkService:
                 continue
             stream = self._leader_end.stream(key)
             stopped = self._leader_end.stopped.get(key)
+            waiting = reasons.waiting_state(stopped.code) if stopped is not None else None
             status = PartitionStatus(
                 topic=key.topic,
                 remote_topic=prepared.remote_topic if prepared is not None else "",
                 partition=key.partition,
                 role="leader",
-                state="Disconnected" if not connected else "Catching Up",
+                state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
             )
+            if stopped is not None:
+                status.reason, status.message, status.follower_end = stopped.code, stopped.message, stopped.end_offset
+                status.source_end = stopped.source_end
+                if stopped.source_end is not None and stopped.end_offset is not None:
+                    status.partition_mirror_lag = max(0, stopped.source_end - stopped.end_offset)
+            elif prepared is not None and not prepared.ready:
+                status.reason, status.message = prepared.code, prepared.message
+                waiting = reasons.waiting_state(prepared.code or "")
             if stream is not None:
-                status.state = "Following" if stream.lag == 0 and not stream.behind else "Catching Up"
                 status.source_end, status.follower_end = stream.source_end, stream.acked
                 status.partition_mirror_lag = stream.lag
                 status.lag_seconds = stream.age_ms(now) / 1000
-            elif stopped is not None:
-                status.reason, status.message, status.follower_end = stopped.code, stopped.message, stopped.end_offset
-            elif prepared is not None and not prepared.ready:
-                status.reason, status.message = prepared.code, prepared.message
+                if stream.lag == 0 and not stream.behind:
+                    status.state = PartitionState.FOLLOWING
+            if waiting is not None:
+                status.state = waiting
             found.append(status)
         return found
 
     def _follower_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
-        found = []
-        for stream in sorted(self._follower_end.streams(), key=lambda each: (each.topic, each.partition)):
-            if stream.link_name != link.name:
-                continue
-            follower_log = stream.follower_log
-            lag = max(0, follower_log.source_end - follower_log.end)
-            status = PartitionStatus(
-                topic=stream.topic,
-                remote_topic=stream.source_topic,
-                partition=stream.partition,
-                role="follower",
-                state="Following" if lag == 0 else "Catching Up",
-                source_end=follower_log.source_end,
-                follower_end=follower_log.end,
-                partition_mirror_lag=lag,
-                lag_seconds=round(stream.lag_seconds, 3),
-            )
-            if follower_log.reason is not None and follower_log.reason.code not in ("DISCONNECTED", "CLOSED"):
-                status.reason, status.message = follower_log.reason
-                status.state = "Diverged" if follower_log.reason.code == "DIVERGED" else "Catching Up"
-            if not connected:
-                status.state = "Disconnected"
-            found.append(status)
+        streams = {stream.place: stream for stream in self._follower_end.streams() if stream.link_name == link.name}
+        found = [self._follower_status(stream, connected) for _, stream in sorted(streams.items())]
         state = self._context.control.state
-        for record in state.follower_topics.values():
-            if record.link == link.name and record.state is TopicState.REFUSED and record.reason is not None:
+        for _, record in sorted(state.follower_topics.items()):
+            if record.link != link.name:
+                continue
+            if record.state is TopicState.REFUSED and record.reason is not None:
                 found.append(
                     PartitionStatus(
                         topic=record.topic,
                         remote_topic=record.source_topic,
                         partition=-1,
                         role="follower",
-                        state="Refused",
+                        state=PartitionState.REFUSED,
                         reason=record.reason.code,
                         message=record.reason.message,
                     )
                 )
+            elif record.state is TopicState.FOLLOWING and self._context.fronted_brokers is None:
+                # No stream of it was opened since this process started.
+                history = state.histories.get(record.topic)
+                for partition in sorted(history.partitions) if history is not None else ():
+                    if (record.topic, partition) not in streams:
+                        found.append(
+                            PartitionStatus(
+                                topic=record.topic,
+                                remote_topic=record.source_topic,
+                                partition=partition,
+                                role="follower",
+                                state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
+                                reason=None if connected else ReasonCode.NOT_CONNECTED_YET,
+                            )
+                        )
         return found
+
+    def _follower_status(self, stream: FollowerStream, connected: bool) -> PartitionStatus:
+        follower_log, reason = stream.follower_log, stream.reason
+        status = PartitionStatus(
+            topic=stream.topic,
+            remote_topic=stream.source_topic,
+            partition=stream.partition,
+            role="follower",
+            state=PartitionState.CATCHING_UP,
+            source_end=follower_log.source_end,
+            follower_end=follower_log.end,
+            partition_mirror_lag=stream.lag,
+            lag_seconds=round(stream.lag_seconds, 3),
+        )
+        if reason is not None:
+            status.reason, status.message = reason
+        waiting = reasons.waiting_state(reason.code) if reason is not None else None
+        if follower_log.state is LogState.DIVERGED:
+            waiting = PartitionState.DIVERGED
+        if waiting is not None:
+            status.state = waiting
+        elif not connected:
+            status.state = PartitionState.DISCONNECTED
+        elif not stream.closed and stream.told_end and not stream.lag and reason is None:
+            status.state = PartitionState.FOLLOWING
+        return status
 
     # ---- verify ----
 
@@ -507,7 +550,8 @@ class LinkService:
             peer = self._peers.state(link_name)
             raise OperationError(
                 "UNAVAILABLE",
-                f"link {link_name!r} is not connected ({peer.message or 'the peer was never heard'})",
+                f"link {link_name!r} is not connected ({peer.message or 'the peer was never heard'}); --local-only "
+                "deletes or detaches this end alone",
                 503,
             )
         return connections[0]

@@ -23,6 +23,8 @@ from isthmus_protocol.records import BatchError, walk
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 READ_WAIT_MS: Final = 500
 READ_TRIES_MAX: Final = 20
+READ_RETRY_S: Final = 0.2
+LANE: Final = "verify"
 BATCHES: Final = "batches"
 RECORDS: Final = "records"
 AT_ONCE: Final = 4
@@ -56,43 +58,34 @@ class Verification:
     ) -> AsyncIterator[tuple[memoryview, int, int]]:
         """Whole batches that hold ``[offset, to)``: (bytes, first offset, next offset). Raises OperationError."""
         connection: FetchConnection | None = None
-        lane = f"verify-{topic.name}-{partition}"
         tries = 0
-        try:
-            while offset < to:
-                try:
-                    if connection is None:
-                        leader = await self._context.cluster.leader_of(topic.name, partition)
-                        connection = await self._context.cluster.fetch_connection(
-                            -1 if leader is None else leader, lane
-                        )
-                    asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES)]
-                    (part,) = await connection.fetch(asked, READ_WAIT_MS, CHUNK_BYTES)
-                    if part.error_code:
-                        raise BrokerUnavailable(f"{topic.name}-{partition}: error {part.error_code} at offset {offset}")
-                except (BrokerUnavailable, ValueError) as error:
-                    if connection is not None:
-                        connection.close()
-                        connection = None
-                    tries += 1
-                    if tries == READ_TRIES_MAX:
-                        raise OperationError("BROKER_UNAVAILABLE", f"reading failed: {error}", 503) from error
-                    await asyncio.sleep(0.2)
+        while offset < to:
+            try:
+                if connection is None:
+                    leader = await self._context.cluster.leader_of(topic.name, partition)
+                    connection = await self._context.cluster.fetch_connection(-1 if leader is None else leader, LANE)
+                asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES)]
+                (part,) = await connection.fetch(asked, READ_WAIT_MS, CHUNK_BYTES)
+                if part.error_code:
+                    raise BrokerUnavailable(f"{topic.name}-{partition}: error {part.error_code} at offset {offset}")
+            except BrokerUnavailable as error:
+                connection = None
+                tries += 1
+                if tries == READ_TRIES_MAX:
+                    raise OperationError("BROKER_UNAVAILABLE", f"reading failed: {error}", 503) from error
+                await asyncio.sleep(READ_RETRY_S)
+                continue
+            read = offset
+            for start, end, header in walk(part.records):
+                if header.next_offset <= offset:
                     continue
-                read = offset
-                for start, end, header in walk(part.records):
-                    if header.next_offset <= offset:
-                        continue
-                    if header.base_offset >= to:
-                        return
-                    yield part.records[start:end], header.base_offset, header.next_offset
-                    read = header.next_offset
-                if read == offset:  # nothing is left before the high watermark: the rest are offsets without records
+                if header.base_offset >= to:
                     return
-                offset = read
-        finally:
-            if connection is not None:
-                connection.close()
+                yield part.records[start:end], header.base_offset, header.next_offset
+                read = header.next_offset
+            if read == offset:  # nothing is left before the high watermark: the rest are offsets without records
+                return
+            offset = read
 
     async def ends(self, topic: TopicInfo, partition: int) -> Ends:
         """Log start and high watermark. Raises BrokerUnavailable."""
@@ -122,6 +115,16 @@ class Verification:
                 break
         return Digest(whole.hexdigest() + single.digest().hex(), records + single.records, reached)
 
+    async def digest_of(self, topic: str, partition: int, offset: int, to: int) -> Digest:
+        """The digest of the records of ``[offset, to)``. Raises BrokerUnavailable."""
+        info = (await self._context.cluster.topics()).get(topic)
+        if info is None:
+            raise BrokerUnavailable(f"{topic} does not exist")
+        try:
+            return await self.digest(info, partition, offset, to, RECORDS, None)
+        except (OperationError, BatchError) as error:
+            raise BrokerUnavailable(str(error)) from error
+
     # ---- the peer's calls ----
 
     async def on_digest(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +147,19 @@ class Verification:
             raise LinkRejected("READ_FAILED", str(error)) from error
         return {"partitions": [list(pair) for pair in ends]}
 
+    async def on_linked_topics(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """This cluster's topics in the namespaces of the link."""
+        link = self._context.control.state.links.get(connection.link_name)
+        topics = await self._context.cluster.topics()
+        mappings = [each for each in link.mappings if each.type is ResourceType.TOPIC] if link is not None else []
+        return {
+            "topics": {
+                topic.name: len(topic.partitions)
+                for topic in topics.values()
+                if not topic.internal and any(each.remote_name(topic.name) is not None for each in mappings)
+            }
+        }
+
     async def _linked_topic(self, connection: LinkConnection, name: str) -> TopicInfo:
         """A topic that the connection's link may ask about. Raises LinkRejected."""
         link = self._context.control.state.links.get(connection.link_name)
@@ -163,28 +179,31 @@ class Verification:
         """Compare every partition of the link's topic namespaces, up to a snapshot of the smaller end."""
         started = monotonic()
         topics = await self._context.cluster.topics()
-        pairs = [
-            (mapping, topic, remote)
-            for mapping in link.mappings
-            if mapping.type is ResourceType.TOPIC
-            for topic in sorted(topics.values())
-            if (remote := mapping.remote_name(topic.name)) is not None and not topic.internal
-        ]
+        there = {
+            str(name): int(count) for name, count in (await connection.call("linked_topics", {}))["topics"].items()
+        }
+        pairs: list[tuple[bool, str, str]] = []
+        for mapping in link.mappings:
+            if mapping.type is ResourceType.TOPIC:
+                names = {name for name, topic in topics.items() if not topic.internal and mapping.remote_name(name)}
+                names |= {name for remote in there if (name := mapping.local_name(remote)) is not None}
+                pairs += [
+                    (mapping.role is Role.LEADER, name, mapping.remote_name(name) or "") for name in sorted(names)
+                ]
         counter = _Counter(progress)
         limit = asyncio.Semaphore(AT_ONCE)
         jobs = []
-        for mapping, topic, remote in pairs:
-            try:
-                remote_ends: list[list[int]] | None = (await connection.call("ends", {"topic": remote}))["partitions"]
-            except LinkRejected:
-                remote_ends = None
-            for partition in range(len(topic.partitions)):
-                remote_end = (
-                    Ends(*remote_ends[partition]) if remote_ends is not None and partition < len(remote_ends) else None
-                )
-                jobs.append(
-                    _Comparison(self, connection, topic, remote, partition, mapping.role is Role.LEADER, remote_end)
-                )
+        for leads, name, remote in pairs:
+            remote_ends: list[list[int]] = []
+            if remote in there:
+                try:
+                    remote_ends = (await connection.call("ends", {"topic": remote}))["partitions"]
+                except LinkRejected:
+                    pass  # deleted since then
+            local = topics.get(name)
+            for partition in range(max(len(remote_ends), 0 if local is None else len(local.partitions))):
+                remote_end = Ends(*remote_ends[partition]) if partition < len(remote_ends) else None
+                jobs.append(_Comparison(self, connection, name, local, remote, partition, leads, remote_end))
         verdicts = await asyncio.gather(*(job.run(limit, counter) for job in jobs))
         return VerifyReport(
             link_name=link.name,
@@ -218,7 +237,8 @@ class _Comparison:
         self,
         verification: Verification,
         connection: LinkConnection,
-        topic: TopicInfo,
+        name: str,
+        topic: TopicInfo | None,
         remote: str,
         partition: int,
         leads: bool,
@@ -226,7 +246,8 @@ class _Comparison:
     ) -> None:
         self._verification = verification
         self._connection = connection
-        self._topic = topic
+        self._name = name
+        self._local_topic = topic
         self._remote = remote
         self._partition = partition
         self._leads = leads
@@ -240,11 +261,19 @@ class _Comparison:
             except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, OperationError, BatchError) as error:
                 return self._verdict(0, 0, Ends(0, 0), f"not compared: {error or type(error).__name__}")
 
+    @property
+    def _topic(self) -> TopicInfo:
+        assert self._local_topic is not None
+        return self._local_topic
+
     async def _compare(self, counter: _Counter) -> PartitionVerdict:
+        if self._local_topic is None or self._partition >= len(self._local_topic.partitions):
+            return self._verdict(0, 0, Ends(0, 0), f"{self._name}-{self._partition} does not exist on this cluster")
         here = await self._verification.ends(self._topic, self._partition)
         there = self._remote_ends
         if there is None:
-            return self._verdict(0, 0, here, f"{self._remote} does not exist on the other cluster")
+            missing = f"{self._remote}-{self._partition}"
+            return self._verdict(0, 0, here, f"{missing} does not exist on the other cluster")
         start, to = max(here.log_start, there.log_start), min(here.high_watermark, there.high_watermark)
         counter.expect(max(0, to - start))
         if here.log_start != there.log_start:
@@ -294,7 +323,7 @@ class _Comparison:
         there = self._remote_ends or Ends(0, 0)
         source, follower = (here, there) if self._leads else (there, here)
         return PartitionVerdict(
-            topic=self._topic.name,
+            topic=self._name,
             remote_topic=self._remote,
             partition=self._partition,
             equal=difference is None,

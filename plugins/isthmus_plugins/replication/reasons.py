@@ -1,0 +1,56 @@
+"""Why a partition is where it is: the constants that go over the link and into status, and the states they mean.
+
+Most are :class:`isthmus_control.states.ReasonCode`, which wait for somebody. The others below pass by themselves: the
+leader end opens the stream again, and the partition shows as Catching Up meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus_control.states import PartitionState, ReasonCode
+
+MOVED: Final = "MOVED"
+"""The follower partition is led by another broker, or its log was cut: the leader end looks for it again."""
+CLOSED: Final = "CLOSED"
+"""The stream was closed: the leader end no longer pushes it, or pushes it over another one."""
+DISCONNECTED: Final = "DISCONNECTED"
+NOT_LEADER: Final = "NOT_LEADER"
+NOT_FOLLOWING: Final = "NOT_FOLLOWING"
+LINK_LOST: Final = "LINK_LOST"
+SOURCE_UNAVAILABLE: Final = "SOURCE_UNAVAILABLE"
+BROKER_UNAVAILABLE: Final = "BROKER_UNAVAILABLE"
+
+DIVERGED: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
+REFUSED: Final = frozenset(
+    {
+        ReasonCode.TARGET_TOPIC_NOT_EMPTY,
+        ReasonCode.TARGET_TOPIC_ID_CHANGED,
+        ReasonCode.TARGET_TOPIC_MAY_BE_DELETED,
+        ReasonCode.TARGET_TOPIC_NOT_CREATED,
+        ReasonCode.SOURCE_TOPIC_ID_CHANGED,
+        ReasonCode.SOURCE_PARTITIONS_DECREASED,
+    }
+)
+STOPPED: Final = frozenset(
+    {
+        ReasonCode.TRANSACTIONS_NOT_SUPPORTED,
+        ReasonCode.COMPACTION_NOT_SUPPORTED,
+        ReasonCode.HEAD_GAP_NOT_SUPPORTED,
+        ReasonCode.RETENTION_OVERTOOK,
+        ReasonCode.UNSUPPORTED_MESSAGE_FORMAT,
+        ReasonCode.TARGET_REFUSES_RECORDS,
+        ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,
+        ReasonCode.STOPPED_BY_OPERATOR,
+        ReasonCode.INTERNAL_ERROR,
+    }
+)
+
+
+def waiting_state(code: str) -> PartitionState | None:
+    """The state of a partition that waits for somebody because of ``code``; None if it goes on by itself."""
+    if code in DIVERGED:
+        return PartitionState.DIVERGED
+    if code in REFUSED:
+        return PartitionState.REFUSED
+    return PartitionState.STOPPED if code in STOPPED else None

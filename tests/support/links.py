@@ -1,0 +1,293 @@
+"""Linked pairs of real clusters, for tests: a proxy on each side, one link, names that no other test uses.
+
+A :class:`Side` is a cluster with the proxies in front of it; :func:`linked` starts them, creates a link and cleans up.
+Everything here blocks; waiting ends as soon as what is waited for is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyProcess
+from support.kafka import unique
+
+WAIT_S: Final = 60.0
+LEASE_S: Final = 3.0
+"""Short, so that a proxy which was killed is not waited for long."""
+
+
+def until(what: str, ready: Callable[[], Any], timeout_s: float = WAIT_S, interval_s: float = 0.05) -> Any:
+    """Wait until ``ready()`` is true, and return it. Raises AssertionError that says what was waited for."""
+    deadline = time.monotonic() + timeout_s
+    last: Exception | None = None
+    while True:
+        try:
+            if found := ready():
+                return found
+            last = None
+        except Exception as error:  # a proxy or broker that is being restarted
+            last = error
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout_s:.0f} s") from last
+        time.sleep(interval_s)
+
+
+class Read(NamedTuple):
+    """One record as a consumer sees it."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: tuple[int, int]
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    @classmethod
+    def of(cls, message: Message) -> Read:
+        return cls(
+            message.offset(), message.key(), message.value(), message.timestamp(), tuple(message.headers() or ())
+        )
+
+
+class Side:
+    """A cluster, and the proxies in front of it: one for all brokers, or one for each."""
+
+    def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess]) -> None:
+        self.kafka = kafka
+        self.proxies = list(proxies)
+        self._admins: dict[bool, AdminClient] = {}
+
+    @property
+    def proxy(self) -> ProxyProcess:
+        return self.proxies[0]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(proxy.bootstrap for proxy in self.proxies)
+
+    def admin(self, direct: bool = False) -> AdminClient:
+        """A client of the proxies, or of the brokers themselves."""
+        if direct not in self._admins:
+            servers = self.kafka.bootstrap_servers if direct else self.bootstrap
+            self._admins[direct] = AdminClient({"bootstrap.servers": servers})
+        return self._admins[direct]
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        direct: bool = False,
+        replicas: int = 1,
+    ) -> None:
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=dict(config or {}))
+        self.admin(direct).create_topics([topic])[name].result(30)
+
+    def delete_topic(self, name: str, direct: bool = False) -> None:
+        self.admin(direct).delete_topics([name])[name].result(30)
+
+    def add_partitions(self, name: str, total: int) -> None:
+        self.admin().create_partitions([NewPartitions(name, total)])[name].result(30)
+
+    def topics(self) -> dict[str, int]:
+        """The cluster's topics with their partitions, as its brokers know them."""
+        found = self.admin(direct=True).list_topics(timeout=20).topics
+        return {name: len(topic.partitions) for name, topic in found.items()}
+
+    def topic_config(self, name: str) -> dict[str, str]:
+        """The effective configuration of a topic."""
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        entries = self.admin(direct=True).describe_configs([resource])[resource].result(30)
+        return {entry.name: entry.value for entry in entries.values()}
+
+    def producer(self, direct: bool = False, **settings: Any) -> Producer:
+        servers = self.kafka.bootstrap_servers if direct else self.bootstrap
+        return Producer({"bootstrap.servers": servers, "linger.ms": 5, **settings})
+
+    def produce(
+        self, topic: str, values: Sequence[bytes], partition: int = 0, direct: bool = False, **settings: Any
+    ) -> list[int]:
+        """Write records; their offsets. Raises KafkaException for the first that is refused."""
+        offsets: list[int] = []
+        errors: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                errors.append(error)
+            else:
+                offsets.append(message.offset())
+
+        producer = self.producer(direct, **settings)
+        for value in values:
+            producer.produce(topic, value, partition=partition, on_delivery=delivered)
+            producer.poll(0)
+        producer.flush(60)
+        if errors:
+            raise KafkaException(errors[0])
+        return offsets
+
+    def read(self, topic: str, partition: int = 0, direct: bool = False, timeout_s: float = 30.0) -> list[Read]:
+        """All records of a partition, read uncommitted, up to the high watermark at the start."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap_servers if direct else self.bootstrap,
+                "group.id": unique("reader"),
+                "enable.auto.commit": False,
+                "isolation.level": "read_uncommitted",
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+            }
+        )
+        found: list[Read] = []
+        try:
+            start, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+            consumer.assign([TopicPartition(topic, partition, start)])
+            deadline = time.monotonic() + timeout_s
+            while start < end and (not found or found[-1].offset < end - 1):
+                message = consumer.poll(1.0)
+                if message is not None and message.error() is None:
+                    found.append(Read.of(message))
+                elif message is not None and message.error().code() == KafkaError._PARTITION_EOF:
+                    break
+                assert time.monotonic() < deadline, f"{topic}-{partition}: read {len(found)} records up to {end}"
+        finally:
+            consumer.close()
+        return found
+
+    def end(self, topic: str, partition: int = 0) -> int:
+        """The high watermark, as the brokers know it."""
+        consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap_servers, "group.id": "ends"})
+        try:
+            return int(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)[1])
+        finally:
+            consumer.close()
+
+    def link(self, name: str, proxy: ProxyProcess | None = None) -> dict[str, Any]:
+        """A link's status, as one proxy tells it."""
+        found: dict[str, Any] = (proxy or self.proxy).get(f"/v1/links/{name}")
+        return found
+
+    def partitions(self, name: str, topic: str | None = None) -> list[dict[str, Any]]:
+        """The partitions of a link that all proxies of this side tell of."""
+        return [
+            partition
+            for proxy in self.proxies
+            for partition in self.link(name, proxy)["partitions"]
+            if topic is None or partition["topic"] == topic
+        ]
+
+    def partition(self, name: str, topic: str, partition: int = 0) -> dict[str, Any] | None:
+        return next((each for each in self.partitions(name, topic) if each["partition"] == partition), None)
+
+
+class Linked:
+    """Two sides and the link between them, A leading."""
+
+    def __init__(self, a: Side, b: Side, name: str) -> None:
+        self.a = a
+        self.b = b
+        self.name = name
+        self.local = unique("local-") + "-"
+        self.remote = unique("remote-") + "-"
+
+    def attach(self, local: str | None = None, remote: str | None = None, *more: str) -> Any:
+        """Attach namespaces, A's leading; by default the pair's own."""
+        local, remote = local or self.local, remote or self.remote
+        return self.a.proxy.cli(
+            "link", "attach", self.name, "--local", local, "--remote", remote, "--role", "leader", *more
+        )
+
+    def detach(self, local: str | None = None) -> None:
+        self.a.proxy.cli("link", "detach", self.name, "--local", local or self.local)
+
+    def verify(self, check: bool = True) -> dict[str, Any]:
+        report: dict[str, Any] = self.a.proxy.cli("verify", self.name, check=check)
+        return report
+
+    def follower_state(self, topic: str, partition: int = 0) -> str | None:
+        found = self.b.partition(self.name, topic, partition)
+        return None if found is None else str(found["state"])
+
+    def wait_state(self, topic: str, state: str, partition: int = 0, timeout_s: float = WAIT_S) -> dict[str, Any]:
+        """Wait for the state of a follower partition (by its name at B), and return its status."""
+        until(f"{topic}-{partition} is {state}", lambda: self.follower_state(topic, partition) == state, timeout_s)
+        found = self.b.partition(self.name, topic, partition)
+        assert found is not None
+        return found
+
+    def wait_end(self, topic: str, end: int, partition: int = 0, timeout_s: float = WAIT_S) -> None:
+        """Wait until B's topic has this high watermark."""
+        until(
+            f"{topic}-{partition} ends at {end}",
+            lambda: topic in self.b.topics() and self.b.end(topic, partition) >= end,
+            timeout_s,
+        )
+        assert self.b.end(topic, partition) == end
+
+    def wait_following(self, topics: int = 1, timeout_s: float = WAIT_S) -> None:
+        """Wait until every partition of both ends is Following, without lag."""
+
+        def following() -> bool:
+            sides = [self.a.partitions(self.name), self.b.partitions(self.name)]
+            return all(len({each["topic"] for each in side}) >= topics for side in sides) and all(
+                each["state"] == "Following" and each["partition_mirror_lag"] == 0 for side in sides for each in side
+            )
+
+        until("the link is Following", following, timeout_s)
+
+
+def whole(kafka: KafkaCluster, **more: Any) -> ProxyProcess:
+    """One proxy for all brokers of a cluster, started by whoever enters it."""
+    return ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=_extra(more))
+
+
+def sidecars(kafka: KafkaCluster, **more: Any) -> list[ProxyProcess]:
+    """One proxy for each broker."""
+    return [
+        ProxyProcess(
+            kafka.bootstrap_servers, name=unique(f"proxy-{broker_id}-"), broker_id=broker_id, extra=_extra(more)
+        )
+        for broker_id in kafka.broker_ids
+    ]
+
+
+def _extra(more: Mapping[str, Any]) -> dict[str, Any]:
+    extra = {table: dict(settings) for table, settings in more.items()}
+    extra.setdefault("proxy", {}).setdefault("lease_s", LEASE_S)
+    return extra
+
+
+@contextmanager
+def linked(
+    a: KafkaCluster,
+    b: KafkaCluster,
+    *,
+    a_proxies: Sequence[ProxyProcess] | None = None,
+    b_proxies: Sequence[ProxyProcess] | None = None,
+    remote: str | None = None,
+) -> Iterator[Linked]:
+    """Proxies on both clusters, and a link that A created. ``remote``: the address that A dials, B's own by default."""
+    with ExitStack() as stack:
+        sides = []
+        for kafka, proxies in ((a, a_proxies), (b, b_proxies)):
+            chosen = list(proxies) if proxies is not None else [whole(kafka)]
+            for proxy in chosen:
+                proxy.spawn()
+                stack.callback(proxy.close)
+            sides.append(Side(kafka, chosen))
+        for side in sides:
+            for proxy in side.proxies:
+                proxy.wait_ready()
+        pair = Linked(*sides, unique("link"))
+        pair.a.proxy.cli("link", "create", pair.name, "--remote", remote or pair.b.proxy.link_address)
+        yield pair
+        try:
+            pair.a.proxy.cli("link", "delete", pair.name)
+        except Exception:
+            pass  # the clusters are shared, names are unique: what is left behind disturbs nobody
