@@ -6,16 +6,14 @@ Exit status 1: it could not be done, and the message says what to do; 2: wrong u
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-import yaml
 
+from isthmus.cli.output import Output, OutputOption, columns, fields, show
 from isthmus_bench.kafka import DEFAULT_VERSION, TESTED_VERSIONS, EmbeddedKafkaError, KafkaCluster
 from isthmus_bench.kafka.cluster import STATE_FILE
 from isthmus_bench.kafka.jars import cache_directory, say_on_stderr
@@ -27,18 +25,11 @@ cluster_app: Final = typer.Typer(
 )
 
 
-class Output(StrEnum):
-    table = "table"
-    json = "json"
-    yaml = "yaml"
-
-
 NameOption = Annotated[str, typer.Option("--name", help="The cluster's name.")]
 DirOption = Annotated[
     Path | None,
     typer.Option("--dir", help="Where clusters are kept, each in a folder with its name (default: in the cache)"),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the result.")]
 BrokerOption = Annotated[int, typer.Option("--broker", help="The broker's id; ids count from 1.")]
 
 
@@ -108,39 +99,17 @@ def _described(cluster: KafkaCluster) -> dict[str, Any]:
     }
 
 
-def _print(result: Any, output: Output) -> None:
-    if output is Output.json:
-        typer.echo(json.dumps(result, indent=2))
-    elif output is Output.yaml:
-        typer.echo(yaml.safe_dump(result, sort_keys=False).rstrip())
-    else:
-        clusters = result if isinstance(result, list) else [result]
-        if not clusters:
-            typer.echo("no clusters")
-        for cluster in clusters:
-            facts = [(key, value) for key, value in cluster.items() if not isinstance(value, list)]
-            width = max(len(key) for key, _ in facts)
-            for key, value in facts:
-                typer.echo(f"{key:<{width}}  {value}")
-            if rows := cluster.get("brokers"):
-                typer.echo("\n" + _table(rows) + "\n")
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    heads = list(rows[0])
-    cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-    )
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
+def _lines(result: Any) -> Iterator[str]:
+    """One cluster or several, for people."""
+    clusters = result if isinstance(result, list) else [result]
+    if not clusters:
+        yield "no clusters"
+    for cluster in clusters:
+        yield from fields((key, value) for key, value in cluster.items() if not isinstance(value, list))
+        if rows := cluster.get("brokers"):
+            yield ""
+            yield from columns([head.upper() for head in rows[0]], [list(row.values()) for row in rows])
+            yield ""
 
 
 @cluster_app.command()
@@ -162,7 +131,7 @@ def start(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A broker setting; may be repeated.")
     ] = None,
     heap_mb: Annotated[int | None, typer.Option("--heap-mb", help="Heap of a broker, MB (default: 256)")] = None,
-    output: OutputOption = Output.table,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Start a cluster in the background, or one that was stopped with --keep-data again.
 
@@ -185,7 +154,7 @@ def start(
         else:
             cluster = KafkaCluster(home / name, port=port, background=True, **chosen)
             cluster.start()
-        _print(_described(cluster), output)
+        show(_described(cluster), output, _lines)
 
 
 def _start_again(name: str, directory: Path | None, chosen: Mapping[str, Any], port: int | None) -> KafkaCluster:
@@ -238,7 +207,7 @@ def stop(
 def status(
     name: Annotated[str | None, typer.Option("--name", help="One cluster; else all under --dir.")] = None,
     directory: DirOption = None,
-    output: OutputOption = Output.table,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what runs: brokers, addresses, processes, memory, logs.
 
@@ -248,10 +217,10 @@ def status(
     """
     with _told():
         if name is not None:
-            _print(_described(_attach(name, directory)), output)
+            show(_described(_attach(name, directory)), output, _lines)
         else:
             home = _home(directory)
-            _print([_described(KafkaCluster.attach(home / each)) for each in _names(home)], output)
+            show([_described(KafkaCluster.attach(home / each)) for each in _names(home)], output, _lines)
 
 
 @cluster_app.command()
