@@ -16,6 +16,7 @@ from isthmus_plugins.api import NEED_MORE, Answer, Request, RequestHook, Respons
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
 from isthmus_protocol.locate import Locator
+from isthmus_protocol.plain_answers import plain_produce_answer
 from isthmus_protocol.schema import ApiKey
 
 WRITES: Final = frozenset(
@@ -52,7 +53,9 @@ class Route:
         "api_key",
         "broker_time",
         "decoded",
+        "head_end",
         "is_write",
+        "looked_at",
         "on_request",
         "on_response",
         "proxy_time",
@@ -69,6 +72,11 @@ class Route:
         self.is_write = api_key in WRITES
         self.acks: Locator | None = None
         """Produce: finds its acks in a frame that starts at a position; raises NeedMore where too little is there."""
+        self.looked_at = False
+        """There is an ``acks`` or an ``on_request``."""
+        self.head_end: Callable[[bytes, int], int | None] | None = None
+        """Produce: up to where the bytes of a frame (which starts at a position) must be the same as those of another
+        one for the same acks and, where there are hooks, the same only topic; None where there are several."""
         self.on_request: Callable[[Request], Verdict] | None = None
         self.whole = False
         """``on_request`` wants whole frames only."""
@@ -107,25 +115,52 @@ def _wants(hook: RequestHook, route: Route) -> bool:
 
 def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) -> None:
     if route.api_key == ApiKey.PRODUCE:
+        route.head_end = _only_topic_end(route.version) if hooks else _acks_end(route.version)
         route.acks = peeks.peek(ApiKey.PRODUCE, route.version, "request", ("acks",))
     if len(hooks) == 1:
         route.on_request = hooks[0].on_request
     elif hooks:
         route.on_request = partial(_first_verdict, tuple(hook.on_request for hook in hooks))
     route.whole = any(hook.whole for hook in hooks)
+    route.looked_at = route.acks is not None or route.on_request is not None
     if route.api_key == ApiKey.API_VERSIONS:
         route.on_response = partial(api_versions.intersect, route.version)
         return
     rewrite = addresses.rewriter(route.api_key, route.version)
     if rewrite is not None:
-        route.on_response = _with_addresses(rewrite, address_map)
+        is_plain = plain_produce_answer(route.version) if route.api_key == ApiKey.PRODUCE else None
+        route.on_response = _with_addresses(rewrite, address_map, is_plain)
         stream = addresses.stream_rewriter(route.api_key, route.version)
         if stream is not None:
             route.stream_response = partial(stream, address_map)
 
 
-def _with_addresses(rewrite: Callable[[bytes, AddressMap], bytes], address_map: AddressMap) -> ResponseHook:
-    return lambda frame: rewrite(frame, address_map)
+def _acks_end(version: int) -> Callable[[bytes, int], int | None]:
+    locate = peeks.peek(ApiKey.PRODUCE, version, "request", ("acks@",))
+
+    def end(frame: bytes, start: int) -> int | None:
+        _, behind = locate(frame, start)
+        return int(behind)
+
+    return end
+
+
+def _only_topic_end(version: int) -> Callable[[bytes, int], int | None]:
+    locate = peeks.peek(ApiKey.PRODUCE, version, "request", (("topic_data", ("name|topic_id@",)),))
+
+    def end(frame: bytes, start: int) -> int | None:
+        topics = locate(frame, start)
+        return int(topics[0][1]) if len(topics) == 1 else None
+
+    return end
+
+
+def _with_addresses(
+    rewrite: Callable[[bytes, AddressMap], bytes], address_map: AddressMap, is_plain: Callable[[bytes], bool] | None
+) -> ResponseHook:
+    if is_plain is None:
+        return lambda frame: rewrite(frame, address_map)
+    return lambda frame: frame if is_plain(frame) else rewrite(frame, address_map)
 
 
 def _first_verdict(hooks: tuple[Callable[[Request], Verdict], ...], request: Request) -> Verdict:
@@ -136,6 +171,7 @@ def _first_verdict(hooks: tuple[Callable[[Request], Verdict], ...], request: Req
             need_more = True
         elif verdict is not None:
             return verdict
+    request.leave = None  # one hook's leave is not the others'
     return NEED_MORE if need_more else None
 
 
@@ -144,6 +180,7 @@ def newer_api_versions_route() -> Route:
     _, newest = api_versions.proxied()[ApiKey.API_VERSIONS]
     route = Route(ApiKey.API_VERSIONS, newest + 1, Histogram(), Histogram())
     route.whole = True
+    route.looked_at = True
     route.on_request = lambda request: Answer(
         api_versions.unsupported_version_answer(request.correlation_id), "unsupported_api_versions"
     )

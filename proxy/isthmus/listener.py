@@ -16,7 +16,7 @@ from typing import Final
 
 from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
 from isthmus.session import Downstream, Session, SessionState, Upstream
-from isthmus_plugins.api import Client
+from isthmus_plugins.api import Client, Leave
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.messages import encode_request
 from isthmus_protocol.schema import ApiKey, request_type
@@ -75,11 +75,15 @@ class Gateway:
         self._session_ids = itertools.count(1)
         self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
         self.fence_frame = encode_request(request_type(ApiKey.API_VERSIONS, 0)(), 0, None)
+        self.leave = Leave(float("inf"))
+        """Sessions' own, for what no hook wants to see; ends with the table of routes."""
         self._newer_api_versions = newer_api_versions_route()
         self._draining: asyncio.Event | None = None
 
     def set_routes(self, routes: dict[int, Route]) -> None:
         """Put another table in place, for open sessions too."""
+        self.leave.until = float("-inf")
+        self.leave = Leave(float("inf"))
         self.routes.clear()
         self.routes.update(routes)
         self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]

@@ -31,7 +31,7 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Replace, Request, ResponseHook, Verdict
+from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Leave, Replace, Request, ResponseHook, Verdict
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
 """Bytes queued towards one peer before the other one is no longer read: a session holds at most this and one chunk."""
 FLUSH_TIMEOUT_S: Final = 30.0
 """How long a peer that does not read may keep a closed connection's last bytes in memory."""
+KNOWN_HEADS_MAX: Final = 8
+"""Topics of a connection whose Produce requests are recognised by their first bytes."""
+KNOWN_HEAD_BYTES_MAX: Final = 1024
 SETTLE_TIMEOUT_S: Final = 30.0
 """How long unanswered writes of a client that is gone are waited for; a broker's own request timeout."""
 
@@ -517,6 +520,7 @@ class Downstream(_Peer):
         "_gateway",
         "_held",
         "_holds",
+        "_known",
         "_listener",
         "_pending",
         "_request",
@@ -537,6 +541,8 @@ class Downstream(_Peer):
         self._held = False
         self._request: Request | None = None
         """What hooks are asked about, used again while no hook has kept it: one that wants nothing has not."""
+        self._known: tuple[int, Leave | None, tuple[bytes, ...], int] = (-1, None, (), 0)
+        """Route key, leave, the heads of frames that it covers, and the least size of a frame that holds them."""
         self.throttled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -638,6 +644,7 @@ class Downstream(_Peer):
         start = position = 0  # data[start:position] is to be forwarded and not written yet
         wanted = 0
         route: Route | None = None
+        known_key, leave, heads, known_size = self._known
         while available - position >= _REQUEST_HEAD_SIZE:
             size, key, correlation_id = _request_head(data, position)
             route = routes.get(key)
@@ -649,39 +656,51 @@ class Downstream(_Peer):
                 return
             end = position + 4 + size
             acks = 1
-            if route.acks is not None:
-                try:
-                    acks = route.acks(data, position)
-                except NeedMore:
-                    wanted = min(2 * (available - position), 4 + size)
-                    break
-            if route.on_request is not None:
-                whole = end <= available
-                if route.whole and not whole:
-                    wanted = 4 + size
-                    break
-                frame = data if position == 0 and end >= available else data[position:end]
-                try:
-                    verdict = self._verdict(route, frame, whole, correlation_id, arrived)
-                except MalformedFrame:
-                    raise
-                except Exception as error:
-                    self.session.hook_failed(route, error)
-                    return
-                if verdict is not None:
-                    if not whole and not isinstance(verdict, Close):  # asked again when all is there
-                        _drop(verdict)
+            if route.looked_at and not (
+                key == known_key
+                and size >= known_size
+                and leave is not None
+                and arrived <= leave.until
+                and data.startswith(heads, position + _REQUEST_HEAD_SIZE)
+            ):
+                if route.acks is not None:
+                    try:
+                        acks = route.acks(data, position)
+                    except NeedMore:
+                        wanted = min(2 * (available - position), 4 + size)
+                        break
+                leave = self._gateway.leave
+                if route.on_request is not None:
+                    whole = end <= available
+                    if route.whole and not whole:
                         wanted = 4 + size
                         break
-                    if start < position:
-                        self._upstream.send(data[start:position])
-                    route.requests += 1
-                    route.decoded += 1
-                    start = position = end
-                    if not self._act(verdict, route, correlation_id, acks == 0, arrived, frame, data[end:]):
+                    frame = data if position == 0 and end >= available else data[position:end]
+                    try:
+                        verdict, leave = self._verdict(route, frame, whole, correlation_id, arrived)
+                    except MalformedFrame:
+                        raise
+                    except Exception as error:
+                        self.session.hook_failed(route, error)
                         return
-                    continue
-                route.decoded += 1
+                    if verdict is not None:
+                        if not whole and not isinstance(verdict, Close):  # asked again when all is there
+                            _drop(verdict)
+                            wanted = 4 + size
+                            break
+                        if start < position:
+                            self._upstream.send(data[start:position])
+                        route.requests += 1
+                        route.decoded += 1
+                        start = position = end
+                        if not self._act(verdict, route, correlation_id, acks == 0, arrived, frame, data[end:]):
+                            return
+                        known_key, leave, heads, known_size = self._known
+                        continue
+                    route.decoded += 1
+                if acks and leave is not None:
+                    self._know(route, key, leave, data, position)
+                known_key, leave, heads, known_size = self._known
             route.requests += 1
             if acks:
                 pending.append((correlation_id, route, arrived, route.on_response, None))
@@ -701,8 +720,23 @@ class Downstream(_Peer):
         if route is not None:
             route.proxy_time.observe(monotonic() - arrived)
 
-    def _verdict(self, route: Route, frame: bytes, whole: bool, correlation_id: int, arrived: float) -> Verdict:
-        """Ask the hooks of a route. Raises what they raise."""
+    def _know(self, route: Route, key: int, leave: Leave, data: bytes, position: int) -> None:
+        """Remember what leave was given for, to recognise the next such request by its first bytes."""
+        known_key, known_leave, heads, size = self._known
+        if key != known_key or leave is not known_leave:
+            heads, size = (), 0
+        if route.head_end is None or len(heads) == KNOWN_HEADS_MAX:
+            return
+        end = route.head_end(data, position)
+        if end is None or end - position > KNOWN_HEAD_BYTES_MAX:
+            return
+        head = data[position + _REQUEST_HEAD_SIZE : end]
+        self._known = (key, leave, (*heads, head), max(size, end - position - 4))
+
+    def _verdict(
+        self, route: Route, frame: bytes, whole: bool, correlation_id: int, arrived: float
+    ) -> tuple[Verdict, Leave | None]:
+        """Ask the hooks of a route: the verdict, and the leave that they gave. Raises what they raise."""
         assert route.on_request is not None
         request = self._request
         if request is None:
@@ -716,6 +750,7 @@ class Downstream(_Peer):
             request.version = route.version
             request.correlation_id = correlation_id
             request.now = arrived
+            request.leave = None
         verdict = route.on_request(request)
         if verdict is None:
             request.frame = b""  # an idle connection keeps no frame
@@ -723,7 +758,7 @@ class Downstream(_Peer):
             self._request = None
             if verdict is NEED_MORE and whole:
                 raise RuntimeError("a hook wants more than the whole frame")
-        return verdict
+        return verdict, request.leave
 
     def _act(
         self,

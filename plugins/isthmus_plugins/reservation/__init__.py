@@ -25,6 +25,7 @@ from isthmus_plugins.api import (
     BrokerUnavailable,
     Close,
     Hold,
+    Leave,
     PluginContext,
     Replace,
     Request,
@@ -89,6 +90,8 @@ class ReservationPlugin:
     def __init__(self) -> None:
         self._allowed: set[bytes] = set()
         """Names and ids of topics that clients may write."""
+        self._leave = Leave(float("-inf"))
+        """Stands while the lease runs and the reservations are the same."""
 
     @hookimpl
     def isthmus_start(self, context: PluginContext) -> None:
@@ -100,6 +103,8 @@ class ReservationPlugin:
         if state.lookup is not self._lookup:
             self._lookup = state.lookup
             self._allowed.clear()
+            self._leave.until = float("-inf")
+            self._leave = Leave(float("-inf"))
 
     @hookimpl
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
@@ -113,8 +118,11 @@ class ReservationPlugin:
 
     def on_produce(self, request: Request) -> Verdict:
         """Forward a Produce request whose topics are all known to be writable; look closer at any other."""
-        if request.now > self._context.lease_deadline:
-            return self._without_lease(request)
+        leave = self._leave
+        if request.now > leave.until:
+            leave.until = self._context.lease_deadline  # a lease is extended or runs out, and never ends earlier
+            if request.now > leave.until:
+                return self._without_lease(request)
         try:
             _, _, topics = peeks.produce_topics(request.version, request.frame)
         except NeedMore:
@@ -122,6 +130,8 @@ class ReservationPlugin:
         for topic in topics:
             if topic not in self._allowed:
                 return self._look_closer(request, topics)
+        if len(topics) == 1:
+            request.leave = leave
         return None
 
     def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
