@@ -32,6 +32,7 @@ class ProxyProcess:
 
     Whole-cluster mode, or with ``broker_id`` the sidecar of one broker. ``extra`` adds to the tables of the
     configuration: ``{"plugins": {"enabled": []}}``. A proxy in the ``background`` goes on when its starter ends.
+    ``environment`` adds variables to the starter's.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ProxyProcess:
         broker_id: int | None = None,
         extra: Mapping[str, Mapping[str, Any]] | None = None,
         background: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._owned = None if directory is not None else tempfile.TemporaryDirectory(prefix="isthmus-proxy-")
         self.directory = directory or Path(self._owned.name if self._owned else "")
@@ -67,6 +69,7 @@ class ProxyProcess:
         self.config_path = self.directory / f"{name}.toml"
         self.log_path = self.directory / f"{name}.log"
         self.config_path.write_text(_toml(tables))
+        self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -100,6 +103,7 @@ class ProxyProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **self._environment},
                 preexec_fn=os.setsid if self._background else _die_with_parent,
             )
 
