@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+import zlib
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
@@ -529,7 +530,7 @@ class FollowerEnd:
     # ---- writers ----
 
     def _writer(self, broker_id: int, topic: str, partition: int) -> Writer:
-        slot = hash((topic, partition)) % WRITERS_PER_BROKER
+        slot = (zlib.crc32(topic.encode()) + partition) % WRITERS_PER_BROKER
         writer = self._writers.get((broker_id, slot))
         if writer is None:
             writer = self._writers[broker_id, slot] = Writer(self, self._context, broker_id, slot)

@@ -513,9 +513,12 @@ class LeaderEnd:
                 stream.opened(int(answer["end_offset"]))
                 objection = await self._objection(stream, answer.get("last"))
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
-            code = error.code if isinstance(error, LinkRejected) else ReasonCode.TIMEOUT_ERROR
-            if isinstance(error, BrokerUnavailable | KafkaRefused):
-                code = reasons.SOURCE_UNAVAILABLE
+            if isinstance(error, LinkRejected):
+                code = error.code
+            elif isinstance(error, LinkLost):
+                code = reasons.LINK_LOST
+            else:
+                code = ReasonCode.TIMEOUT_ERROR if isinstance(error, TimeoutError) else reasons.SOURCE_UNAVAILABLE
             if code == reasons.NOT_LEADER:
                 self._prepare_again(key.link)
             self._note(key, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S)

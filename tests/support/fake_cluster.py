@@ -1,0 +1,585 @@
+"""A cluster in memory, with the faults of a real one, for simulations and unit tests of the replication plugin.
+
+:class:`FakeCluster` is what plugins see of a cluster (``ClusterApi``), over :class:`Partition`, a model of a broker's
+log: base offsets, producer states with their last five batches, leader epochs. Its requests take time, get lost with or
+without effect, land late. :class:`FakeControl` applies commands with the real rules. Everything runs on the loop's
+clock, which :func:`run_simulated` replaces by one that jumps from event to event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from isthmus_control import apply as rules
+from isthmus_control.commands import Body, Command
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link
+from isthmus_control.outcome import Outcome
+from isthmus_control.sealing import Sealed, Sealer, Secret
+from isthmus_plugins.api import (
+    BrokerUnavailable,
+    Fetched,
+    FetchPartition,
+    KafkaRefused,
+    LinkListenerSpec,
+    PartitionInfo,
+    ProduceResult,
+    TopicInfo,
+)
+from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import BatchHeader, add_sequence, rebase, verify_crc, whole_header
+
+T = TypeVar("T")
+
+NONE, OUT_OF_RANGE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 1, 3, 6, 7
+NOT_ENOUGH_REPLICAS, AFTER_APPEND, OUT_OF_ORDER, FENCED, UNKNOWN_ID = 19, 20, 45, 74, 100
+NAMES: Final = {
+    NONE: "NONE",
+    UNKNOWN_TOPIC: "UNKNOWN_TOPIC_OR_PARTITION",
+    NOT_LEADER: "NOT_LEADER_OR_FOLLOWER",
+    TIMED_OUT: "REQUEST_TIMED_OUT",
+    NOT_ENOUGH_REPLICAS: "NOT_ENOUGH_REPLICAS",
+    AFTER_APPEND: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    OUT_OF_ORDER: "OUT_OF_ORDER_SEQUENCE_NUMBER",
+}
+LATE_MAX_S: Final = 1.9
+"""A request whose connection broke lands within this time, or never."""
+SOME_CONFIGS: Final = {
+    "cleanup.policy": "delete",
+    "compression.type": "producer",
+    "max.message.bytes": "1048588",
+    "message.timestamp.after.max.ms": "3600000",
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+    "message.timestamp.type": "CreateTime",
+    "min.insync.replicas": "1",
+    "retention.bytes": "-1",
+    "retention.ms": "604800000",
+}
+
+
+# ---- time ----
+
+
+class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    """Instead of waiting, moves the loop's clock."""
+
+    now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "nothing will ever happen any more"
+            self.now += max(timeout, 0.0)
+        return ready
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop on which time passes only while nothing is to be done."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def simulated_now() -> float:
+    """What ``time.monotonic`` is replaced by in the modules under test."""
+    return asyncio.get_running_loop().time()
+
+
+def run_simulated(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` on a loop whose clock jumps."""
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        return runner.run(work)
+
+
+# ---- logs ----
+
+
+def batch(
+    base_offset: int,
+    values: Sequence[bytes],
+    *,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    leader_epoch: int = 0,
+    attributes: int = 0,
+    timestamp: int = 1_700_000_000_000,
+) -> bytes:
+    """A batch as it stands in a log."""
+    header = BatchHeader(
+        base_offset=base_offset,
+        length=0,
+        leader_epoch=leader_epoch,
+        magic=2,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=len(values) - 1,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=len(values),
+    )
+    records = [Record(base_offset + index, timestamp, None, value) for index, value in enumerate(values)]
+    return encode_batch(records, header)
+
+
+@dataclass
+class Producer:
+    """What a broker knows of a producer in a partition."""
+
+    epoch: int = -1
+    last_sequence: int = -1
+    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
+    """First sequence, last sequence, base offset."""
+
+
+class Partition:
+    """One partition's log, as its leader has it."""
+
+    def __init__(self, leader: int) -> None:
+        self.leader = leader
+        self.leader_epoch = 0
+        self.log: list[bytes] = []
+        self.headers: list[BatchHeader] = []
+        self.end = 0
+        self.start = 0
+        self.lag = 0
+        """How far the high watermark is behind the end."""
+        self.producers: dict[int, Producer] = {}
+        self.grew = asyncio.Event()
+        self.on_append: Callable[[Partition], None] = lambda partition: None
+
+    @property
+    def high_watermark(self) -> int:
+        return self.end - self.lag
+
+    def move(self, leader: int) -> None:
+        """Another leader, with the same log."""
+        self.leader = leader
+        self.leader_epoch += 1
+        self.lag = 0
+
+    def write(self, data: bytes) -> None:
+        """Put a batch at the end, as the log's own leader would have made it."""
+        header = whole_header(data)
+        assert header.base_offset >= self.end
+        self.log.append(data)
+        self.headers.append(header)
+        self.end = header.next_offset
+        grew, self.grew = self.grew, asyncio.Event()
+        grew.set()
+        self.on_append(self)
+
+    def write_values(self, *values: bytes, **more: Any) -> None:
+        self.write(batch(self.end, values, leader_epoch=self.leader_epoch, **more))
+
+    def produce(self, data: bytes) -> tuple[int, int]:
+        """What a broker does with a client's batch: (error code, base offset)."""
+        verify_crc(data)
+        header = whole_header(data)
+        assert header.base_offset == 0, "brokers refuse compressed batches with another base offset"
+        if header.is_idempotent:
+            known = self.producers.setdefault(header.producer_id, Producer())
+            if header.producer_epoch == known.epoch:
+                for first, last, base_offset in known.recent:
+                    if (first, last) == (header.base_sequence, header.last_sequence):
+                        return NONE, base_offset
+                if header.base_sequence != add_sequence(known.last_sequence, 1):
+                    return OUT_OF_ORDER, -1
+            elif known.epoch >= 0 and header.base_sequence != 0:
+                return OUT_OF_ORDER, -1
+            elif header.producer_epoch != known.epoch:
+                known.recent.clear()
+            known.epoch = header.producer_epoch
+            known.last_sequence = header.last_sequence
+            known.recent.append((header.base_sequence, header.last_sequence, self.end))
+        base_offset = self.end
+        self.write(rebase(data, base_offset))
+        return NONE, base_offset
+
+    def cut(self, end: int) -> None:
+        """Lose the records from ``end`` on, and what is known of their producers."""
+        while self.headers and self.headers[-1].base_offset >= end:
+            self.headers.pop()
+            self.log.pop()
+        self.end = self.headers[-1].next_offset if self.headers else self.start
+        self.producers.clear()
+
+    def read(self, offset: int, bytes_max: int) -> bytes:
+        found: list[bytes] = []
+        size = 0
+        for header, data in zip(self.headers, self.log, strict=True):
+            if header.next_offset > offset and header.next_offset <= self.high_watermark:
+                if found and size + len(data) > bytes_max:
+                    break
+                found.append(data)
+                size += len(data)
+        return b"".join(found)
+
+
+@dataclass
+class Topic:
+    name: str
+    topic_id: bytes
+    partitions: list[Partition]
+    configs: dict[str, str]
+    replication_factor: int = 1
+
+
+class FakeCluster:
+    """A cluster as a plugin sees it. ``trouble``: how likely a request meets some."""
+
+    def __init__(self, rng: random.Random, brokers: Sequence[int] = (1,)) -> None:
+        self.random = rng
+        self.brokers = list(brokers)
+        self.down: set[int] = set()
+        self.trouble = 0.0
+        self.found: dict[str, Topic] = {}
+        self.on_new_partition: Callable[[str, int, Partition], None] = lambda topic, index, partition: None
+        self.defaults = dict(SOME_CONFIGS)
+        self.requests = 0
+
+    # -- what tests do with it
+
+    def add_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> Topic:
+        topic = Topic(name, uuid.UUID(int=self.random.getrandbits(128)).bytes, [], dict(configs or {}))
+        self.found[name] = topic
+        self._grow(topic, partitions)
+        return topic
+
+    def _grow(self, topic: Topic, total: int) -> None:
+        while len(topic.partitions) < total:
+            partition = Partition(self.random.choice(self.brokers))
+            topic.partitions.append(partition)
+            self.on_new_partition(topic.name, len(topic.partitions) - 1, partition)
+
+    def partition(self, topic: str, partition: int = 0) -> Partition:
+        return self.found[topic].partitions[partition]
+
+    # -- ClusterApi
+
+    async def _request(self, broker: int | None = None) -> None:
+        self.requests += 1
+        await asyncio.sleep(self.random.uniform(0.0005, 0.005))
+        if (broker is not None and broker in self.down) or self.random.random() < self.trouble / 4:
+            raise BrokerUnavailable(f"broker {broker} does not answer")
+
+    def _found(self, topic: str, partition: int) -> Partition:
+        found = self.found.get(topic)
+        if found is None or partition >= len(found.partitions):
+            raise BrokerUnavailable(f"there is no {topic}-{partition}")
+        if found.partitions[partition].leader in self.down:
+            raise BrokerUnavailable(f"the leader of {topic}-{partition} is down")
+        return found.partitions[partition]
+
+    async def topics(self) -> Mapping[str, TopicInfo]:
+        await self._request()
+        return {
+            name: TopicInfo(
+                name,
+                topic.topic_id,
+                tuple(PartitionInfo(each.leader, each.leader_epoch) for each in topic.partitions),
+                topic.replication_factor,
+                name.startswith("__"),
+            )
+            for name, topic in self.found.items()
+        }
+
+    async def leader_of(self, topic: str, partition: int) -> int | None:
+        await self._request()
+        found = self.found.get(topic)
+        if found is None or partition >= len(found.partitions) or found.partitions[partition].leader < 0:
+            return None
+        return found.partitions[partition].leader
+
+    async def broker_count(self) -> int:
+        return len(self.brokers)
+
+    async def log_end(self, topic: str, partition: int) -> int:
+        await self._request()
+        return self._found(topic, partition).end
+
+    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        await self._request()
+        return {place: self._found(*place).end for place in partitions}
+
+    async def high_watermark(self, topic: str, partition: int) -> int:
+        await self._request()
+        found = self._found(topic, partition)
+        found.lag = 0 if self.random.random() < 0.7 else found.lag
+        return found.high_watermark
+
+    async def log_start(self, topic: str, partition: int) -> int:
+        await self._request()
+        return self._found(topic, partition).start
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        await self._request()
+        found = self._found(topic, partition)
+        found.start = max(found.start, min(before, found.end))
+        return found.start
+
+    async def last_sequence(self, topic: str, partition: int, producer_id: int) -> int | None:
+        await self._request()
+        known = self._found(topic, partition).producers.get(producer_id)
+        return None if known is None or known.epoch < 0 else known.last_sequence
+
+    async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
+        await self._request()
+        own = self.found[topic].configs if topic in self.found else {}
+        return {name: (own.get(name, value), value) for name, value in self.defaults.items()}
+
+    async def create_topic(
+        self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
+    ) -> bytes:
+        await self._request()
+        if topic in self.found:
+            raise KafkaRefused(36, "TOPIC_ALREADY_EXISTS", f"{topic} exists")
+        made = self.add_topic(topic, partitions, configs)
+        made.replication_factor = replication_factor
+        if self.random.random() < self.trouble:
+            raise BrokerUnavailable("the answer was lost")
+        return made.topic_id
+
+    async def delete_topic(self, topic: str) -> None:
+        await self._request()
+        self.found.pop(topic, None)
+
+    async def create_partitions(self, topic: str, total: int) -> None:
+        await self._request()
+        self._grow(self.found[topic], total)
+
+    async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
+        await self._request()
+        for name, value in configs.items():
+            if value is None:
+                self.found[topic].configs.pop(name, None)
+            else:
+                self.found[topic].configs[name] = value
+
+    async def produce_connection(self, broker_id: int, lane: str) -> FakeProduceConnection:
+        await self._request(broker_id)
+        return FakeProduceConnection(self, broker_id)
+
+    async def fetch_connection(self, broker_id: int, lane: str) -> FakeFetchConnection:
+        await self._request(broker_id)
+        return FakeFetchConnection(self, broker_id)
+
+
+class FakeProduceConnection:
+    """Appends, of which some are lost before or after they land, and some land after they were taken for lost."""
+
+    def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
+        self._cluster = cluster
+        self._broker_id = broker_id
+        self._closed = False
+
+    async def produce(
+        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int
+    ) -> dict[tuple[str, int], ProduceResult]:
+        cluster, rng, loop = self._cluster, self._cluster.random, asyncio.get_running_loop()
+        if self._closed:
+            raise BrokerUnavailable("closed")
+        done: asyncio.Future[dict[tuple[str, int], ProduceResult]] = loop.create_future()
+        trouble = rng.random() < cluster.trouble
+        fate = rng.choice(("lost", "unanswered", "late", "refused", "timed-out")) if trouble else "answered"
+
+        def lose() -> None:
+            if not done.done():
+                done.set_exception(BrokerUnavailable(f"the connection broke ({fate})"))
+                done.exception()
+
+        def land() -> None:
+            if self._broker_id in cluster.down:
+                return
+            results = {place: self._append(place, data, fate) for place, data in batches.items()}
+            if fate in ("unanswered", "late"):
+                lose()
+            else:
+                loop.call_later(rng.uniform(0.0002, 0.002), lambda: None if done.done() else done.set_result(results))
+
+        delay = rng.uniform(0.0005, 0.01)
+        if fate == "late":
+            loop.call_later(delay, lose)
+            loop.call_later(delay + rng.uniform(0.0, LATE_MAX_S), land)
+        elif fate == "lost":
+            loop.call_later(delay, lose)
+        else:
+            loop.call_later(delay, land)
+        try:
+            async with asyncio.timeout(5):
+                return await done
+        except TimeoutError:
+            raise BrokerUnavailable("no answer") from None
+
+    def _append(self, place: tuple[str, int], data: bytes, fate: str) -> ProduceResult:
+        topic = self._cluster.found.get(place[0])
+        if topic is None or place[1] >= len(topic.partitions):
+            return ProduceResult(UNKNOWN_TOPIC, NAMES[UNKNOWN_TOPIC], -1, "")
+        partition = topic.partitions[place[1]]
+        if partition.leader != self._broker_id:
+            return ProduceResult(NOT_LEADER, NAMES[NOT_LEADER], -1, "")
+        if fate == "refused":
+            return ProduceResult(NOT_ENOUGH_REPLICAS, NAMES[NOT_ENOUGH_REPLICAS], -1, "")
+        code, base_offset = partition.produce(data)
+        if fate == "timed-out" and code == NONE:
+            code = self._cluster.random.choice((TIMED_OUT, AFTER_APPEND))
+            base_offset = -1
+        return ProduceResult(code, NAMES[code], base_offset, "")
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class FakeFetchConnection:
+    """Reads whole batches, up to the high watermark."""
+
+    def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
+        self._cluster = cluster
+        self._broker_id = broker_id
+        self._closed = False
+
+    async def fetch(self, partitions: Sequence[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
+        cluster = self._cluster
+        deadline = asyncio.get_running_loop().time() + wait_max_ms / 1000
+        while True:
+            await cluster._request(self._broker_id)
+            if self._closed:
+                raise BrokerUnavailable("closed")
+            found = [self._fetched(wanted, bytes_max) for wanted in partitions]
+            events = [each.grew for wanted in partitions if (each := self._partition(wanted)) is not None]
+            left = deadline - asyncio.get_running_loop().time()
+            if any(each.error_code or each.records for each in found) or left <= 0 or not events:
+                return found
+            waiting = [asyncio.get_running_loop().create_task(event.wait(), name="fetch") for event in events]
+            try:
+                await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waiting:
+                    task.cancel()
+
+    def _partition(self, wanted: FetchPartition) -> Partition | None:
+        topic = next((each for each in self._cluster.found.values() if each.topic_id == wanted.topic_id), None)
+        return topic.partitions[wanted.partition] if topic is not None else None
+
+    def _fetched(self, wanted: FetchPartition, bytes_max: int) -> Fetched:
+        def error(code: int) -> Fetched:  # as brokers do: an error comes without the log's limits
+            return Fetched(wanted.topic_id, wanted.partition, code, -1, -1, memoryview(b""))
+
+        partition = self._partition(wanted)
+        if partition is None:
+            return error(UNKNOWN_ID)
+        if partition.leader != self._broker_id:
+            return error(NOT_LEADER)
+        if wanted.leader_epoch not in (-1, partition.leader_epoch):
+            return error(FENCED)
+        if not partition.start <= wanted.offset <= partition.end:
+            return error(OUT_OF_RANGE)
+        data = partition.read(wanted.offset, min(bytes_max, wanted.bytes_max))
+        return Fetched(
+            wanted.topic_id, wanted.partition, NONE, partition.high_watermark, partition.start, memoryview(data)
+        )
+
+    def close(self) -> None:
+        self._closed = True
+
+
+# ---- control ----
+
+
+class FakeControl:
+    """A control log of one cluster, with the real rules. Shared by the processes of the cluster."""
+
+    def __init__(self, cluster_id: str, rng: random.Random) -> None:
+        self.state = ControlState(cluster_id)
+        self.random = rng
+        self.trouble = 0.0
+        self.commands: list[Body] = []
+        self._subscribers: list[Callable[[ControlState], None]] = []
+
+    def apply(self, body: Body) -> Outcome:
+        """Apply a command now."""
+        offset = self.state.applied_offset + 1
+        command_id = str(uuid.UUID(int=self.random.getrandbits(128), version=4))
+        before = self.state
+        self.state, outcome = rules.apply(before, offset, Command(command_id, 1000 + offset, "p", offset - 1, body))
+        self.commands.append(body)
+        for subscriber in self._subscribers:
+            subscriber(self.state)
+        return outcome
+
+    async def append(self, body: Body) -> Outcome:
+        await asyncio.sleep(self.random.uniform(0.001, 0.01))
+        if self.random.random() < self.trouble / 2:
+            raise BrokerUnavailable("the control log does not answer")
+        outcome = self.apply(body)
+        await asyncio.sleep(self.random.uniform(0.001, 0.01))
+        if self.random.random() < self.trouble / 2:
+            raise BrokerUnavailable("the control log did not answer")
+        return outcome
+
+    async def enforced(self, offset: int) -> None:
+        await asyncio.sleep(0.01)
+
+    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
+        self._subscribers.append(changed)
+
+    def unsubscribe_all(self) -> None:
+        self._subscribers.clear()
+
+
+class FakeContext:
+    """The process as the plugin sees it."""
+
+    def __init__(
+        self, cluster: FakeCluster, control: FakeControl, name: str = "p", brokers: frozenset[int] | None = None
+    ) -> None:
+        self.proxy_name = name
+        self.incarnation = str(uuid.UUID(int=cluster.random.getrandbits(128), version=4))
+        self.cluster_id = control.state.cluster_id
+        self.cluster = cluster
+        self.control = control
+        self.link_listener: LinkListenerSpec | None = None
+        self.link_client_tls = None
+        self.fronted_brokers = brokers
+        self.lease_deadline = float("inf")
+        self.port: int | None = None
+
+    def fronts(self, broker_id: int) -> bool:
+        return self.fronted_brokers is None or broker_id in self.fronted_brokers
+
+    def link_listening(self, port: int) -> None:
+        self.port = port
+
+    @property
+    def link_address(self) -> str | None:
+        return None if self.port is None else f"127.0.0.1:{self.port}"
+
+    def secret_of(self, link: Link) -> bytes:
+        assert link.secret is not None
+        return Sealer(None).open(link.secret, link.link_id).reveal()
+
+    def seal(self, secret: bytes, link_id: str) -> Sealed:
+        return Sealer(None).seal(Secret(secret), link_id)
+
+    async def topic_name(self, topic_id: bytes) -> str | None:
+        return self.known_topic_name(topic_id)
+
+    def known_topic_name(self, topic_id: bytes) -> str | None:
+        return next((name for name, topic in self.cluster.found.items() if topic.topic_id == topic_id), None)
+
+    async def fence(self) -> None:
+        return None

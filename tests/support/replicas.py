@@ -1,0 +1,282 @@
+"""Both ends of a link in memory: the replication plugin's own parts on fake clusters, over a connection that breaks.
+
+What runs is the plugin's code, from the link's handshake to the writers. What is made up: the clusters (see
+``support.fake_cluster``), the wire, and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from isthmus_control.commands import AttachNamespace, CreateLink, RegisterProducerIds
+from isthmus_control.model import ResourceType, Role
+from isthmus_control.sealing import Sealer, Secret
+from isthmus_plugins.replication import _Ends
+from isthmus_plugins.replication import connection as connection_module
+from isthmus_plugins.replication import follower as follower_module
+from isthmus_plugins.replication import leader as leader_module
+from isthmus_plugins.replication import verify as verify_module
+from isthmus_plugins.replication.connection import Credential, LinkConnection
+from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.verify import Verification
+from isthmus_protocol.record_equality import batch_digest
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partition, simulated_now
+
+LINK: Final = "a-to-b"
+LINK_ID: Final = str(uuid.UUID(int=7, version=4))
+SECRET: Final = b"secret"
+CLOCKED: Final = (connection_module, follower_module, leader_module, verify_module)
+"""Modules that look at the clock."""
+INDEX: Final = {"A": 11, "B": 22}
+
+
+def simulate_clock(monkeypatch: Any) -> None:
+    """Have the plugin's modules read the simulated loop's clock."""
+    for module in CLOCKED:
+        monkeypatch.setattr(module, "monotonic", simulated_now)
+
+
+class Wire:
+    """Two transports, and what is on the way between them."""
+
+    def __init__(self, rng: random.Random, one: LinkConnection, other: LinkConnection) -> None:
+        self.open = True
+        ends = [_Transport(self, rng, one), _Transport(self, rng, other)]
+        ends[0].peer, ends[1].peer = ends[1], ends[0]
+        self.ends = ends
+        for end in reversed(ends):  # the acceptor first: the dialler speaks at once
+            end.protocol.connection_made(end)
+
+    def cut(self) -> None:
+        """Both ends lose the connection, and what is on the way is gone, in the middle of a frame or not."""
+        if self.open:
+            self.open = False
+            for end in self.ends:
+                end.protocol.connection_lost(None)
+
+
+class _Transport(asyncio.Transport):
+    peer: _Transport
+
+    def __init__(self, wire: Wire, rng: random.Random, protocol: LinkConnection) -> None:
+        super().__init__()
+        self.wire = wire
+        self.protocol = protocol
+        self._random = rng
+        self._due = 0.0
+        self._chunks: deque[bytes] = deque()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        loop = asyncio.get_running_loop()
+        left = bytes(data)
+        while left and self.wire.open:
+            size = self._random.choice((len(left), self._random.randint(1, len(left))))
+            chunk, left = left[:size], left[size:]
+            self._due = max(self._due, loop.time() + self._random.uniform(0.0005, 0.01))
+            self._chunks.append(chunk)
+            loop.call_at(self._due, self._deliver)
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def _deliver(self) -> None:
+        chunk = self._chunks.popleft()  # timers of one moment come in any order, bytes do not
+        if self.wire.open:
+            self.peer.protocol.data_received(chunk)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().call_later(0.01, self.wire.cut)
+
+    def abort(self) -> None:
+        self.wire.cut()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+
+class Peers:
+    """Of ``LinkPeers`` what the leader end uses."""
+
+    def __init__(self) -> None:
+        self.live: list[LinkConnection] = []
+
+    def connections(self, link_name: str) -> list[LinkConnection]:
+        return list(self.live)
+
+    def fronting(self, link_name: str, broker_id: int) -> LinkConnection | None:
+        return next(iter(self.live), None)
+
+
+class End:
+    """One proxy's replication, until it is killed."""
+
+    def __init__(self, cluster: FakeCluster, control: FakeControl) -> None:
+        self.context: Any = FakeContext(cluster, control)
+        self.peers: Any = Peers()
+        self.verification = Verification(self.context)
+        self.topics = FollowerTopics(self.context)
+        self.follower = FollowerEnd(self.context)
+        self.leader = LeaderEnd(self.context, self.peers, self.verification)
+        self.handlers = {
+            "prepare_topics": self.topics.prepare_topics,
+            "open_stream": self.follower.open_stream,
+            "close_stream": self.follower.close_stream,
+            "trim": self.follower.trim,
+            "digest": self.verification.on_digest,
+            "ends": self.verification.on_ends,
+            "linked_topics": self.verification.on_linked_topics,
+        }
+        control.subscribe(lambda state: self.leader.wake())
+        control.subscribe(self.follower.control_changed)
+        self.follower.start()
+        self.leader.start()
+
+    def take(self, connection: LinkConnection) -> None:
+        """Use a connection whose handshake is over."""
+        connection.link_name = LINK
+        connection.handlers = self.handlers
+        ends = _Ends(self.leader, self.follower)
+        lost = ends.on_lost
+
+        def on_lost(connection: LinkConnection) -> None:
+            lost(connection)
+            if connection in self.peers.live:
+                self.peers.live.remove(connection)
+            self.leader.wake()
+
+        ends.on_lost = on_lost  # type: ignore[method-assign]
+        connection.receiver = ends
+        self.peers.live.append(connection)
+        self.leader.wake()
+
+    async def stop(self) -> None:
+        await self.leader.stop()
+        await self.follower.stop()
+        for connection in list(self.peers.live):
+            await connection.stopped()
+
+
+class Replicas:
+    """Clusters A and B, link and namespaces in place: A's ``local-*`` leads, B's ``remote-*`` follows."""
+
+    def __init__(self, rng: random.Random, brokers: int = 2) -> None:
+        self.random = rng
+        self.a = FakeCluster(rng, range(1, brokers + 1))
+        self.b = FakeCluster(rng, range(1, brokers + 1))
+        self.controls = {name: FakeControl(name, rng) for name in "AB"}
+        self.wire: Wire | None = None
+        for cluster in (self.a, self.b):
+            cluster.add_topic("__isthmus_control")
+        for name, remote in (("A", "B"), ("B", "A")):
+            control = self.controls[name]
+            for cluster_id, index in INDEX.items():
+                control.apply(RegisterProducerIds(cluster_id, index))
+            secret = Sealer(None).seal(Secret(SECRET), LINK_ID)
+            control.apply(CreateLink(LINK, LINK_ID, remote, name == "A", ("127.0.0.1:1",), (), secret))
+        self.attach()
+        self.ends: dict[str, End] = {}
+        self.b.on_new_partition = self._watch
+
+    def attach(self, truncate: bool = False) -> None:
+        topic = ResourceType.TOPIC
+        self.controls["A"].apply(AttachNamespace(LINK, topic, "local-", "remote-", Role.LEADER, create_missing=True))
+        self.controls["B"].apply(
+            AttachNamespace(
+                LINK, topic, "remote-", "local-", Role.FOLLOWER, truncate_target=truncate, create_missing=True
+            )
+        )
+
+    def start(self, which: str = "AB") -> None:
+        for name in which:
+            self.ends[name] = End(self.a if name == "A" else self.b, self.controls[name])
+
+    async def stop(self, which: str = "AB") -> None:
+        self.cut()
+        for name in which:
+            end = self.ends.pop(name, None)
+            if end is not None:
+                self.controls[name].unsubscribe_all()
+                await end.stop()
+
+    def cut(self) -> None:
+        if self.wire is not None:
+            self.wire.cut()
+
+    async def connect(self) -> None:
+        """One connection, dialled by A."""
+        self.cut()
+        a, b = self.ends["A"], self.ends["B"]
+        dialler = LinkConnection(
+            hello={"purpose": "link", "link_id": LINK_ID},
+            secret=SECRET,
+            identity={"cluster_id": "A", "proxy": "a", "brokers": "all"},
+            on_ready=a.take,
+        )
+        acceptor = LinkConnection(
+            accept=lambda hello, connection: Credential(SECRET),
+            identity={"cluster_id": "B", "proxy": "b", "brokers": "all"},
+            on_ready=b.take,
+        )
+        self.wire = Wire(self.random, dialler, acceptor)
+
+    # -- what must hold
+
+    def _watch(self, topic: str, index: int, partition: Partition) -> None:
+        partition.on_append = lambda target: self.check(topic, index)
+
+    def check(self, topic: str, index: int) -> None:
+        """The follower's log is a prefix of the source's: batch by batch, nothing twice, no gap."""
+        source = self.a.partition("local-" + topic.removeprefix("remote-"), index)
+        target = self.b.partition(topic, index)
+        for theirs, ours in zip(source.log, target.log, strict=False):
+            assert batch_digest(ours, INDEX["B"]) == batch_digest(theirs, INDEX["A"]), (
+                f"{topic}-{index}: not the source's batch among {len(target.log)} of {len(source.log)}, "
+                f"ends {target.end} and {source.end}"
+            )
+        assert len(target.log) <= len(source.log), f"{topic}-{index}: more than the source has"
+
+    def equal(self) -> bool:
+        """Whether the follower has everything."""
+        for name, topic in self.a.found.items():
+            if name.startswith("local-"):
+                target = self.b.found.get("remote-" + name.removeprefix("local-"))
+                if target is None or len(target.partitions) != len(topic.partitions):
+                    return False
+                if any(t.end != s.end for t, s in zip(target.partitions, topic.partitions, strict=True)):
+                    return False
+        return True
+
+    async def until(self, what: str, ready: Callable[[], Any], timeout_s: float = 120.0) -> None:
+        """Wait on the simulated clock. Raises AssertionError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not ready():
+            assert loop.time() < deadline, f"{what}: not within {timeout_s:.0f} s\n{self.describe()}"
+            await asyncio.sleep(0.02)
+
+    def describe(self) -> str:
+        lines = [f"connections: {[len(end.peers.live) for end in self.ends.values()]}"]
+        for name, topic in self.b.found.items():
+            for index, partition in enumerate(topic.partitions):
+                if name.startswith("remote-"):
+                    source = self.a.partition("local-" + name.removeprefix("remote-"), index)
+                    lines.append(f"{name}-{index}: {partition.end} of {source.end}, leader {partition.leader}")
+        if "B" in self.ends:
+            lines += [
+                f"follower {s.place}: {s.follower_log.state} {s.reason}, {s.follower_log.queued} queued, {s.closed=}"
+                for s in self.ends["B"].follower.streams()
+            ]
+        if "A" in self.ends:
+            lines += [f"leader {key}: {prepared}" for key, prepared in self.ends["A"].leader.led.items()]
+            lines += [f"stopped {key}: {why}" for key, why in self.ends["A"].leader.stopped.items()]
+        return "\n".join(lines)
