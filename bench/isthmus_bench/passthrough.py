@@ -50,7 +50,9 @@ IDLE_BYTES_MAX: Final = 40 * 1024
 GIVEN_BACK_MIN: Final = 0.5
 """What part of the memory of closed connections must be back with the system; the rest serves the next ones."""
 
+WARM_CONNECTIONS: Final = 20
 CLOSE_TIMEOUT_S: Final = 20.0
+SETTLE_S: Final = 1.5
 FETCH_BYTES: Final = 1 << 20
 FETCH_RECORDS: Final = (16, 64_000)
 """Records of a batch and their size: as much as fits a broker's message.max.bytes, an answer of 1 MB."""
@@ -311,12 +313,14 @@ def run(plan: Plan, say: Say) -> Report:
             paths = _canned_paths(stack, certificate, ca_file)
             broker = "canned answers; proxies are listeners and sessions alone"
         load = stack.enter_context(Child("isthmus_bench.load"))
+        between = [path for path in paths if path.pid is not None]
+        idle = [
+            _idle(plan, path, load, say) for path in between
+        ]  # first: later, memory of the load would be used again
         samples: dict[tuple[str, str], list[Sample]] = {}
         for number in range(plan.rounds):
             _round(plan, number, paths, load, samples, say)
         figures = figures_of(samples, {path.name: path.floor for path in paths})
-        between = [path for path in paths if path.pid is not None]
-        idle = [_idle(plan, path, load, say) for path in between]
         carried = [_carried(plan, path, load, say) for path in between if path.name in (RELAY, PROXY, PROXY + TLS)]
         machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
         return Report(broker, machine, plan.rounds, plan.seconds, figures, idle, carried, verdicts_of(figures, idle))
@@ -348,6 +352,9 @@ def _idle(plan: Plan, path: Path, load: Child, say: Say) -> IdleFigure:
     count = plan.idle_connections
     say(f"{count} idle connections: {path.name}")
     target = asdict(path.target)
+    load.ask(do="idle", target=target, count=WARM_CONNECTIONS)  # what the first connections bring, they bring once
+    load.ask(do="close_idle")
+    time.sleep(SETTLE_S)
     descriptors = open_descriptors(path.pid)
     sizes = [resident_bytes(path.pid)]
     for _ in range(2):
@@ -375,10 +382,11 @@ def _carried(plan: Plan, path: Path, load: Child, say: Say) -> CarriedFigure:
 
 
 def _wait_closed(pid: int, descriptors: int) -> None:
-    """Wait until another process has noticed that its connections are closed."""
+    """Wait until another process has noticed that its connections are closed, and a moment for what it does then."""
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     while open_descriptors(pid) > descriptors and time.monotonic() < deadline:
         time.sleep(0.02)
+    time.sleep(SETTLE_S)
 
 
 # ---- paths ----

@@ -65,7 +65,8 @@ class Leave:
     """A hook's leave to forward more Produce requests to one topic without asking again.
 
     It covers requests of the same connection that have the same bytes up to the end of their only topic: header,
-    transactional id, acks, topic. It stands until ``until``, and ends for every connection at once when that is set back.
+    transactional id, acks, topic. It stands until ``until``, and ends on every connection at once when that is set
+    back.
     """
 
     __slots__ = ("until",)

@@ -131,6 +131,12 @@ class NodeEndpointsStream:
         passed = chunk[:position]
         return passed if self._left else passed + self._tail.rewrite(bytes(self._keeping), self._addresses)
 
+    def pass_on(self) -> int:
+        """How many bytes come next that need no look: the caller sends these on and does not ``feed`` them."""
+        count, self._skip = self._skip, 0
+        self._left -= count
+        return count
+
     def _walk_on(self, chunk: bytes, position: int, size: int) -> int:
         """Walk through a chunk. Returns where to go on (behind the chunk), or where the tail starts (anywhere)."""
         try:

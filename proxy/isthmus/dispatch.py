@@ -41,7 +41,11 @@ WRITES: Final = frozenset(
 class ResponseStream(Protocol):
     """Rewrites one answer in successive chunks, without changing its length."""
 
-    def feed(self, chunk: bytes) -> bytes: ...
+    def feed(self, chunk: bytes) -> bytes:
+        """What to send on for the next bytes."""
+
+    def pass_on(self) -> int:
+        """How many bytes come next that are to be sent on and not to be fed."""
 
 
 class Route:

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Final
 
 from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
+from isthmus.memory import Trimmer
 from isthmus.session import Downstream, Session, SessionState, Upstream
 from isthmus_plugins.api import Client, Leave
 from isthmus_plugins.tasks import Tasks
@@ -77,6 +78,7 @@ class Gateway:
         self.fence_frame = encode_request(request_type(ApiKey.API_VERSIONS, 0)(), 0, None)
         self.leave = Leave(float("inf"))
         """Sessions' own, for what no hook wants to see; ends with the table of routes."""
+        self._trimmer = Trimmer()
         self._newer_api_versions = newer_api_versions_route()
         self._draining: asyncio.Event | None = None
 
@@ -106,6 +108,7 @@ class Gateway:
             self.write_lost_at = monotonic()
         self.sessions.discard(session)
         self.closed_by_cause[cause] += 1
+        self._trimmer.closed()
         log.debug(
             "session closed",
             extra={"session": session.client.session_id, "cause": cause, "detail": detail},
@@ -143,6 +146,7 @@ class Gateway:
                 log.warning("drain timed out", extra={"sessions": len(self.sessions)})
         for session in tuple(self.sessions):
             session.close("drain timed out")
+        self._trimmer.stop()
         await self.tasks.close()
 
 
@@ -222,10 +226,11 @@ class Listener:
             if session.state is not SessionState.CONNECTING:
                 return
             target = targets[(turn + offset) % len(targets)]
+            upstream = Upstream(session)
             try:
                 transport, _ = await asyncio.wait_for(
                     loop.create_connection(
-                        lambda: Upstream(session),
+                        lambda upstream=upstream: upstream,
                         target.host,
                         target.port,
                         ssl=context,

@@ -23,6 +23,7 @@ until it has, so that a fence (:meth:`Session.fence`) never passes a write that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import struct
@@ -111,6 +112,7 @@ class Session:
 
     __slots__ = (
         "_late_fences",
+        "_legs",
         "_settle_timer",
         "acks0_behind",
         "client",
@@ -134,6 +136,8 @@ class Session:
         """How many entries of ``pending`` stand before the newest unanswered Produce with acks=0: the answer to
         whatever was forwarded after it says that the broker has taken it up."""
         self._settle_timer: asyncio.TimerHandle | None = None
+        self._legs = 1
+        """Connections that are not lost yet."""
         self._late_fences: list[Callable[[], None]] = []
         """Fences that wait for the end of a frame which is half forwarded, to ask behind it."""
 
@@ -142,6 +146,7 @@ class Session:
 
     def upstream_connected(self, upstream: Upstream) -> None:
         """The broker answers the telephone: requests may flow."""
+        self._legs += 1
         if self.state is not SessionState.CONNECTING:
             upstream.abort()
             return
@@ -276,6 +281,17 @@ class Session:
             loop.call_later(self.gateway.lost_write_margin_s, each)
         self._late_fences = []
 
+    def leg_lost(self, upstream: Upstream | None = None) -> None:
+        """One of the connections is gone. With the last one all that refers to each other lets go of each other, so
+        that the memory is back at once, and not when the garbage collector comes by."""
+        if upstream is not None:
+            upstream.unlink()
+        self._legs -= 1
+        if not self._legs and self.state is SessionState.CLOSED:
+            self.downstream.unlink()
+            self.upstream = None
+            del self.downstream
+
     def _log_fields(self, **more: Any) -> dict[str, Any]:
         return {
             "session": self.client.session_id,
@@ -350,7 +366,7 @@ class _Peer(asyncio.Protocol):
 class Upstream(_Peer):
     """The connection to the broker: answers arrive here."""
 
-    __slots__ = ("_downstream", "_gateway", "_paused_by", "_pending", "_stream")
+    __slots__ = ("_downstream", "_gateway", "_opaque", "_pending", "_stream")
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -359,14 +375,22 @@ class Upstream(_Peer):
         self._downstream = session.downstream
         self._pending = session.pending
         self._stream: ResponseStream | None = None
+        self._opaque = 0
+        """How many of the bytes that are streaming are sent on without ``_stream``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connected(transport)
         self.session.upstream_connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.session.release_fences()
-        self.session.close("broker closed", repr(exc) if exc else "")
+        session = self.session
+        session.release_fences()
+        session.close("broker closed", repr(exc) if exc else "")
+        session.leg_lost(self)
+
+    def unlink(self) -> None:
+        """Let go of the other parts of the session."""
+        del self.session, self._downstream
 
     def pause_writing(self) -> None:
         self._downstream.hold_reading()
@@ -381,8 +405,14 @@ class Upstream(_Peer):
         self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
+        size = len(data)
+        self._gateway.bytes_from_brokers += size
+        if size < self._opaque:  # the middle of something large
+            self._opaque -= size
+            self._streaming -= size
+            self._downstream.send(data)
+            return
         arrived = monotonic()
-        self._gateway.bytes_from_brokers += len(data)
         try:
             if self._streaming or self._partial is not None:
                 data = self._continued(data)
@@ -399,12 +429,11 @@ class Upstream(_Peer):
             size = len(data)
             if size < rest:
                 self._streaming = rest - size
-                self._downstream.send(data if self._stream is None else self._stream.feed(data))
+                self._downstream.send(self._streamed(data))
                 return b""
             self._streaming = 0
-            last = data if size == rest else data[:rest]
-            stream, self._stream = self._stream, None
-            self._downstream.send(last if stream is None else stream.feed(last))
+            self._downstream.send(self._streamed(data if size == rest else data[:rest]))
+            self._stream = None
             self._own_answers()
             if size == rest:
                 self._answered()
@@ -417,6 +446,17 @@ class Upstream(_Peer):
             data = bytes(self._partial)
             self._partial = None
         return data
+
+    def _streamed(self, data: bytes) -> bytes:
+        """The next bytes of a streaming answer as they are to be sent."""
+        stream, opaque = self._stream, self._opaque
+        if stream is None:
+            self._opaque = self._streaming
+            return data
+        head = data[:opaque]
+        data = stream.feed(data[opaque:] if opaque else data)
+        self._opaque = stream.pass_on()
+        return head + data if opaque else data
 
     def _responses(self, data: bytes, arrived: float) -> None:
         session = self.session
@@ -437,7 +477,7 @@ class Upstream(_Peer):
             end = position + 4 + size
             if on_response is None:
                 if end > available:
-                    self._streaming = end - available
+                    self._streaming = self._opaque = end - available
                     end = available
                 pending.popleft()
             elif end <= available:
@@ -463,7 +503,7 @@ class Upstream(_Peer):
                     send(data[start:position])
                 self._stream = of.stream_response(size + 4)
                 self._streaming = end - available
-                send(self._stream.feed(data[position:] if position else data))
+                send(self._streamed(data[position:] if position else data))
                 start = end = available
                 pending.popleft()
             position = end
@@ -554,6 +594,12 @@ class Downstream(_Peer):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.session.client_lost()
+        self.session.leg_lost()
+
+    def unlink(self) -> None:
+        """Let go of the upstream connection. A held request may still want to know that the session is closed."""
+        with contextlib.suppress(AttributeError):  # it never came
+            del self._upstream
 
     def pause_writing(self) -> None:
         upstream = self.session.upstream

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import logging
 import os
+import random
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -18,11 +20,12 @@ from typing import Any, Self
 import pytest
 import uvloop
 
+from isthmus import memory
 from isthmus.dispatch import compile_routes
 from isthmus.listener import Endpoint, Gateway, Limits, Listener
-from isthmus.session import TRANSITIONS, Session, SessionEvent, SessionState
+from isthmus.session import KNOWN_HEADS_MAX, TRANSITIONS, Downstream, Session, SessionEvent, SessionState, Upstream
 from isthmus_bench.kafka.security import Authority
-from isthmus_plugins.api import NEED_MORE, Answer, Close, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import NEED_MORE, Answer, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
@@ -774,23 +777,23 @@ def test_own_answers_release_a_paused_client() -> None:
 
 # ---- states, edge by edge ----
 
-Scenario = Callable[[], Awaitable[tuple[Session, str]]]
-"""Drives a session over one edge. Returns it, and the cause of its end that is expected, "" if it goes on."""
+Outcome = tuple[SessionState, str, str]
+"""A session's state and the cause of its end, and the cause that is expected: "" if it goes on."""
+Scenario = Callable[[], Awaitable[Outcome]]
+"""Drives a session over one edge."""
 
 _S, _E = SessionState, SessionEvent
 
 
-async def _connected() -> tuple[Session, str]:
+async def _connected() -> Outcome:
     async with fronted() as front:
         _, _, session = await front.connect()
-        return session_now(session), ""
+        return now(session, "")
 
 
-def session_now(session: Session) -> Session:
-    """A copy of what the edge's test looks at, before the test's end closes the session."""
-    copy = Session(session.gateway, session.client, session.downstream)
-    copy.state, copy.close_cause = session.state, session.close_cause
-    return copy
+def now(session: Session, cause: str) -> Outcome:
+    """What the edge's test looks at, before the test's end closes the session."""
+    return session.state, session.close_cause, cause
 
 
 @contextlib.asynccontextmanager
@@ -809,50 +812,50 @@ async def _connecting() -> AsyncIterator[tuple[Front, Wire, Session]]:
         yield front, client, session
 
 
-async def _drained_while_connecting() -> tuple[Session, str]:
+async def _drained_while_connecting() -> Outcome:
     async with _connecting() as (front, client, session):
         await front.gateway.drain(1)
         assert await client.closed() == b""
-        return session_now(session), "drained"
+        return now(session, "drained")
 
 
-async def _gone_while_connecting() -> tuple[Session, str]:
+async def _gone_while_connecting() -> Outcome:
     async with _connecting() as (_, client, session):
         client.reset()
         await until(lambda: session.state is not SessionState.CONNECTING)
-        return session_now(session), "client closed"
+        return now(session, "client closed")
 
 
-async def _draining() -> tuple[Session, str]:
+async def _draining() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
         client.send(request(1))
         await upstream.take()
         session.drain()
-        return session_now(session), ""
+        return now(session, "")
 
 
-async def _gone_with_a_write() -> tuple[Session, str]:
+async def _gone_with_a_write() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
         client.send(produce(1))
         await upstream.take()
         client.reset()
         await until(lambda: session.state is not SessionState.SERVING)
-        return session_now(session), ""
+        return now(session, "")
 
 
-async def _gone() -> tuple[Session, str]:
+async def _gone() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
         client.send(request(1))
         await upstream.take()
         await client.close()
         assert await upstream.closed() == b""
-        return session_now(session), "client closed"
+        return now(session, "client closed")
 
 
-async def _gone_with_a_write_while_draining() -> tuple[Session, str]:
+async def _gone_with_a_write_while_draining() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
         client.send(produce(1))
@@ -860,10 +863,10 @@ async def _gone_with_a_write_while_draining() -> tuple[Session, str]:
         session.drain()
         client.reset()
         await until(lambda: session.state is not SessionState.DRAINING)
-        return session_now(session), ""
+        return now(session, "")
 
 
-async def _drained() -> tuple[Session, str]:
+async def _drained() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
         client.send(request(1), request(2))
@@ -877,10 +880,10 @@ async def _drained() -> tuple[Session, str]:
         upstream.send(answer(2))
         assert await client.closed() == answer(2)
         assert await upstream.closed() == b"", "what comes after the drain is not forwarded"
-        return session_now(session), "drained"
+        return now(session, "drained")
 
 
-async def _lost_while_draining() -> tuple[Session, str]:
+async def _lost_while_draining() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
         client.send(request(1))
@@ -888,10 +891,10 @@ async def _lost_while_draining() -> tuple[Session, str]:
         session.drain()
         upstream.reset()
         assert await client.closed() == b""
-        return session_now(session), "broker closed"
+        return now(session, "broker closed")
 
 
-async def _settled() -> tuple[Session, str]:
+async def _settled() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
         client.send(request(1), produce(2))
@@ -905,10 +908,10 @@ async def _settled() -> tuple[Session, str]:
         upstream.send(answer(2))
         assert await upstream.closed() == b""
         assert front.gateway.write_lost_at == float("-inf")
-        return session_now(session), "client closed"
+        return now(session, "client closed")
 
 
-async def _lost_while_settling() -> tuple[Session, str]:
+async def _lost_while_settling() -> Outcome:
     async with fronted() as front:
         client, upstream, session = await front.connect()
         client.send(produce(1))
@@ -918,7 +921,7 @@ async def _lost_while_settling() -> tuple[Session, str]:
         upstream.reset()
         await until(lambda: session.state is not SessionState.SETTLING)
         assert front.gateway.write_lost_at > 0
-        return session_now(session), "broker closed"
+        return now(session, "broker closed")
 
 
 EDGES: dict[tuple[SessionState, SessionEvent], Scenario] = {
@@ -948,10 +951,10 @@ def test_edge(edge: tuple[SessionState, SessionEvent], monkeypatch: pytest.Monke
     monkeypatch.setattr(Session, "_on", recorded)
 
     async def main() -> None:
-        session, cause = await EDGES[edge]()
+        state, cause, expected = await EDGES[edge]()
         assert edge in taken
-        assert session.state is TRANSITIONS[edge]
-        assert session.close_cause == cause
+        assert state is TRANSITIONS[edge]
+        assert cause == expected
 
     run(main())
 
@@ -1268,5 +1271,206 @@ def test_tls_on_the_client_leg(tmp_path: Path) -> None:
             plain.send(request(1))
             await plain.closed()
             assert len(front.gateway.sessions) == 1
+
+    run(main())
+
+
+# ---- large answers in any pieces ----
+
+
+def test_a_streamed_fetch_is_the_same_however_it_is_split() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            frame = fetched(1, os.urandom(5_000))
+            rng = random.Random(7)
+            seen = set()
+            for _ in range(300):
+                session.downstream.data_received(fetch(1))
+                await upstream.take()
+                pieces = rng.randint(2, 12)
+                cuts = sorted(rng.sample(range(1, len(frame)), pieces - 1))
+                assert session.upstream is not None
+                for start, end in zip([0, *cuts], [*cuts, len(frame)], strict=True):
+                    session.upstream.data_received(frame[start:end])
+                got = await client.take()
+                assert got[:5_000] == frame[:5_000]
+                seen.add(got)
+            assert {len(got) for got in seen} == {len(frame)}
+            assert len(seen) == 1
+            assert b"broker.internal" not in seen.pop()
+
+    run(main())
+
+
+# ---- leave ----
+
+
+class Gate:
+    """A hook that counts what it is asked, and gives leave for topics that it has seen."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.leave = Leave(float("inf"))
+        self.verdict: Verdict = None
+
+    def __call__(self, request: Request) -> Verdict:
+        self.asked.append(request.correlation_id)
+        request.leave = self.leave
+        return self.verdict
+
+    def hook(self) -> RequestHook:
+        return RequestHook(ApiKey.PRODUCE, self)
+
+
+async def _produced(client: Wire, upstream: Wire, *frames: bytes) -> None:
+    for frame in frames:
+        client.send(frame)
+        assert await upstream.take() == frame
+        upstream.send(answer(id_of(frame), b"x"))
+        assert await client.take() == answer(id_of(frame), b"x")
+
+
+def test_leave_covers_requests_with_the_same_head_alone() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with fronted(gate.hook()) as front:
+            client, upstream, session = await front.connect()
+            await _produced(client, upstream, produce(1), produce(2), produce(3, records=bytes(500_000)))
+            assert gate.asked == [1]
+            await _produced(client, upstream, produce(4, topic="u"), produce(5, topic="tt"), produce(6, acks=1))
+            assert gate.asked == [1, 4, 5, 6]
+            await _produced(client, upstream, produce(7, version=8), produce(8), produce(9, topic="u"))
+            assert gate.asked == [1, 4, 5, 6, 7, 8, 9]  # those of another version are forgotten
+            await _produced(client, upstream, produce(10), produce(11, topic="u"))
+            assert gate.asked == [1, 4, 5, 6, 7, 8, 9]
+            for _ in range(2):
+                client.send(produce(12, acks=0))
+                await upstream.take()
+            assert gate.asked[7:] == [12, 12]  # acks=0 needs to be looked at
+            assert session.has_unanswered_write()
+            other_client, other_upstream, _ = await front.connect()
+            await _produced(other_client, other_upstream, produce(13))
+            assert gate.asked[9:] == [13]
+
+    run(main())
+
+
+def test_leave_does_not_cover_several_topics() -> None:
+    async def main() -> None:
+        gate = Gate()
+        topics = [{"name": name, "partition_data": [{"index": 0, "records": b"r"}]} for name in "tu"]
+        values = {"acks": -1, "timeout": 30_000, "topic_data": topics}
+        frame = encode_request(build_request(ApiKey.PRODUCE, PRODUCE_VERSION, values), 1, "client")
+        async with fronted(gate.hook()) as front:
+            client, upstream, _ = await front.connect()
+            await _produced(client, upstream, frame, frame, produce(2), frame, produce(3))
+            assert gate.asked == [1, 1, 2, 1]
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired", "routes"])
+def test_leave_ends(end: str) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with fronted(gate.hook()) as front:
+            client, upstream, session = await front.connect()
+            if end == "expired":
+                gate.leave = Leave(monotonic() + 0.2)
+            await _produced(client, upstream, produce(1), produce(2))
+            assert gate.asked == [1]
+            gate.verdict = Close("not any more")
+            if end == "revoked":
+                gate.leave.until = float("-inf")
+            elif end == "expired":
+                await asyncio.sleep(0.25)
+            else:
+                other = Gate()
+                other.verdict = Close("another table")
+                front.gateway.set_routes(compile_routes([other.hook()], lambda *_: None))
+                gate.leave.until = float("-inf")
+            client.send(produce(3))
+            assert await client.closed() == b""
+            assert session.close_cause == "refused"
+
+    run(main())
+
+
+def test_leave_of_one_hook_is_not_that_of_another() -> None:
+    async def main() -> None:
+        gate, other = Gate(), Gate()
+        async with fronted(gate.hook(), other.hook()) as front:
+            client, upstream, _ = await front.connect()
+            await _produced(client, upstream, produce(1), produce(2))
+            assert gate.asked == other.asked == [1, 2]
+
+    run(main())
+
+
+def test_without_hooks_the_sessions_own_leave_ends_with_the_table() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with fronted() as front:
+            client, upstream, _ = await front.connect()
+            await _produced(client, upstream, produce(1), produce(2))
+            front.gateway.set_routes(compile_routes([gate.hook()], lambda *_: None))
+            await _produced(client, upstream, produce(3))
+            assert gate.asked == [3]
+
+    run(main())
+
+
+def test_topics_that_leave_is_remembered_for_are_bounded() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with fronted(gate.hook()) as front:
+            client, upstream, session = await front.connect()
+            for _ in range(2):
+                await _produced(client, upstream, *(produce(n, topic=f"t{n}") for n in range(20)))
+            assert len(gate.asked) == 20 + 20 - KNOWN_HEADS_MAX
+            assert sum(map(len, session.downstream._known[2])) < KNOWN_HEADS_MAX * 100
+
+    run(main())
+
+
+# ---- memory ----
+
+
+def test_a_closed_session_leaves_no_cycle_behind() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            gc.collect()
+            gc.disable()
+            try:
+                client, upstream, session = await front.connect()
+                await _produced(client, upstream, produce(1))
+                await client.close()
+                await upstream.closed()
+                del session
+                parts = (Session, Upstream, Downstream)
+                await until(lambda: not any(isinstance(each, parts) for each in gc.get_objects()))
+            finally:
+                gc.enable()
+
+    run(main())
+
+
+def test_memory_is_given_back_after_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[int] = []
+
+    async def main() -> None:
+        monkeypatch.setattr(memory, "DELAY_S", 0.01)
+        trimmer = memory.Trimmer()
+        trimmer._trim = trimmed.append  # type: ignore[assignment]
+        for _ in range(memory.CLOSED_MIN - 1):
+            trimmer.closed()
+        await asyncio.sleep(0.05)
+        assert not trimmed
+        for _ in range(10):
+            trimmer.closed()
+        await until(lambda: bool(trimmed))
+        await asyncio.sleep(0.05)
+        assert trimmed == [0]
 
     run(main())
