@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, Final
 from uuid import UUID
 
@@ -48,6 +49,7 @@ from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+COORDINATOR_LOAD_IN_PROGRESS: Final = 14
 NOT_ENOUGH_REPLICAS: Final = 19
 INVALID_REQUEST: Final = 42
 POLICY_VIOLATION: Final = 44
@@ -148,8 +150,10 @@ class ReservationPlugin:
     def _without_lease(self, request: Request) -> Verdict:
         if not request.whole:
             return NEED_MORE
+        # Java gives up a transaction for any code here that it does not know as a passing one.
+        transactional = request.api_key == ApiKey.ADD_PARTITIONS_TO_TXN
         refusal = Refusal(
-            NOT_ENOUGH_REPLICAS,
+            COORDINATOR_LOAD_IN_PROGRESS if transactional else NOT_ENOUGH_REPLICAS,
             "this proxy has lost touch with the other proxies of its cluster and takes no writes now",
         )
         head, payload = decode_request(request.frame)
@@ -180,6 +184,8 @@ class ReservationPlugin:
                 await self._context.topic_name(topic_id.bytes)
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
+        if monotonic() > self._context.lease_deadline:
+            return self._without_lease(request)
         return self._decided(request, head, payload)
 
     def _decided(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:

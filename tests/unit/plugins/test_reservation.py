@@ -1,0 +1,269 @@
+"""The reservation plugin's decisions, request by request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from isthmus_control import commands as c
+from isthmus_control.apply import apply
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import ResourceType
+from isthmus_plugins.api import (
+    NEED_MORE,
+    Answer,
+    BrokerUnavailable,
+    Client,
+    Close,
+    Hold,
+    PluginContext,
+    Replace,
+    Request,
+    Verdict,
+)
+from isthmus_plugins.reservation import CODES, ReservationPlugin
+from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request
+from isthmus_protocol.schema import ApiKey, supported
+
+INVALID_REQUEST, POLICY_VIOLATION, NOT_ENOUGH_REPLICAS, UNKNOWN_TOPIC_ID = 42, 44, 19, 100
+COORDINATOR_LOAD_IN_PROGRESS = 14
+
+
+class Process:
+    """What the plugin sees of its process: a state that is set, ids that are known or can be read, a lease."""
+
+    def __init__(self) -> None:
+        self.state = ControlState("A")
+        self.control = self
+        self.cluster = self
+        self.lease_deadline = time.monotonic() + 3600
+        self.known_ids: dict[bytes, str] = {}
+        self.ids: dict[bytes, str] = {}
+        self.existing: dict[str, None] = {}
+        self.reachable = True
+        self.on_read: Callable[[], None] = lambda: None
+        self._changed: list[Callable[[ControlState], None]] = []
+
+    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
+        self._changed.append(changed)
+
+    def do(self, body: c.Body) -> None:
+        command = c.Command(str(uuid.uuid4()), 1, "test", self.state.applied_offset, body)
+        self.state, _ = apply(self.state, self.state.applied_offset + 1, command)
+        for changed in self._changed:
+            changed(self.state)
+
+    def reserve(self, prefix: str) -> None:
+        self.do(c.CreateNamespace(ResourceType.TOPIC, prefix, True, "because"))
+
+    def known_topic_name(self, topic_id: bytes) -> str | None:
+        return self.known_ids.get(topic_id)
+
+    async def topic_name(self, topic_id: bytes) -> str | None:
+        await self.topics()
+        return self.known_ids.get(topic_id)
+
+    async def topics(self) -> dict[str, None]:
+        await asyncio.sleep(0)
+        self.on_read()
+        if not self.reachable:
+            raise BrokerUnavailable("no broker answers")
+        self.known_ids.update(self.ids)
+        return self.existing
+
+
+@pytest.fixture
+def process() -> Process:
+    return Process()
+
+
+@pytest.fixture
+def plugin(process: Process) -> ReservationPlugin:
+    plugin = ReservationPlugin()
+    plugin.isthmus_start(cast(PluginContext, process))
+    process.reserve("closed-")
+    return plugin
+
+
+def request_of(api_key: int, version: int, values: dict[str, Any], part: float = 1.0) -> Request:
+    frame = encode_request(build_request(api_key, version, values), 7, "client")
+    frame = frame[: int(len(frame) * part)]
+    return Request(frame, part == 1.0, api_key, version, 7, time.monotonic(), Client(1, "127.0.0.1:5000", 1))
+
+
+def produce(version: int, *topics: str | uuid.UUID, acks: int = -1, part: float = 1.0) -> Request:
+    data = [
+        {
+            "name" if isinstance(topic, str) else "topic_id": topic,
+            "partition_data": [{"index": 0, "records": b"x" * 99}],
+        }
+        for topic in topics
+    ]
+    values = {"transactional_id": None, "acks": acks, "timeout": 1000, "topic_data": data}
+    return request_of(ApiKey.PRODUCE, version, values, part)
+
+
+def codes(request: Request, verdict: Verdict) -> dict[Any, int]:
+    """Topic (or its id) to error code, of a Produce that was answered."""
+    assert isinstance(verdict, Answer)
+    _, answer = decode_response(request.api_key, request.version, verdict.frame)
+    return {
+        topic.topic_id if request.version >= 13 else topic.name: int(topic.partition_responses[0].error_code)
+        for topic in cast(Any, answer).responses
+    }
+
+
+@pytest.mark.parametrize("version", range(supported()[ApiKey.PRODUCE][0], 13))
+def test_produce_by_name(plugin: ReservationPlugin, version: int) -> None:
+    assert plugin.on_produce(produce(version, "open-1")) is None
+    closed = produce(version, "closed-1")
+    verdict = plugin.on_produce(closed)
+    assert codes(closed, verdict) == {"closed-1": INVALID_REQUEST}
+    assert isinstance(verdict, Answer)
+    assert verdict.cause == "reserved_namespace"
+    mixed = plugin.on_produce(produce(version, "open-1", "closed-1", "open-2"))
+    assert isinstance(mixed, Replace)
+    _, remaining = decode_request(mixed.frame)
+    assert [topic.name for topic in cast(Any, remaining).topic_data] == ["open-1", "open-2"]
+    assert isinstance(plugin.on_produce(produce(version, "closed-1", acks=0)), Close)
+
+
+def test_a_part_of_a_frame_is_enough_only_for_topics_that_are_open(plugin: ReservationPlugin) -> None:
+    assert plugin.on_produce(produce(9, "open-1", part=0.8)) is None
+    assert plugin.on_produce(produce(9, "open-1", part=0.2)) is NEED_MORE
+    assert plugin.on_produce(produce(9, "closed-1", part=0.8)) is NEED_MORE
+
+
+def test_what_was_open_is_not_remembered_past_a_reservation(plugin: ReservationPlugin, process: Process) -> None:
+    request = produce(9, "orders-1")
+    assert plugin.on_produce(request) is None
+    assert plugin.on_produce(request) is None
+    leave = request.leave
+    assert leave is not None
+    assert leave.until >= request.now
+    process.reserve("orders-")
+    assert leave.until < request.now
+    assert isinstance(plugin.on_produce(request), Answer)
+    process.do(c.AlterNamespace(ResourceType.TOPIC, "orders-", False))
+    assert plugin.on_produce(request) is None
+
+
+def test_produce_by_id(plugin: ReservationPlugin, process: Process) -> None:
+    opened, closed, new, unknown = (uuid.uuid4() for _ in range(4))
+    process.known_ids = {opened.bytes: "open-1", closed.bytes: "closed-1"}
+    process.ids = {new.bytes: "closed-2"}
+    assert plugin.on_produce(produce(13, opened)) is None
+    request = produce(13, closed)
+    assert codes(request, plugin.on_produce(request)) == {closed: INVALID_REQUEST}
+    request = produce(13, new, unknown)
+    hold = plugin.on_produce(request)
+    assert isinstance(hold, Hold)
+    verdict = asyncio.run(_awaited(hold))
+    assert codes(request, verdict) == {new: INVALID_REQUEST, unknown: UNKNOWN_TOPIC_ID}
+
+
+async def _awaited(hold: Hold) -> Verdict:
+    return await hold.verdict
+
+
+def test_an_id_that_cannot_be_resolved_closes_the_connection(plugin: ReservationPlugin, process: Process) -> None:
+    process.reachable = False
+    hold = plugin.on_produce(produce(13, uuid.uuid4()))
+    assert isinstance(hold, Hold)
+    assert isinstance(asyncio.run(_awaited(hold)), Close)
+
+
+def test_a_lease_that_ends_while_an_id_is_resolved(plugin: ReservationPlugin, process: Process) -> None:
+    """Others may have reserved the topic since: what was held is refused."""
+    topic = uuid.uuid4()
+    process.ids = {topic.bytes: "open-1"}
+
+    def lapse() -> None:
+        process.lease_deadline = time.monotonic() - 1
+
+    process.on_read = lapse
+    request = produce(13, topic)
+    hold = plugin.on_produce(request)
+    assert isinstance(hold, Hold)
+    assert codes(request, asyncio.run(_awaited(hold))) == {topic: NOT_ENOUGH_REPLICAS}
+
+
+CHANGES: dict[ApiKey, tuple[int, dict[str, Any]]] = {
+    ApiKey.CREATE_TOPICS: (7, {"topics": [{"name": "open-1", "num_partitions": 1, "replication_factor": 1}]}),
+    ApiKey.DELETE_TOPICS: (6, {"topics": [{"name": "open-1"}]}),
+    ApiKey.CREATE_PARTITIONS: (3, {"topics": [{"name": "open-1", "count": 3}]}),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (
+        3,
+        {
+            "v3_and_below_transactional_id": "t",
+            "v3_and_below_producer_id": 1,
+            "v3_and_below_producer_epoch": 0,
+            "v3_and_below_topics": [{"name": "open-1", "partitions": [0]}],
+        },
+    ),
+    ApiKey.PRODUCE: (
+        9,
+        {
+            "transactional_id": None,
+            "acks": -1,
+            "timeout": 1000,
+            "topic_data": [{"name": "open-1", "partition_data": [{"index": 0, "records": b"x"}]}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("api_key", CHANGES)
+def test_without_a_lease_clients_are_told_to_try_again(
+    plugin: ReservationPlugin, process: Process, api_key: ApiKey
+) -> None:
+    """AddPartitionsToTxn with a code that is retriable there: any other would cost the client its transaction."""
+    request = request_of(api_key, *CHANGES[api_key])
+    hook = plugin.on_produce if api_key is ApiKey.PRODUCE else plugin.on_change
+    assert hook(request) is None
+    process.lease_deadline = time.monotonic() - 1
+    request.now = time.monotonic() + 7200
+    verdict = hook(request)
+    assert isinstance(verdict, Answer)
+    assert verdict.cause == "no_lease"
+    _, answer = decode_response(api_key, request.version, verdict.frame)
+    transactional = api_key is ApiKey.ADD_PARTITIONS_TO_TXN
+    assert f"{COORDINATOR_LOAD_IN_PROGRESS if transactional else NOT_ENOUGH_REPLICAS}>" in repr(answer)
+
+
+def test_every_change_has_a_code_and_a_hook(plugin: ReservationPlugin) -> None:
+    hooked = {hook.api_key for hook in plugin.isthmus_request_hooks()}
+    assert hooked == set(CODES) | {ApiKey.METADATA}
+
+
+def metadata(version: int, *topics: str, create: bool = True) -> Request:
+    values = {"topics": [{"name": topic} for topic in topics], "allow_auto_topic_creation": create}
+    return request_of(ApiKey.METADATA, version, values)
+
+
+def test_metadata_creates_nothing_in_a_reserved_namespace(plugin: ReservationPlugin, process: Process) -> None:
+    assert plugin.on_metadata(metadata(12, "open-1")) is None
+    assert plugin.on_metadata(metadata(12)) is None
+    assert plugin.on_metadata(metadata(12, "closed-1", create=False)) is None
+    alone = plugin.on_metadata(metadata(12, "closed-1"))
+    assert isinstance(alone, Replace)
+    _, asked = decode_request(alone.frame)
+    assert not cast(Any, asked).allow_auto_topic_creation
+    process.existing = {"closed-1": None}
+    for version in (1, 12):  # version 1 cannot say that nothing be created
+        hold = plugin.on_metadata(metadata(version, "open-1", "closed-1", "closed-2"))
+        assert isinstance(hold, Hold)
+        verdict = asyncio.run(_awaited(hold))
+        assert isinstance(verdict, Replace)
+        _, asked = decode_request(verdict.frame)
+        assert [topic.name for topic in cast(Any, asked).topics] == ["open-1", "closed-1"]
+
+
+def test_the_proxies_own_topics_are_always_reserved(plugin: ReservationPlugin) -> None:
+    request = produce(9, "__isthmus_control")
+    assert codes(request, plugin.on_produce(request)) == {"__isthmus_control": INVALID_REQUEST}
