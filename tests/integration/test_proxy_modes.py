@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import httpx
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -238,6 +241,29 @@ def test_proxy_restarts_under_load(three: KafkaCluster) -> None:
             proxies[3].start()
             load.more()
         load.check(proxies[1].bootstrap)
+
+
+def test_a_proxy_that_slept_takes_no_writes_until_it_has_caught_up(three: KafkaCluster) -> None:
+    """It may have missed a reservation: writes get an error that producers try again on, and none is lost."""
+    topic = create_topic(three)
+    with whole_cluster(three, extra={"proxy": {"lease_s": 2.0}}) as proxy:
+        with Load(proxy.bootstrap, topic) as load:
+            proxy.signal(signal.SIGSTOP)
+            time.sleep(4)
+            proxy.signal(signal.SIGCONT)
+            load.more()
+        load.check(proxy.bootstrap)
+        metrics = httpx.get(proxy.url + "/metrics", trust_env=False).text
+        refused = re.findall(r'isthmus_requests_refused_total{cause="no_lease"} ([\d.]+)', metrics)
+        assert refused, metrics
+
+
+def test_without_plugins_it_is_a_plain_proxy(three: KafkaCluster) -> None:
+    topic = create_topic(three)
+    with whole_cluster(three, extra={"plugins": {"enabled": []}}) as proxy:
+        produce_to_all(proxy.bootstrap, topic, 60)
+        assert sum(map(len, read(proxy.bootstrap, topic).values())) == 60
+        assert proxy.get("/v1/status")["process"]["plugins"] == []
 
 
 def test_sigterm_answers_what_was_taken_in(three: KafkaCluster) -> None:
