@@ -107,8 +107,10 @@ class Side:
         return {entry.name: entry.value for entry in entries.values()}
 
     def producer(self, direct: bool = False, **settings: Any) -> Producer:
+        """``settings`` are librdkafka's, with underscores for dots."""
         servers = self.kafka.bootstrap_servers if direct else self.bootstrap
-        return Producer({"bootstrap.servers": servers, "linger.ms": 5, **settings})
+        chosen = {name.replace("_", "."): value for name, value in settings.items()}
+        return Producer({"bootstrap.servers": servers, "linger.ms": 5, **chosen})
 
     def produce(
         self, topic: str, values: Sequence[bytes], partition: int = 0, direct: bool = False, **settings: Any

@@ -248,6 +248,8 @@ class FollowerEnd:
         self, connection: LinkConnection, topic: str, params: dict[str, Any]
     ) -> tuple[FollowerTopic, Counterpart]:
         """What a topic follows over the connection's link. Raises LinkRejected."""
+        if monotonic() > self._context.lease_deadline:
+            raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
         state = self._context.control.state
         record = state.follower_topics.get(topic)
         counterpart = state.lookup.following(ResourceType.TOPIC, topic)

@@ -301,7 +301,8 @@ class LeaderEnd:
         ]
 
     async def _reconcile(self) -> None:
-        leading = self._leading()
+        # Without a lease another proxy may front these brokers, and push the same partitions.
+        leading = self._leading() if monotonic() < self._context.lease_deadline else []
         if not leading:
             self._keep({}, {})
             self.led = {}

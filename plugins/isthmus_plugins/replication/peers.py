@@ -19,6 +19,7 @@ from isthmus_control.model import Link
 from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import PluginContext
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import (
     Credential,
     Handler,
@@ -37,6 +38,8 @@ PURPOSE_LINK: Final = "link"
 REDIAL_DELAY_MIN_S: Final = 0.2
 REDIAL_DELAY_MAX_S: Final = 5.0
 DELETED_LINK_GRACE_S: Final = 1.0
+LEASE_POLL_S: Final = 0.1
+"""A proxy that has no lease yet, because it starts or is refused, speaks to nobody."""
 HANDSHAKES_MAX: Final = 256
 """Connections that have not proved anything yet. More are closed at once."""
 ALREADY_CONNECTED: Final = "ALREADY_CONNECTED"
@@ -160,6 +163,9 @@ class LinkPeers:
     async def _dial_for_ever(self, link_name: str, state: PeerState, address: str) -> None:
         delay = REDIAL_DELAY_MIN_S
         while (link := self._current(link_name, state)) is not None:
+            if monotonic() > self._context.lease_deadline:
+                await asyncio.sleep(LEASE_POLL_S)
+                continue
             try:
                 connection = await self._dial(link_name, link, state, address)
             except _AlreadyConnected as already:
@@ -244,6 +250,8 @@ class LinkPeers:
 
     def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
         """The secret that a dialler must hold. Raises LinkRejected."""
+        if monotonic() > self._context.lease_deadline:
+            raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease (yet)")
         purpose = hello.get("purpose")
         if purpose == PURPOSE_CREATE:
             spec = self._context.link_listener

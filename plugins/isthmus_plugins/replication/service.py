@@ -10,19 +10,21 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Callable, Mapping
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
+from isthmus_control.apply import apply
 from isthmus_control.commands import (
     AttachNamespace,
     Body,
+    Command,
     CreateLink,
     DeleteLink,
     DetachNamespace,
     RegisterProducerIds,
 )
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role, TopicState
-from isthmus_control.outcome import Rejected, Rejection
+from isthmus_control.outcome import Outcome, Rejected, Rejection
 from isthmus_control.states import PartitionState, ReasonCode, combine
 from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
@@ -236,6 +238,9 @@ class LinkService:
             "truncate_target": request.truncate_target,
         }
         if role is Role.LEADER:
+            self._would_append(
+                AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
+            )
             topics = await self._led_topics(request.local)
             plans = [
                 TopicPlan(**plan)
@@ -243,7 +248,7 @@ class LinkService:
             ]
         else:
             topics = (await self._call(link_name, "led_topics", {"prefix": request.remote}))["topics"]
-            plans = await self._plan(kind, request.local, request.remote, request.truncate_target, topics)
+            plans = await self._plan(link_name, kind, request.local, request.remote, request.truncate_target, topics)
         result = AttachResult(
             link_name=link_name,
             local=request.local,
@@ -310,6 +315,7 @@ class LinkService:
     async def on_plan_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         plans = await self._for_peer(
             self._plan(
+                connection.link_name,
                 ResourceType(params["type"]),
                 str(params["local"]),
                 str(params["remote"]),
@@ -320,9 +326,14 @@ class LinkService:
         return {"topics": [plan.model_dump() for plan in plans]}
 
     async def _plan(
-        self, kind: ResourceType, local: str, remote: str, truncate: bool, led: list[dict[str, Any]]
+        self, link_name: str, kind: ResourceType, local: str, remote: str, truncate: bool, led: list[dict[str, Any]]
     ) -> list[TopicPlan]:
         """What following these topics of the source would do with this cluster's."""
+        self._would_append(
+            AttachNamespace(
+                link_name, kind, local, remote, Role.FOLLOWER, truncate_target=truncate, create_missing=True
+            )
+        )
         mapping = NamespaceMapping(kind, local, remote, Role.FOLLOWER, 0, 0, truncate_target=truncate)
         try:
             topics = await self._context.cluster.topics()
@@ -569,6 +580,15 @@ class LinkService:
             outcome = await self._context.control.append(body)
         except BrokerUnavailable as error:
             raise OperationError("CONTROL_LOG_UNAVAILABLE", str(error), 503) from error
+        self._check(outcome)
+
+    def _would_append(self, body: Body) -> None:
+        """Raise what the control log would say to a command as things stand. Changes nothing."""
+        state = self._context.control.state
+        command = Command(str(uuid.uuid4()), int(time() * 1000), self._context.proxy_name, state.applied_offset, body)
+        self._check(apply(state, state.applied_offset + 1, command)[1])
+
+    def _check(self, outcome: Outcome) -> None:
         if isinstance(outcome, Rejected):
             raise OperationError(
                 outcome.code.value.upper().replace("-", "_"), outcome.message, _HTTP_STATUS.get(outcome.code, 409)
