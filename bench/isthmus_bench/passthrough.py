@@ -316,7 +316,7 @@ def run(plan: Plan, say: Say) -> Report:
         between = [path for path in paths if path.pid is not None]
         idle = [
             _idle(plan, path, load, say) for path in between
-        ]  # first: later, memory of the load would be used again
+        ]  # first, in fresh processes
         samples: dict[tuple[str, str], list[Sample]] = {}
         for number in range(plan.rounds):
             _round(plan, number, paths, load, samples, say)

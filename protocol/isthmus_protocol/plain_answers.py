@@ -27,10 +27,15 @@ _Template = tuple[int, int]
 """Mask of the structure, and the structure."""
 
 
-def plain_produce_answer(version: int) -> Callable[[bytes], bool] | None:
-    """A function that says whether a whole Produce response frame tells of appends to one topic and of nothing else.
+Look = Callable[[bytes], bytes]
+"""Takes a whole response frame and returns one."""
 
-    False may be wrong, True never is. None for versions that have topic names, whose length is not fixed.
+
+def pass_plain_produce(version: int) -> Callable[[Look], Look] | None:
+    """Wraps a function so that it only gets the Produce answers that may have something to look into.
+
+    Those that tell of appends to one topic, and of nothing else, come back as they are. Some that are plain may get
+    through to the function, no other one comes back. None for versions with topic names, whose length is not fixed.
     """
     spec = message_spec(ApiKey.PRODUCE, version, "response")
     topic = next(field.entity for field in spec.fields if field.name == "responses")
@@ -40,7 +45,7 @@ def plain_produce_answer(version: int) -> Callable[[bytes], bool] | None:
     one, two = (_template(version, count) for count in (1, 2))
     smallest = _size(one)
     each = _size(two) - smallest
-    templates: dict[int, _Template | None] = {}
+    templates: dict[int, _Template] = {}
     number = int.from_bytes
 
     def template_of(size: int) -> _Template | None:
@@ -48,17 +53,20 @@ def plain_produce_answer(version: int) -> Callable[[bytes], bool] | None:
         count += 1
         return _template(version, count) if not rest and 1 <= count <= PARTITIONS_MAX else None
 
-    def is_plain(frame: bytes) -> bool:
-        size = len(frame)
-        template = templates.get(size)
-        if template is None:
-            template = template_of(size)
+    def pass_plain(look: Look) -> Look:
+        def passed(frame: bytes) -> bytes:
+            template = templates.get(len(frame))
+            if template is not None:
+                return frame if number(frame, "big") & template[0] == template[1] else look(frame)
+            template = template_of(len(frame))
             if template is None:
-                return False
-            templates[size] = template
-        return number(frame, "big") & template[0] == template[1]
+                return look(frame)
+            templates[len(frame)] = template
+            return passed(frame)
 
-    return is_plain
+        return passed
+
+    return pass_plain
 
 
 def _size(template: _Template) -> int:

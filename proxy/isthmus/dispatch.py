@@ -16,7 +16,7 @@ from isthmus_plugins.api import NEED_MORE, Answer, Request, RequestHook, Respons
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
 from isthmus_protocol.locate import Locator
-from isthmus_protocol.plain_answers import plain_produce_answer
+from isthmus_protocol.plain_answers import pass_plain_produce
 from isthmus_protocol.schema import ApiKey
 
 WRITES: Final = frozenset(
@@ -36,6 +36,10 @@ WRITES: Final = frozenset(
     }
 )
 """Requests that change topics: a fence waits for their answers."""
+
+
+PROXY_TIME_EACH: Final = 16
+"""Of so many requests of an API and version, from the first one on, one has the proxy's own time taken."""
 
 
 class ResponseStream(Protocol):
@@ -92,7 +96,7 @@ class Route:
         self.broker_time = broker_time
         """From forwarding to the answer's first bytes; shared by the API's versions."""
         self.proxy_time = proxy_time
-        """Spent on a chunk of requests or answers that ends with this API."""
+        """Spent on a chunk of requests or answers that ends with this API, of one in PROXY_TIME_EACH."""
 
 
 def route_key(api_key: int, version: int) -> int:
@@ -132,8 +136,8 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
         return
     rewrite = addresses.rewriter(route.api_key, route.version)
     if rewrite is not None:
-        is_plain = plain_produce_answer(route.version) if route.api_key == ApiKey.PRODUCE else None
-        route.on_response = _with_addresses(rewrite, address_map, is_plain)
+        pass_plain = pass_plain_produce(route.version) if route.api_key == ApiKey.PRODUCE else None
+        route.on_response = _with_addresses(rewrite, address_map, pass_plain)
         stream = addresses.stream_rewriter(route.api_key, route.version)
         if stream is not None:
             route.stream_response = partial(stream, address_map)
@@ -160,11 +164,14 @@ def _only_topic_end(version: int) -> Callable[[bytes, int], int | None]:
 
 
 def _with_addresses(
-    rewrite: Callable[[bytes, AddressMap], bytes], address_map: AddressMap, is_plain: Callable[[bytes], bool] | None
+    rewrite: Callable[[bytes, AddressMap], bytes],
+    address_map: AddressMap,
+    pass_plain: Callable[[ResponseHook], ResponseHook] | None,
 ) -> ResponseHook:
-    if is_plain is None:
-        return lambda frame: rewrite(frame, address_map)
-    return lambda frame: frame if is_plain(frame) else rewrite(frame, address_map)
+    def rewritten(frame: bytes) -> bytes:
+        return rewrite(frame, address_map)
+
+    return rewritten if pass_plain is None else pass_plain(rewritten)
 
 
 def _first_verdict(hooks: tuple[Callable[[Request], Verdict], ...], request: Request) -> Verdict:

@@ -32,6 +32,7 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Leave, Replace, Request, ResponseHook, Verdict
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
@@ -366,12 +367,13 @@ class _Peer(asyncio.Protocol):
 class Upstream(_Peer):
     """The connection to the broker: answers arrive here."""
 
-    __slots__ = ("_downstream", "_gateway", "_opaque", "_pending", "_stream")
+    __slots__ = ("_downstream", "_frame_bytes_max", "_gateway", "_opaque", "_pending", "_stream")
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
         self._gateway = session.gateway
+        self._frame_bytes_max = session.gateway.frame_bytes_max
         self._downstream = session.downstream
         self._pending = session.pending
         self._stream: ResponseStream | None = None
@@ -470,7 +472,7 @@ class Upstream(_Peer):
             if not pending or pending[0][0] != correlation_id:
                 session.fault("answer out of order", f"correlation id {correlation_id}")
                 return
-            if not 4 <= size <= self._gateway.frame_bytes_max:
+            if not 4 <= size <= self._frame_bytes_max:
                 session.fault("oversized answer", f"{size} bytes")
                 return
             _, of, forwarded, on_response, own = pending[0]
@@ -524,9 +526,9 @@ class Upstream(_Peer):
             if len(rest) >= _RESPONSE_HEAD_SIZE:
                 wanted = _response_head(rest)[0] + 4
             self._keep(rest, wanted)
-        if not pending or self._downstream.throttled:
+        if session.state is not _SERVING or self._downstream.throttled:
             self._answered()
-        if route is not None:
+        if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
     def _answered(self) -> None:
@@ -648,7 +650,8 @@ class Downstream(_Peer):
             data = self._continued(data)
             if not data:
                 return
-        self._take(data, arrived)
+        if self.session.state is _SERVING:
+            self._take(data, arrived)
 
     def _continued(self, data: bytes) -> bytes:
         """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""
@@ -676,8 +679,7 @@ class Downstream(_Peer):
         return data
 
     def _take(self, data: bytes, arrived: float) -> None:
-        if self.session.state is not _SERVING:
-            return
+        """Requests, from the first byte of one on."""
         try:
             self._requests(data, arrived)
         except MalformedFrame as error:
@@ -763,7 +765,7 @@ class Downstream(_Peer):
             self._keep(data[position:], wanted or _REQUEST_HEAD_SIZE)
         if len(pending) > self._gateway.in_flight_max:
             self.throttle()
-        if route is not None:
+        if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
     def _know(self, route: Route, key: int, leave: Leave, data: bytes, position: int) -> None:
@@ -860,7 +862,7 @@ class Downstream(_Peer):
             return
         if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest):
             return
-        if rest:
+        if rest and self.session.state is _SERVING:
             self._take(rest, monotonic())
         self.release_reading()
         self.session.answered()
