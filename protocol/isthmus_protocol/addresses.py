@@ -49,6 +49,18 @@ _Edit = tuple[int, int, bytes]
 
 _BROKER_ARRAYS: Final = {ApiKey.METADATA: "brokers", ApiKey.DESCRIBE_CLUSTER: "brokers"}
 _STREAMED: Final = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
+_WITH_ADDRESSES: Final = frozenset(
+    {
+        *_BROKER_ARRAYS,
+        *_STREAMED,
+        ApiKey.FIND_COORDINATOR,
+        ApiKey.PRODUCE,
+        ApiKey.SHARE_ACKNOWLEDGE,
+        ApiKey.DESCRIBE_QUORUM,
+        ApiKey.DESCRIBE_CONFIGS,
+    }
+)
+"""The others' schemas are not even loaded: all of them take over a second at the start."""
 _NODE_ENDPOINTS: Final = "node_endpoints"
 _RESOURCE_TYPE_BROKER: Final = 4
 _ADDRESS_SETTINGS: Final = frozenset(
@@ -60,6 +72,8 @@ _ADDRESS_SETTINGS: Final = frozenset(
 @cache
 def rewriter(api_key: int, version: int) -> Rewriter | None:
     """What rewrites the addresses in an API's response, None where it has none (for a whole frame at once)."""
+    if api_key not in _WITH_ADDRESSES:
+        return None
     spec = message_spec(api_key, version, "response")
     if api_key in _BROKER_ARRAYS:
         return _array_rewriter(api_key, version, spec, _field(spec, _BROKER_ARRAYS[ApiKey(api_key)]))
