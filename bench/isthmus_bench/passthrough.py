@@ -52,7 +52,6 @@ GIVEN_BACK_MIN: Final = 0.5
 
 WARM_CONNECTIONS: Final = 20
 CLOSE_TIMEOUT_S: Final = 20.0
-SETTLE_S: Final = 1.5
 FETCH_BYTES: Final = 1 << 20
 FETCH_RECORDS: Final = (16, 64_000)
 """Records of a batch and their size: as much as fits a broker's message.max.bytes, an answer of 1 MB."""
@@ -104,12 +103,14 @@ class Plan:
     idle_connections: int = 1_000
     carried_connections: int = 5_000
     """Connections that rest on one process while another one is measured."""
+    settle_s: float = 2.0
+    """After connections have closed, before memory is looked at: what is given back is given back a moment later."""
 
     @classmethod
     def quick(cls, broker: Literal["kafka", "canned"], version: str) -> Plan:
         """To see that it works; the figures mean nothing."""
         chosen = tuple(each for each in WORKLOADS if each.name in (SMALL[1], FETCH))
-        return cls(broker, version, 1, 0.1, 0.05, chosen, idle_connections=50, carried_connections=100)
+        return cls(broker, version, 1, 0.1, 0.05, chosen, idle_connections=50, carried_connections=100, settle_s=0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +315,7 @@ def run(plan: Plan, say: Say) -> Report:
             broker = "canned answers; proxies are listeners and sessions alone"
         load = stack.enter_context(Child("isthmus_bench.load"))
         between = [path for path in paths if path.pid is not None]
-        idle = [
-            _idle(plan, path, load, say) for path in between
-        ]  # first, in fresh processes
+        idle = [_idle(plan, path, load, say) for path in between]  # first, in fresh processes
         samples: dict[tuple[str, str], list[Sample]] = {}
         for number in range(plan.rounds):
             _round(plan, number, paths, load, samples, say)
@@ -354,7 +353,7 @@ def _idle(plan: Plan, path: Path, load: Child, say: Say) -> IdleFigure:
     target = asdict(path.target)
     load.ask(do="idle", target=target, count=WARM_CONNECTIONS)  # what the first connections bring, they bring once
     load.ask(do="close_idle")
-    time.sleep(SETTLE_S)
+    time.sleep(plan.settle_s)
     descriptors = open_descriptors(path.pid)
     sizes = [resident_bytes(path.pid)]
     for _ in range(2):
@@ -363,7 +362,7 @@ def _idle(plan: Plan, path: Path, load: Child, say: Say) -> IdleFigure:
             raise LoadError(f"{path.name} took {opened['open']} of {count} connections: {opened['refused']}")
         sizes.append(resident_bytes(path.pid))
         load.ask(do="close_idle")
-        _wait_closed(path.pid, descriptors)
+        _wait_closed(path.pid, descriptors, plan.settle_s)
         sizes.append(resident_bytes(path.pid))
     before, first, closed, again, _ = sizes
     return idle_figure(path.name, count, before, first, closed, again)
@@ -377,16 +376,16 @@ def _carried(plan: Plan, path: Path, load: Child, say: Say) -> CarriedFigure:
     sample = _drive(plan, Workload("", Load("produce", connections=10)), path, load)
     resident = resident_bytes(path.pid)
     load.ask(do="close_idle")
-    _wait_closed(path.pid, descriptors)
+    _wait_closed(path.pid, descriptors, plan.settle_s)
     return CarriedFigure(path.name, opened["open"], opened["refused"], resident, sample)
 
 
-def _wait_closed(pid: int, descriptors: int) -> None:
-    """Wait until another process has noticed that its connections are closed, and a moment for what it does then."""
+def _wait_closed(pid: int, descriptors: int, settle_s: float) -> None:
+    """Wait until another process has noticed that its connections are closed, and has had time to tidy up."""
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     while open_descriptors(pid) > descriptors and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(SETTLE_S)
+    time.sleep(settle_s)
 
 
 # ---- paths ----
