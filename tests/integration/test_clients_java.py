@@ -45,14 +45,14 @@ def test_every_version(proxied_of_each_version: Proxied) -> None:
     proxied.tool("kafka-topics", "--create", "--topic", topic, "--partitions", "2")
     lines = [f"line {number}" for number in range(100)]
     produce_lines(proxied, topic, lines, "--compression-codec", "zstd")
-    assert sorted(consume_lines(proxied, topic, 100, "--group", group)) == sorted(lines)
+    setting = property_option(proxied, "consumer")
+    protocol = "classic" if proxied.kafka.version < "4" else "consumer"
+    member = ("--group", group, setting, f"group.protocol={protocol}")
+    assert sorted(consume_lines(proxied, topic, 100, *member)) == sorted(lines)
     described = proxied.tool("kafka-consumer-groups", "--describe", "--group", group)
     assert sum(int(offset) for offset in re.findall(rf"{topic}\s+\d\s+(\d+)", described)) == 100
     assert "2000 records sent" in transactional_perf(proxied, topic, 2000)
-    committed = consume_lines(
-        proxied, topic, 2100, property_option(proxied, "consumer"), "isolation.level=read_committed"
-    )
-    assert len(committed) == 2100
+    assert len(consume_lines(proxied, topic, 2100, setting, "isolation.level=read_committed")) == 2100
 
 
 def test_topics_and_configs(proxied_three: Proxied) -> None:

@@ -37,7 +37,8 @@ pytestmark = pytest.mark.brokers
 @pytest.fixture(scope="module")
 def three() -> Iterator[KafkaCluster]:
     """Three brokers of this module's own: it stops them."""
-    with KafkaCluster(name="modes", brokers=3) as cluster:
+    settings = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}  # of killed brokers
+    with KafkaCluster(name="modes", brokers=3, settings=settings) as cluster:
         yield cluster
 
 
@@ -53,7 +54,12 @@ def sidecars(cluster: KafkaCluster) -> Iterator[dict[int, ProxyProcess]]:
     with ExitStack() as stack:
         proxies = {}
         for broker_id in cluster.broker_ids:
-            proxy = ProxyProcess(cluster.bootstrap_servers, name=f"sidecar-{broker_id}", broker_id=broker_id)
+            proxy = ProxyProcess(
+                cluster.bootstrap_servers,
+                name=f"sidecar-{broker_id}",
+                broker_id=broker_id,
+                extra={"proxy": {"lease_s": 5.0}},
+            )
             stack.callback(proxy.close)
             proxy.spawn()
             proxies[broker_id] = proxy
@@ -146,7 +152,7 @@ class Load:
                     self._topic, str(self.sent), partition=self.sent % 6, on_delivery=self._delivered
                 )
                 self.sent += 1
-                self._producer.poll(0 if self.sent % 10 else 0.002)
+                self._producer.poll(0 if self.sent % 4 else 0.004)
             else:
                 self._producer.poll(0.01)
 
