@@ -203,8 +203,13 @@ def create_topic(proxy: ProxyProcess, replicas: int = 3) -> str:
 
 
 def describe_topic(proxy: ProxyProcess, topic: str) -> Any:
-    with Wire(at_relay(proxy)) as wire:
-        [described] = wire.request(ApiKey.METADATA, 12, {"topics": [{"name": topic}]}).topics
+    """The topic, once every broker has heard of it."""
+    for address in broker_addresses(proxy).values():
+        with Wire(address) as wire:
+            while True:
+                [described] = wire.request(ApiKey.METADATA, 12, {"topics": [{"name": topic}]}).topics
+                if described.error_code == 0 and all(p.error_code == 0 for p in described.partitions):
+                    break
     return described
 
 
