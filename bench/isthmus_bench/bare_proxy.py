@@ -7,7 +7,6 @@ reservation plugin is the real one, over an empty control state; ``isthmus proxy
 from __future__ import annotations
 
 import argparse
-import asyncio
 import ssl
 from types import SimpleNamespace
 from typing import Any
@@ -20,20 +19,28 @@ from isthmus_plugins.api import RequestHook
 from isthmus_plugins.reservation import ReservationPlugin
 
 
-def reservation_hooks(topics: dict[bytes, str]) -> list[RequestHook]:
+async def reservation_hooks(topics: dict[bytes, str]) -> list[RequestHook]:
     """The hooks of a reservation plugin that reserves nothing. ``topics``: names by id."""
+
+    async def no_topics() -> dict[str, Any]:
+        return {}
+
     context: Any = SimpleNamespace(
         control=SimpleNamespace(state=ControlState("bench"), subscribe=lambda changed: None),
+        cluster=SimpleNamespace(topics=no_topics),
         lease_deadline=float("inf"),
         known_topic_name=topics.get,
     )
-    plugin = ReservationPlugin()
-    plugin.isthmus_start(context)
+    plugin: Any = ReservationPlugin()
+    started = plugin.isthmus_start(context)
+    if started is not None:
+        await started
     return list(plugin.isthmus_request_hooks())
 
 
-async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext | None) -> int:
-    """Listen on a free port, which is returned."""
+async def start(target: Endpoint, topics: dict[bytes, str] | None, tls: ssl.SSLContext | None) -> int:
+    """Listen on a free port, which is returned. ``topics``: None for no plugins."""
+    hooks = [] if topics is None else await reservation_hooks(topics)
     raise_file_descriptor_limit()
     port = 0
 
@@ -45,7 +52,6 @@ async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext 
     await listener.start()
     await listener.accept()
     port = listener.bind.port
-    asyncio.get_running_loop().set_exception_handler(None)
     return port
 
 
@@ -58,8 +64,8 @@ def main() -> None:
     chosen = parser.parse_args()
     host, _, port = chosen.target.rpartition(":")
     topics = {bytes.fromhex(key): name for key, _, name in (each.partition("=") for each in chosen.topic)}
-    hooks = reservation_hooks(topics) if chosen.plugins else []
-    serve(lambda: start(Endpoint(host, int(port)), hooks, server_tls(chosen.certificate)))
+    named = topics if chosen.plugins else None
+    serve(lambda: start(Endpoint(host, int(port)), named, server_tls(chosen.certificate)))
 
 
 if __name__ == "__main__":
