@@ -6,9 +6,11 @@ Everything here blocks; waiting ends as soon as what is waited for is there.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -274,7 +276,10 @@ def linked(
     b_proxies: Sequence[ProxyProcess] | None = None,
     remote: str | None = None,
 ) -> Iterator[Linked]:
-    """Proxies on both clusters, and a link that A created. ``remote``: the address that A dials, B's own by default."""
+    """Proxies on both clusters, and a link that A created. ``remote``: the address that A dials, B's own by default.
+
+    With ISTHMUS_TEST_LOGS the proxies' logs are kept in that directory.
+    """
     with ExitStack() as stack:
         sides = []
         for kafka, proxies in ((a, a_proxies), (b, b_proxies)):
@@ -288,7 +293,12 @@ def linked(
                 proxy.wait_ready()
         pair = Linked(*sides, unique("link"))
         pair.a.proxy.cli("link", "create", pair.name, "--remote", remote or pair.b.proxy.link_address)
-        yield pair
+        try:
+            yield pair
+        finally:
+            if (keep := os.environ.get("ISTHMUS_TEST_LOGS")) is not None:
+                for proxy in (*pair.a.proxies, *pair.b.proxies):
+                    (Path(keep) / f"{proxy.name}.log").write_text(proxy.log)
         try:
             pair.a.proxy.cli("link", "delete", pair.name)
         except Exception:

@@ -524,7 +524,7 @@ class FollowerEnd:
                 "topic": stream.topic,
                 "partition": stream.partition,
                 "offset": stream.follower_log.end,
-                "code": reason.code,
+                "code": str(reason.code),
                 "detail": reason.message,
             },
         )

@@ -12,7 +12,13 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
-from isthmus_control.commands import CloseProvenance, OpenProvenance, PartitionOffset, SetFollowerTopic
+from isthmus_control.commands import (
+    CloseProvenance,
+    ForgetFollowerTopic,
+    OpenProvenance,
+    PartitionOffset,
+    SetFollowerTopic,
+)
 from isthmus_control.model import (
     INTERNAL_PREFIX,
     FollowerTopic,
@@ -63,6 +69,8 @@ class FollowerTopics:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._lock = asyncio.Lock()
+        self._led: dict[str, frozenset[str]] = {}
+        """By link: the source's topics, as the leader end last said."""
 
     # ---- the leader end's call ----
 
@@ -70,6 +78,7 @@ class FollowerTopics:
         """Make or adopt a local topic for each of the source's; say which are ready, and who leads their partitions."""
         async with self._lock:
             topics = await self._context.cluster.topics()
+            await self._sources_seen(connection.link_name, frozenset(params["all"]), topics)
             answers: dict[str, dict[str, Any]] = {}
             changed = False
             for wanted in params["topics"]:
@@ -97,6 +106,19 @@ class FollowerTopics:
                     info = topics.get(answer["remote_topic"])
                     answer["leaders"] = [partition.leader for partition in info.partitions] if info else []
             return {"topics": answers}
+
+    def source_is_gone(self, record: FollowerTopic) -> bool:
+        """Whether the source has no such topic (any more), as far as it has told."""
+        return record.link in self._led and record.source_topic not in self._led[record.link]
+
+    async def _sources_seen(self, link_name: str, led: frozenset[str], topics: Mapping[str, TopicInfo]) -> None:
+        """Note what the source has, and forget topics that neither side has any more."""
+        self._led[link_name] = led
+        for record in list(self._context.control.state.follower_topics.values()):
+            followed = record.link == link_name and record.state in (TopicState.FOLLOWING, TopicState.REFUSED)
+            if followed and record.source_topic not in led and record.topic not in topics:
+                log.info("follower topic forgotten", extra={"link": link_name, "topic": record.topic})
+                await self._append(ForgetFollowerTopic(link_name, record.topic))
 
     async def _topics_with_leaders(self, names: list[str]) -> Mapping[str, TopicInfo]:
         """All topics, once those of ``names`` have leaders: a new one takes a moment to have them everywhere."""
@@ -347,7 +369,7 @@ class FollowerTopics:
             )
         )
 
-    async def _append(self, body: SetFollowerTopic | OpenProvenance | CloseProvenance) -> None:
+    async def _append(self, body: SetFollowerTopic | ForgetFollowerTopic | OpenProvenance | CloseProvenance) -> None:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)

@@ -311,18 +311,21 @@ class LeaderEnd:
         topics = await self._context.cluster.topics()
         led: dict[LedPartition, PreparedTopic | None] = {}
         mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
+        every: dict[str, list[str]] = {}
         for link_, mapping in leading:
+            every.setdefault(link_.name, [])
             for topic in topics.values():
                 if topic.internal or mapping.remote_name(topic.name) is None:
                     continue
+                every[link_.name].append(topic.name)
                 fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
                 if fronted:
                     mine.setdefault(link_.name, {})[topic.name] = (mapping, topic)
                 for index in fronted:
                     key = LedPartition(link_.name, topic.name, index)
                     led[key] = self._prepared.get((key.link, key.topic))
-        for link_name, wanted in mine.items():
-            self._prepare(link_name, wanted)
+        for link_name, names in every.items():
+            self._prepare(link_name, mine.get(link_name, {}), sorted(names))
         self.led = led
         self._keep(led, topics)
         now = monotonic()
@@ -385,14 +388,20 @@ class LeaderEnd:
 
     # ---- topics of the target ----
 
-    def _prepare(self, link_name: str, wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]]) -> None:
-        """Have the target make the topics that it lacks, and learn where its partitions are led. Does not wait."""
+    def _prepare(
+        self, link_name: str, wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]], every: list[str]
+    ) -> None:
+        """Have the target make the topics that it lacks, and learn where its partitions are led. Does not wait.
+
+        ``every``: all led topics of the link, also those whose partitions other proxies push.
+        """
         connections = self._peers.connections(link_name)
         preparing = self._preparing.setdefault(link_name, _Preparing())
         if not connections or preparing.running:
             return
         fingerprint = (
             connections[0],
+            every,
             {(name, mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()},
         )
         now = monotonic()
@@ -400,7 +409,9 @@ class LeaderEnd:
             return
         preparing.fingerprint = fingerprint
         preparing.running = True
-        self._tasks.start(f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted))
+        self._tasks.start(
+            f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted, every)
+        )
 
     async def _prepare_topics(
         self,
@@ -408,11 +419,12 @@ class LeaderEnd:
         preparing: _Preparing,
         connection: LinkConnection,
         wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]],
+        every: list[str],
     ) -> None:
         ready = False
         try:
             requests = [await self._request(link_name, mapping, info) for mapping, info in wanted.values()]
-            answer = await connection.call("prepare_topics", {"topics": requests}, PREPARE_TIMEOUT_S)
+            answer = await connection.call("prepare_topics", {"topics": requests, "all": every}, PREPARE_TIMEOUT_S)
             for name in wanted:
                 said = answer.get("topics", {}).get(name) or {}
                 self._prepared[link_name, name] = PreparedTopic(
@@ -638,7 +650,7 @@ class LeaderEnd:
                     "topic": stream.key.topic,
                     "partition": stream.key.partition,
                     "offset": stream.acked,
-                    "code": code,
+                    "code": str(code),
                     "detail": message,
                 },
             )

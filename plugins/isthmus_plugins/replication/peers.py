@@ -213,7 +213,7 @@ class LinkPeers:
         code = _reason_of(error)
         message = f"{address}: {error or type(error).__name__}"
         if (state.reason, state.message) != (code, message):
-            log.warning("link peer not reached", extra={"address": address, "code": code, "detail": message})
+            log.warning("link peer not reached", extra={"address": address, "code": str(code), "detail": message})
         if not state.connections:  # else the link is up, over another address
             state.reason, state.message = code, message
 

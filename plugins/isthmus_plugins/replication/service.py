@@ -496,6 +496,7 @@ class LinkService:
             elif record.state is TopicState.FOLLOWING and self._context.fronted_brokers is None:
                 # No stream of it was opened since this process started.
                 history = state.histories.get(record.topic)
+                gone = self._follower_topics.source_is_gone(record)
                 for partition in sorted(history.partitions) if history is not None else ():
                     if (record.topic, partition) not in streams:
                         found.append(
@@ -504,8 +505,16 @@ class LinkService:
                                 remote_topic=record.source_topic,
                                 partition=partition,
                                 role="follower",
-                                state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
-                                reason=None if connected else ReasonCode.NOT_CONNECTED_YET,
+                                state=PartitionState.STOPPED
+                                if gone
+                                else PartitionState.CATCHING_UP
+                                if connected
+                                else PartitionState.DISCONNECTED,
+                                reason=ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
+                                if gone
+                                else None
+                                if connected
+                                else ReasonCode.NOT_CONNECTED_YET,
                             )
                         )
         return found

@@ -1,0 +1,106 @@
+"""A TCP relay that can be cut in the middle of a frame."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Final, Self
+
+CHUNK: Final = 4096
+
+
+class Relay:
+    """Listens on a port of its own and passes bytes on to ``target`` (host, port), which may be set later."""
+
+    def __init__(self, target: tuple[str, int] | None = None) -> None:
+        self.target = target
+        self.accepted = 0
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._left: int | None = None
+        self._refusing = False
+        self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.getsockname()[:2]
+        return f"{host}:{port}"
+
+    def cut_after(self, size: int) -> None:
+        """Cut all connections when so many more bytes have passed, whatever they are a part of."""
+        with self._lock:
+            self._left = size
+
+    def cut(self, refuse: bool = False) -> None:
+        """Cut all connections now; with ``refuse`` close new ones at once until ``mend``."""
+        with self._lock:
+            self._refusing = refuse
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        with self._lock:
+            self._refusing = False
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+        self._thread.join(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                downstream, _ = self._server.accept()
+            except OSError:
+                return
+            if self._refusing or self.target is None:
+                downstream.close()
+                continue
+            try:
+                upstream = socket.create_connection(self.target, 5)
+                upstream.settimeout(None)
+            except OSError:
+                downstream.close()
+                continue
+            self.accepted += 1
+            with self._lock:
+                self._pairs.append((downstream, upstream))
+            for one, other in ((downstream, upstream), (upstream, downstream)):
+                threading.Thread(target=self._pump, args=(one, other), name="relay-pump", daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(CHUNK):
+                with self._lock:
+                    due = self._left is not None and self._left <= len(data)
+                    if due:
+                        data, self._left = data[: self._left], None
+                    elif self._left is not None:
+                        self._left -= len(data)
+                sink.sendall(data)
+                if due:
+                    self.cut()
+        except OSError:
+            pass
+        finally:
+            for end in (source, sink):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            source.close()
