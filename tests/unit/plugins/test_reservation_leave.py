@@ -32,7 +32,9 @@ class Process:
         self.now = time.monotonic()
         self.plugin = ReservationPlugin()
         self.control: Any = SimpleNamespace(state=ControlState("A"), subscribe=self._subscribe)
-        context: Any = SimpleNamespace(control=self.control, lease_deadline=self.now + 10, known_topic_name=None)
+        context: Any = SimpleNamespace(
+            control=self.control, lease_deadline=self.now + 10, known_topic_name=None, internal_topic_ids=()
+        )
         self.context = context
         self.plugin.isthmus_start(context)
 
