@@ -319,6 +319,10 @@ class PluginContext(Protocol):
     fronted_brokers: frozenset[int] | None
     """None: every broker of the cluster."""
 
+    @property
+    def internal_topic_ids(self) -> Collection[bytes]:
+        """The ids of the proxies' own topics, 16 bytes each."""
+
     def fronts(self, broker_id: int) -> bool:
         """Whether this proxy fronts the broker."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from isthmus.cluster_access import ClusterAccess
 from isthmus.config import Address, LinkListenerSection
@@ -86,6 +86,11 @@ class Context:
                 link_server_tls,
                 None if token is None else token.get_secret_value().encode(),
             )
+
+    @property
+    def internal_topic_ids(self) -> Collection[bytes]:
+        """The ids of the proxies' own topics."""
+        return (self._control_log.topic_id.bytes,)
 
     def fronts(self, broker_id: int) -> bool:
         """Whether this proxy fronts the broker."""

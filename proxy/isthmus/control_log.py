@@ -170,6 +170,7 @@ class ControlLog:
         self._enforced = -1
         self._fencing = False
         self._snapshotting = False
+        self._expiring = False
         self._superseded_told = False
 
     # --- What is known
@@ -185,6 +186,13 @@ class ControlLog:
     def leases(self) -> LeaseView:
         """This proxy's view of all leases: who may vouch, and how far a reservation is."""
         return self._view
+
+    @property
+    def topic_id(self) -> uuid.UUID:
+        """The control topic's. Known once the log is started."""
+        if self._topic_id is None:
+            raise RuntimeError("the control log is not started")
+        return self._topic_id
 
     @property
     def own_lease(self) -> ProxyLease | None:
@@ -702,6 +710,15 @@ class ControlLog:
             if isinstance(outcome, Accepted) and outcome.changes:
                 log.warning("lease expired", extra={"proxy": expire.name, "incarnation": expire.incarnation})
 
+    async def _expire_in_passing(self) -> None:
+        """Take expired leases out of the log, beside the renewal of our own and never before it."""
+        try:
+            await self._expire_others()
+        except PeerFault as error:
+            log.warning("leases not expired", extra={"proxy": self.name, "error": str(error)})
+        finally:
+            self._expiring = False
+
     async def _keep_lease(self) -> None:
         """Renew in time, and at once where somebody waits for what this proxy enforces now."""
         while not self._view.superseded:
@@ -709,6 +726,9 @@ class ControlLog:
             if lease is None:
                 return
             interval_s = lease.lease_ms / 1000 / RENEWALS_PER_LEASE
+            if not self._expiring and self._view.expirable(time.monotonic()):
+                self._expiring = True
+                self._tasks.start("expire", self._expire_in_passing())
             try:
                 async with asyncio.timeout(interval_s):
                     await self._renew_now.wait()
@@ -728,7 +748,6 @@ class ControlLog:
                     outcome = await self.append(renewal, timeout_s=interval_s)
                 if isinstance(outcome, Rejected):
                     log.warning("lease not renewed", extra={"proxy": self.name, "error": outcome.message})
-                await self._expire_others()
             except ControlLogHalted:
                 return
             except PeerFault as error:

@@ -22,6 +22,7 @@ from isthmus_protocol.schema import ApiKey
 WRITES: Final = frozenset(
     {
         ApiKey.PRODUCE,
+        ApiKey.METADATA,  # it may create topics
         ApiKey.CREATE_TOPICS,
         ApiKey.DELETE_TOPICS,
         ApiKey.CREATE_PARTITIONS,

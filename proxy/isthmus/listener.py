@@ -28,8 +28,13 @@ log = logging.getLogger("isthmus.listener")
 UPSTREAM_CONNECT_TIMEOUT_S: Final = 10.0
 CLIENT_HANDSHAKE_TIMEOUT_S: Final = 10.0
 """For TLS; a connection counts as a session after it."""
-LOST_WRITE_MARGIN_S: Final = 5.0
-"""A request whose connection broke may still be taken up by the broker; after this long it has been, or never will."""
+LOST_WRITE_MARGIN_S: Final = 10.0
+"""A request whose connection broke may still be taken up by the broker. After this long it has been, unless the broker
+stands still: docs/operations.md says what that means."""
+FENCE_TIMEOUT_S: Final = 30.0
+"""As long as a broker's own request timeout."""
+CONNECTION_LIMIT_LOGGED_EACH: Final = 1000
+"""Refused connections between two lines of the log; a metric counts them all."""
 FILE_DESCRIPTORS_RESERVED: Final = 64
 """For listeners, logs, the proxy's own connections."""
 
@@ -71,6 +76,8 @@ class Gateway:
         self.connections_opened = 0
         self.closed_by_cause: Counter[str] = Counter()
         self.refused_by_cause: Counter[str] = Counter()
+        self.vouches_until: Callable[[], float] = lambda: float("inf")
+        """Until when (monotonic seconds) writes may be forwarded: the end of the proxy's lease."""
         self.write_lost_at = float("-inf")
         """When a session last ended with writes that the broker had not answered."""
         self._session_ids = itertools.count(1)
@@ -121,21 +128,31 @@ class Gateway:
         self.refused_by_cause[cause] += 1
 
     async def fence(self) -> None:
-        """Return when no write that was forwarded before the call can still land."""
+        """Return when no write that was forwarded before the call can still land.
+
+        A session that holds it up for long, by half a request or a broker that does not answer, is closed: the margin
+        for lost writes is what it then waits for.
+        """
         loop = asyncio.get_running_loop()
-        waits: list[asyncio.Future[None]] = []
+        waits: dict[asyncio.Future[None], Session] = {}
         for session in tuple(self.sessions):
             passed: asyncio.Future[None] = loop.create_future()
             if not session.fence(_resolve(passed)):
-                waits.append(passed)
+                waits[passed] = session
         if waits:
-            await asyncio.wait(waits)
+            _, late = await asyncio.wait(waits, timeout=FENCE_TIMEOUT_S)
+            for passed in late:
+                log.warning("session held up a reservation", extra={"session": waits[passed].client.session_id})
+                waits[passed].close("held up a reservation")
         settle = self.write_lost_at + self.lost_write_margin_s - monotonic()
         if settle > 0:
             await asyncio.sleep(settle)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Let every session answer what it was asked, then close; after ``timeout_s`` close what is left."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Let every session answer what it was asked, then close; after ``timeout_s`` close what is left.
+
+        False: a write of a session that was closed, then or a short while before, may still land.
+        """
         self._draining = asyncio.Event()
         for session in tuple(self.sessions):
             session.drain()
@@ -148,6 +165,7 @@ class Gateway:
             session.close("drain timed out")
         self._trimmer.stop()
         await self.tasks.close()
+        return monotonic() > self.write_lost_at + self.lost_write_margin_s
 
 
 def _resolve(future: asyncio.Future[None]) -> Callable[[], None]:
@@ -209,7 +227,9 @@ class Listener:
         address = f"{peer[0]}:{peer[1]}" if peer else ""
         session = gateway.open_session(downstream, address, self.broker_id)
         if len(gateway.sessions) > gateway.limits.connections_max:
-            log.warning("connection limit reached", extra={"limit": gateway.limits.connections_max, "client": address})
+            if gateway.closed_by_cause["connection limit"] % CONNECTION_LIMIT_LOGGED_EACH == 0:
+                limit = gateway.limits.connections_max
+                log.warning("connection limit reached", extra={"limit": limit, "client": address})
             session.close("connection limit")
             return session
         _keep_alive(transport)

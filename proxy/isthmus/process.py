@@ -41,6 +41,7 @@ from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.front import Addresses, Front
 from isthmus.kafka_client import ClusterClient
 from isthmus.listener import Gateway, Limits, raise_file_descriptor_limit
+from isthmus.transactions import OpenTransactions
 from isthmus_control.outcome import Rejected
 from isthmus_control.sealing import Sealer
 from isthmus_plugins import hookspecs
@@ -49,6 +50,8 @@ from isthmus_plugins.api import RequestHook
 log = logging.getLogger("isthmus.process")
 
 VERSION: Final = version("isthmus")
+CLAIM_RETRY_S: Final = 5.0
+RESERVATION_PLUGIN: Final = "reservation"
 
 
 def run(config: ProxyConfig) -> int:
@@ -75,6 +78,7 @@ async def _main(config: ProxyConfig) -> int:
     finally:
         starting.cancel()
         stop.cancel()
+        await asyncio.wait((starting,))
         await process.stop()
     return 1 if process.must_stop.is_set() else 0
 
@@ -117,7 +121,7 @@ class Process:
         listener = config.client_listener
         if connections < listener.connections_max:
             log.warning("file descriptors limit connections", extra={"limit": descriptors, "connections": connections})
-        limits = Limits(listener.connections_max, listener.in_flight_max, listener.frame_bytes_max)
+        limits = Limits(min(listener.connections_max, connections), listener.in_flight_max, listener.frame_bytes_max)
         self._load_plugins()
         try:
             await self._admin.start()
@@ -141,10 +145,11 @@ class Process:
         assert client.cluster_id is not None
         addresses = Addresses(config.client_listener.advertised)
         gateway = self._gateway = Gateway(compile_routes((), addresses), limits, session_tls(config))
+        self._transactions = OpenTransactions(client)
         front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config))
         await front.bind()
         name = self._services.name = config.proxy_name(front.bootstrap.port)
-        control_log = self._control_log = ControlLog(client, name, fence=gateway.fence, on_failure=self._must_stop)
+        control_log = self._control_log = ControlLog(client, name, fence=self._fence, on_failure=self._must_stop)
         try:
             await control_log.start()
         except PeerFault as error:
@@ -166,6 +171,8 @@ class Process:
             link_listener_tls(config),
             link_dial_tls(config),
         )
+        if RESERVATION_PLUGIN in config.plugins.enabled:
+            gateway.vouches_until = lambda: control_log.lease_deadline
         addresses.follow(control_log.state)
         control_log.subscribe(addresses.follow)
         for _, plugin in self._plugins:
@@ -220,15 +227,21 @@ class Process:
         assert self._control_log is not None
         assert self._front is not None
         assert self._context is not None
-        outcome = await self._control_log.claim(
-            LeaseSpec(
-                brokers=self._front.claims(),
-                all_brokers=self._front.brokers is None,
-                link_address=self._context.link_address,
-                lease_ms=int(self.config.proxy.lease_s * 1000),
-                version=VERSION,
-            )
+        lease = LeaseSpec(
+            brokers=self._front.claims(),
+            all_brokers=self._front.brokers is None,
+            link_address=self._context.link_address,
+            lease_ms=int(self.config.proxy.lease_s * 1000),
+            version=VERSION,
         )
+        try:
+            outcome = await self._control_log.claim(lease)
+        except PeerFault as error:
+            raise ConfigurationError(
+                "cluster.bootstrap_servers",
+                f"the brokers cannot be claimed in the control topic {CONTROL_TOPIC}: {error}",
+                "See that its partition has a leader and enough in-sync replicas, then start the proxy again.",
+            ) from error
         if isinstance(outcome, Rejected):
             raise ConfigurationError(
                 "cluster.broker_id" if self.config.cluster.broker_id is not None else "cluster.bootstrap_servers",
@@ -238,7 +251,31 @@ class Process:
 
     def _brokers_changed(self) -> None:
         assert self._gateway is not None
-        self._gateway.tasks.start("claim", self._claim())
+        self._gateway.tasks.start("claim", self._claim_until_done())
+
+    async def _claim_until_done(self) -> None:
+        """Claim brokers that came while the proxy runs. Another proxy may front them: then it is tried again."""
+        while True:
+            try:
+                await self._claim()
+            except ConfigurationError as error:
+                log.warning("brokers not claimed", extra={"error": str(error)})
+                await asyncio.sleep(CLAIM_RETRY_S)
+            else:
+                return
+
+    async def _fence(self) -> None:
+        """Return when no client's write to what is reserved now can land any more.
+
+        Never, in a process without the plugin that enforces reservations: it vouches for none, and whoever reserves is
+        told that this proxy is waited for.
+        """
+        assert self._gateway is not None
+        assert self._control_log is not None
+        if RESERVATION_PLUGIN not in self.config.plugins.enabled:
+            await asyncio.Event().wait()
+        await self._gateway.fence()
+        await self._transactions.ended(self._control_log.state)
 
     def _must_stop(self, error: Exception) -> None:
         log.error("proxy must stop", extra={"proxy": self._services.name, "error": str(error)})
@@ -250,14 +287,19 @@ class Process:
         """Stop everything that was started."""
         self._stopping = True
         log.info("proxy stopping", extra={"proxy": self._services.name})
+        drained = True
         if self._front is not None:
             await self._front.stop()
         if self._gateway is not None:
-            await self._gateway.drain(self.config.proxy.drain_timeout_s)
+            drained = await self._gateway.drain(self.config.proxy.drain_timeout_s)
         for plugin in reversed(self._started):
-            await _awaited(self._call(plugin, "isthmus_stop"))
+            try:
+                await _awaited(self._call(plugin, "isthmus_stop"))
+            except Exception as error:
+                log.exception("plugin not stopped", extra={"error": repr(error)})
         if self._control_log is not None:
-            await self._control_log.close()
+            # A write that the broker has not answered may still land: the others wait for the lease to run out then.
+            await self._control_log.close(release=drained)
         if self._client is not None:
             await self._client.close()
         await self._admin.stop()

@@ -52,6 +52,8 @@ _SMALLEST_REQUEST: Final = 10
 
 WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
 """Bytes queued towards one peer before the other one is no longer read: a session holds at most this and one chunk."""
+WHOLE_FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a request that hooks see as a whole: many thousand topics. Anybody may make the proxy hold that much."""
 FLUSH_TIMEOUT_S: Final = 30.0
 """How long a peer that does not read may keep a closed connection's last bytes in memory."""
 KNOWN_HEADS_MAX: Final = 8
@@ -115,6 +117,7 @@ class Session:
         "_late_fences",
         "_legs",
         "_settle_timer",
+        "_unlinked",
         "acks0_behind",
         "client",
         "close_cause",
@@ -139,6 +142,7 @@ class Session:
         self._settle_timer: asyncio.TimerHandle | None = None
         self._legs = 1
         """Connections that are not lost yet."""
+        self._unlinked = False
         self._late_fences: list[Callable[[], None]] = []
         """Fences that wait for the end of a frame which is half forwarded, to ask behind it."""
 
@@ -148,7 +152,7 @@ class Session:
     def upstream_connected(self, upstream: Upstream) -> None:
         """The broker answers the telephone: requests may flow."""
         self._legs += 1
-        if self.state is not SessionState.CONNECTING:
+        if self.state is not SessionState.CONNECTING:  # the client is gone, or was sent away
             upstream.abort()
             return
         self.upstream = upstream
@@ -167,7 +171,10 @@ class Session:
             self._settle_timer.cancel()
         self.downstream.finish()
         if self.upstream is not None:
-            self.upstream.finish()
+            if self.has_unanswered_write():  # what is still queued shall not land after the margin for lost writes
+                self.upstream.abort()
+            else:
+                self.upstream.finish()
         self.gateway.session_closed(self, cause, detail)
 
     def fault(self, cause: str, detail: str) -> None:
@@ -288,7 +295,8 @@ class Session:
         if upstream is not None:
             upstream.unlink()
         self._legs -= 1
-        if not self._legs and self.state is SessionState.CLOSED:
+        if not self._legs and self.state is SessionState.CLOSED and not self._unlinked:
+            self._unlinked = True  # an upstream connection may come, and go, after that
             self.downstream.unlink()
             self.upstream = None
             del self.downstream
@@ -472,10 +480,10 @@ class Upstream(_Peer):
             if not pending or pending[0][0] != correlation_id:
                 session.fault("answer out of order", f"correlation id {correlation_id}")
                 return
-            if not 4 <= size <= self._frame_bytes_max:
+            _, of, forwarded, on_response, own = pending[0]
+            if size < 4 or (size > self._frame_bytes_max and on_response is not None and of.stream_response is None):
                 session.fault("oversized answer", f"{size} bytes")
                 return
-            _, of, forwarded, on_response, own = pending[0]
             end = position + 4 + size
             if on_response is None:
                 if end > available:
@@ -568,6 +576,7 @@ class Downstream(_Peer):
         "_request",
         "_routes",
         "_upstream",
+        "_writing",
         "throttled",
     )
 
@@ -579,8 +588,10 @@ class Downstream(_Peer):
         self._listener = listener
         self._routes = gateway.routes
         self._holds = 1
-        """Reasons not to read: connecting, a slow broker, too many in flight, a held request."""
+        """Reasons not to read: connecting, a slow broker or client, too many in flight, a held request."""
         self._held = False
+        self._writing = False
+        """What is streaming is a write: it ends where the proxy may not vouch for it any more."""
         self._request: Request | None = None
         """What hooks are asked about, used again while no hook has kept it: one that wants nothing has not."""
         self._known: tuple[int, Leave | None, tuple[bytes, ...], int] = (-1, None, (), 0)
@@ -604,11 +615,13 @@ class Downstream(_Peer):
             del self._upstream
 
     def pause_writing(self) -> None:
+        self.hold_reading()  # the proxy's own answers come of requests, not of the broker
         upstream = self.session.upstream
         if upstream is not None:
             upstream.pause_reading()
 
     def resume_writing(self) -> None:
+        self.release_reading()
         upstream = self.session.upstream
         if upstream is not None and self.session.state is not SessionState.CLOSED:
             upstream.resume_reading()
@@ -658,6 +671,9 @@ class Downstream(_Peer):
         rest = self._streaming
         if rest:
             size = len(data)
+            if self._writing and monotonic() > self._gateway.vouches_until():
+                self.session.close("lease lost in mid-write")
+                return b""
             if size < rest:
                 self._streaming = rest - size
                 self._upstream.send(data)
@@ -721,6 +737,9 @@ class Downstream(_Peer):
                 if route.on_request is not None:
                     whole = end <= available
                     if route.whole and not whole:
+                        if size > WHOLE_FRAME_BYTES_MAX:
+                            self.session.fault("oversized request", f"{route.api} of {size} bytes")
+                            return
                         wanted = 4 + size
                         break
                     frame = data if position == 0 and end >= available else data[position:end]
@@ -756,6 +775,7 @@ class Downstream(_Peer):
                 self.session.acks0_behind = len(pending)
             if end > available:
                 self._streaming = end - available
+                self._writing = route.is_write
                 position = available
             else:
                 position = end

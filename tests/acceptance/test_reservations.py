@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -440,6 +441,64 @@ def test_the_proxies_own_topic_is_protected(setup: Setup) -> None:
         assert wire.request(ApiKey.CREATE_PARTITIONS, 3, more).results[0].error_code == POLICY_VIOLATION
     assert end <= setup.end(CONTROL_TOPIC)  # renewals of leases may have come
     assert CONTROL_TOPIC in setup.topics()
+
+
+def test_the_proxies_own_topic_is_not_read_by_clients(setup: Setup) -> None:
+    """Secrets of links stand in it. Consumers of every topic never hear of it, or they would run into the refusal."""
+    assert CONTROL_TOPIC in setup.topics()
+    assert CONTROL_TOPIC not in AdminClient(setup.client).list_topics(timeout=20).topics
+    described = setup.described(CONTROL_TOPIC)
+    partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    for version, asked in ((12, {"topic": CONTROL_TOPIC}), (13, {"topic_id": described.topic_id})):
+        with Wire(setup.leader(CONTROL_TOPIC).bootstrap) as wire:
+            values = {"max_wait": 100, "min_bytes": 0, "max_bytes": 1 << 20, "session_epoch": -1}
+            wire.send(ApiKey.FETCH, version, {**values, "topics": [{**asked, "partitions": [partition]}]})
+            assert wire.receive_frame() is None
+
+
+def test_a_reservation_waits_for_open_transactions(setup: Setup) -> None:
+    """Their markers are writes: on a follower they would shift offsets."""
+    prefix = f"reserved-{next(_numbers)}-"
+    topic = setup.create_topic(prefix + "t")
+    producer = Producer({**setup.client, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, "x")
+    assert producer.flush(30) == 0
+    ends: list[int] = []
+
+    def reserve_and_look() -> None:
+        reserve(setup.proxies[2], prefix)
+        ends.append(setup.end(topic))
+
+    reserving = threading.Thread(target=reserve_and_look)
+    reserving.start()
+    while "reservation waits for transactions" not in setup.proxies[1].log + setup.proxies[2].log:
+        assert reserving.is_alive(), "the reservation did not wait"
+        reserving.join(0.1)
+    assert not ends
+    producer.commit_transaction(30)
+    reserving.join(60)
+    assert ends == [setup.end(topic)] == [2]
+
+
+def test_who_does_not_wait_is_told_which_proxies_are_waited_for(setup: Setup) -> None:
+    prefix = f"reserved-{next(_numbers)}-"
+    body = {"type": "topic", "prefix": prefix, "reserved": True, "reason": None}
+    setup.proxies[2].signal(signal.SIGSTOP)
+    try:
+        answer = httpx.post(
+            f"{setup.proxies[1].url}/v1/namespaces", json=body, params={"wait": False}, timeout=30, trust_env=False
+        )
+        assert answer.status_code == 202
+        assert answer.json()["state"] == "reserving"
+        assert "sidecar-2" in answer.json()["waiting_for"]
+    finally:
+        setup.proxies[2].signal(signal.SIGCONT)
+    deleted = httpx.delete(
+        f"{setup.proxies[1].url}/v1/namespaces/topic", params={"prefix": prefix}, timeout=30, trust_env=False
+    )
+    assert deleted.is_success
 
 
 def test_aiokafka(setup: Setup) -> None:

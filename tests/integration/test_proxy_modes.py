@@ -195,14 +195,20 @@ def test_sidecars_together_serve_the_cluster(three: KafkaCluster) -> None:
         statuses = [proxy.get("/v1/status") for proxy in proxies.values()]
         assert all(status["process"]["mode"] == "sidecar" for status in statuses)
 
-        for broker_id in (1, None):
-            second = ProxyProcess(three.bootstrap_servers, name="second", broker_id=broker_id)
-            try:
+        seconds = [
+            ProxyProcess(three.bootstrap_servers, name=f"second-{mode}", broker_id=broker_id)
+            for mode, broker_id in (("sidecar", 1), ("whole", None))
+        ]
+        try:
+            for second in seconds:
+                second.spawn()
+            for second in seconds:
                 with pytest.raises(ProxyFailed, match="ended with 1") as refused:
-                    second.start()
+                    second.wait_ready()
                 assert "sidecar-1" in str(refused.value)
                 assert "Traceback" not in second.log
-            finally:
+        finally:
+            for second in seconds:
                 second.close()
         assert advertised(addresses[1]) == addresses
 
@@ -270,6 +276,10 @@ def test_without_plugins_it_is_a_plain_proxy(three: KafkaCluster) -> None:
         produce_to_all(proxy.bootstrap, topic, 60)
         assert sum(map(len, read(proxy.bootstrap, topic).values())) == 60
         assert proxy.get("/v1/status")["process"]["plugins"] == []
+        # It enforces no reservation, so it vouches for none.
+        told = proxy.cli("namespace", "create", "plain-", "--reserved", "--no-wait")
+        assert (told["state"], told["waiting_for"]) == ("reserving", [proxy.name])
+        proxy.cli("namespace", "delete", "plain-")
 
 
 def test_sigterm_answers_what_was_taken_in(three: KafkaCluster) -> None:

@@ -34,6 +34,7 @@ from isthmus_plugins.api import (
     Verdict,
 )
 from isthmus_plugins.hookspecs import hookimpl
+from isthmus_plugins.reservation.internal import InternalTopics
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import (
     RequestHead,
@@ -44,7 +45,7 @@ from isthmus_protocol.messages import (
     encode_request,
     encode_response,
 )
-from isthmus_protocol.refusals import Part, Refusal, Refused, parts_of, refuse
+from isthmus_protocol.refusals import Part, Refusal, Refused, parts_of, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
@@ -98,6 +99,7 @@ class ReservationPlugin:
     @hookimpl
     def isthmus_start(self, context: PluginContext) -> None:
         self._context = context
+        self._internal = InternalTopics(context.internal_topic_ids)
         self._lookup: Lookup = context.control.state.lookup
         context.control.subscribe(self._control_changed)
 
@@ -114,6 +116,8 @@ class ReservationPlugin:
             RequestHook(ApiKey.PRODUCE, self.on_produce),
             RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
             *(RequestHook(api, self.on_change, whole=True) for api in CODES if api is not ApiKey.PRODUCE),
+            RequestHook(ApiKey.STREAMS_GROUP_HEARTBEAT, self.on_streams_heartbeat, whole=True),
+            *self._internal.hooks(),
         ]
 
     # ---- fast path ----
@@ -148,8 +152,8 @@ class ReservationPlugin:
         return None
 
     def _without_lease(self, request: Request) -> Verdict:
-        if not request.whole:
-            return NEED_MORE
+        if not request.whole:  # not worth to be kept until it is whole
+            return Close("this proxy has no lease and takes no writes now")
         # Java gives up a transaction for any code here that it does not know as a passing one.
         transactional = request.api_key == ApiKey.ADD_PARTITIONS_TO_TXN
         refusal = Refusal(
@@ -209,10 +213,15 @@ class ReservationPlugin:
     def on_metadata(self, request: Request) -> Verdict:
         """Keep a Metadata request from creating a topic in a reserved namespace."""
         topics, may_create = peeks.metadata(request.version, request.frame)
+        if topics is None:
+            return self._internal.hidden(request)
         if not topics or not may_create:
             return None
         names = [name.decode("utf-8", "replace") for name, _ in topics if name is not None]
-        reserved = {name for name in names if self._lookup.topic_reservation(name) is not None}
+        if request.now > self._context.lease_deadline:
+            reserved = set(names)  # for all that this proxy knows
+        else:
+            reserved = {name for name in names if self._lookup.topic_reservation(name) is not None}
         if not reserved:
             return None
         head, payload = decode_request(request.frame)
@@ -238,6 +247,22 @@ class ReservationPlugin:
             return Refusal(UNKNOWN_TOPIC_OR_PARTITION) if part.topic in missing else None
 
         return _verdict(request, head, refuse(head, payload, decide), CAUSE)
+
+    def on_streams_heartbeat(self, request: Request) -> Verdict:
+        """Keep the coordinator of a streams group (KIP-1071) from making its topics in a reserved namespace."""
+        head, payload = decode_request(request.frame)
+        topology: Any = getattr(payload, "topology", None)
+        made = (
+            topic.name
+            for part in (topology.subtopologies if topology is not None else ())
+            for topic in (*part.state_changelog_topics, *part.repartition_source_topics)
+        )
+        for name in made:
+            reservation = self._lookup.topic_reservation(name)
+            if reservation is not None:
+                refusal = Refusal(POLICY_VIOLATION, message(name, reservation))
+                return _verdict(request, head, refuse_all(head, payload, refusal), CAUSE)
+        return None
 
 
 def _verdict(request: Request, head: RequestHead, refused: Refused | None, cause: str) -> Verdict:

@@ -10,6 +10,7 @@ import typer
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
 from isthmus.cli.output import (
     EXIT_CODES,
+    CliError,
     Output,
     OutputOption,
     columns,
@@ -59,7 +60,7 @@ def create(
     body = {"type": type, "prefix": prefix, "reserved": reserved, "reason": reason}
     with Admin(url, output) as admin:
         _say_waiting(reserved and wait, output)
-        show(admin.post("/v1/namespaces", body, wait=wait), output, _described)
+        _show_enforced(admin.post("/v1/namespaces", body, wait=wait), wait, output)
 
 
 @app.command("list", epilog=example("isthmus namespace list --type topic -o json") + EXIT_CODES)
@@ -102,7 +103,7 @@ def alter(
     with Admin(url, output) as admin:
         _say_waiting(wait, output)
         body = {"reserved": reserved, "reason": reason}
-        show(admin.patch(f"/v1/namespaces/{type}", body, prefix=prefix, wait=wait), output, _described)
+        _show_enforced(admin.patch(f"/v1/namespaces/{type}", body, prefix=prefix, wait=wait), wait, output)
 
 
 @app.command(epilog=example("isthmus namespace delete orders-") + EXIT_CODES)
@@ -122,6 +123,19 @@ def delete(
 def _say_waiting(waits: bool, output: Output) -> None:
     if waits and shows_progress(output):
         typer.echo("waiting until every proxy of the cluster acts on it", err=True)
+
+
+def _show_enforced(namespace: dict[str, Any], wait: bool, output: Output) -> None:
+    """Print a namespace. Fails if it was to be waited for, and some proxy does not act on it yet."""
+    show(namespace, output, _described)
+    waiting_for = namespace.get("waiting_for") or []
+    if wait and waiting_for:
+        raise CliError(
+            "NOT_ENFORCED_YET",
+            f"decided, but not enforced yet by {', '.join(waiting_for)}: a client's write may still get through there; "
+            "`isthmus namespace describe` shows when it is done",
+            output=output,
+        )
 
 
 def namespace_lines(namespaces: list[dict[str, Any]]) -> list[str]:

@@ -6,9 +6,14 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
+from kio.schema.errors import ErrorCode
+from kio.schema.metadata.v12.response import MetadataResponseTopic
+from kio.schema.types import BrokerId, TopicName
+from kio.static.primitive import i32Timedelta
 
 from isthmus_control import commands as c
 from isthmus_control.apply import apply
@@ -27,11 +32,12 @@ from isthmus_plugins.api import (
     Verdict,
 )
 from isthmus_plugins.reservation import CODES, ReservationPlugin
-from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request
-from isthmus_protocol.schema import ApiKey, supported
+from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request, encode_response
+from isthmus_protocol.schema import ApiKey, response_type, supported
 
 INVALID_REQUEST, POLICY_VIOLATION, NOT_ENOUGH_REPLICAS, UNKNOWN_TOPIC_ID = 42, 44, 19, 100
 COORDINATOR_LOAD_IN_PROGRESS = 14
+INTERNAL_ID = uuid.uuid4().bytes
 
 
 class Process:
@@ -42,6 +48,7 @@ class Process:
         self.control = self
         self.cluster = self
         self.lease_deadline = time.monotonic() + 3600
+        self.internal_topic_ids = (INTERNAL_ID,)
         self.known_ids: dict[bytes, str] = {}
         self.ids: dict[bytes, str] = {}
         self.existing: dict[str, None] = {}
@@ -238,7 +245,9 @@ def test_without_a_lease_clients_are_told_to_try_again(
 
 def test_every_change_has_a_code_and_a_hook(plugin: ReservationPlugin) -> None:
     hooked = {hook.api_key for hook in plugin.isthmus_request_hooks()}
-    assert hooked == set(CODES) | {ApiKey.METADATA}
+    reading = {ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.FETCH, ApiKey.SHARE_FETCH}
+    moving = {ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.ELECT_LEADERS, ApiKey.STREAMS_GROUP_HEARTBEAT}
+    assert hooked == set(CODES) | reading | moving
 
 
 def metadata(version: int, *topics: str, create: bool = True) -> Request:
@@ -267,3 +276,117 @@ def test_metadata_creates_nothing_in_a_reserved_namespace(plugin: ReservationPlu
 def test_the_proxies_own_topics_are_always_reserved(plugin: ReservationPlugin) -> None:
     request = produce(9, "__isthmus_control")
     assert codes(request, plugin.on_produce(request)) == {"__isthmus_control": INVALID_REQUEST}
+
+
+def test_without_a_lease_nothing_is_created_by_being_asked_for(plugin: ReservationPlugin, process: Process) -> None:
+    request = metadata(12, "open-1")
+    process.lease_deadline = request.now - 1
+    verdict = plugin.on_metadata(request)
+    assert isinstance(verdict, Replace)
+    _, asked = decode_request(verdict.frame)
+    assert not cast(Any, asked).allow_auto_topic_creation
+
+
+def test_half_a_produce_is_not_kept_without_a_lease(plugin: ReservationPlugin, process: Process) -> None:
+    process.lease_deadline = time.monotonic() - 1
+    assert isinstance(plugin.on_produce(produce(9, "open-1", part=0.5)), Close)
+
+
+def fetch(version: int, *topics: str | bytes) -> Request:
+    asked = [
+        {
+            "topic" if isinstance(topic, str) else "topic_id": topic
+            if isinstance(topic, str)
+            else uuid.UUID(bytes=topic),
+            "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1}],
+        }
+        for topic in topics
+    ]
+    return request_of(ApiKey.FETCH, version, {"max_wait": 1, "min_bytes": 1, "max_bytes": 1, "topics": asked})
+
+
+def fetch_hook(plugin: ReservationPlugin) -> Callable[[Request], Verdict]:
+    (hook,) = (hook for hook in plugin.isthmus_request_hooks() if hook.api_key == ApiKey.FETCH)
+    return hook.on_request
+
+
+@pytest.mark.parametrize("version", [4, 12])
+def test_nobody_reads_the_proxies_own_topics_by_name(plugin: ReservationPlugin, version: int) -> None:
+    on_fetch = fetch_hook(plugin)
+    assert on_fetch(fetch(version, "open-1", "closed-1")) is None
+    assert on_fetch(fetch(version, "not__isthmus_control")) is None
+    assert isinstance(on_fetch(fetch(version, "open-1", "__isthmus_control")), Close)
+
+
+def test_nobody_reads_the_proxies_own_topics_by_id(plugin: ReservationPlugin) -> None:
+    on_fetch = fetch_hook(plugin)
+    assert on_fetch(fetch(13, uuid.uuid4().bytes)) is None
+    assert isinstance(on_fetch(fetch(13, uuid.uuid4().bytes, INTERNAL_ID)), Close)
+
+
+def test_lists_of_all_topics_leave_the_proxies_own_out(plugin: ReservationPlugin) -> None:
+    everything = request_of(ApiKey.METADATA, 12, {"topics": None})
+    verdict = plugin.on_metadata(everything)
+    assert isinstance(verdict, Replace)
+    assert verdict.frame == everything.frame
+    assert verdict.on_response is not None
+    names = ["a", "__isthmus_control", "b"]
+    answered = encode_response(
+        response_type(ApiKey.METADATA, 12)(
+            throttle_time=i32Timedelta.parse(timedelta(0)),
+            brokers=(),
+            cluster_id="A",
+            controller_id=BrokerId(1),
+            topics=tuple(
+                MetadataResponseTopic(
+                    error_code=ErrorCode.none, name=TopicName(name), topic_id=None, is_internal=False, partitions=()
+                )
+                for name in names
+            ),
+        ),
+        7,
+    )
+    _, seen = decode_response(ApiKey.METADATA, 12, verdict.on_response(answered))
+    assert [topic.name for topic in cast(Any, seen).topics] == ["a", "b"]
+
+
+def test_the_proxies_own_topics_stay_where_they_are(plugin: ReservationPlugin) -> None:
+    hooks = {hook.api_key: hook.on_request for hook in plugin.isthmus_request_hooks()}
+
+    def move(topic: str) -> Verdict:
+        parts = [{"partition_index": 0, "replicas": (1,)}]
+        values = {"timeout": 1000, "topics": [{"name": topic, "partitions": parts}]}
+        return hooks[ApiKey.ALTER_PARTITION_REASSIGNMENTS](request_of(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, values))
+
+    def elect(topic: str | None, election_type: int) -> Verdict:
+        chosen = None if topic is None else [{"topic": topic, "partitions": (0,)}]
+        values = {"election_type": election_type, "topic_partitions": chosen, "timeout": 1000}
+        return hooks[ApiKey.ELECT_LEADERS](request_of(ApiKey.ELECT_LEADERS, 2, values))
+
+    assert move("closed-1") is None
+    moved = move("__isthmus_control")
+    assert isinstance(moved, Answer)
+    _, answer = decode_response(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, moved.frame)
+    assert int(cast(Any, answer).error_code) == POLICY_VIOLATION
+    assert elect("__isthmus_control", 0) is None
+    assert elect("closed-1", 1) is None
+    assert isinstance(elect("__isthmus_control", 1), Answer)
+    assert isinstance(elect(None, 1), Answer)
+
+
+def test_a_streams_group_makes_no_topic_in_a_reserved_namespace(plugin: ReservationPlugin) -> None:
+    def heartbeat(changelog: str) -> Verdict:
+        part = {
+            "subtopology_id": "0",
+            "source_topics": ("open-1",),
+            "source_topic_regex": (),
+            "state_changelog_topics": [{"name": changelog, "partitions": 0, "replication_factor": 0}],
+            "repartition_sink_topics": (),
+            "repartition_source_topics": [],
+            "copartition_groups": [],
+        }
+        values = {"group_id": "g", "member_id": "m", "topology": {"epoch": 0, "subtopologies": [part]}}
+        return plugin.on_streams_heartbeat(request_of(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, values))
+
+    assert heartbeat("open-app-s-changelog") is None
+    assert isinstance(heartbeat("closed-app-s-changelog"), Answer)

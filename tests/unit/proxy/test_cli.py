@@ -150,6 +150,17 @@ def test_namespaces_are_created_listed_described_altered_and_deleted(admin: Runn
     assert admin.log.state.namespaces == {}
 
 
+def test_a_reservation_that_is_not_enforced_in_time_fails(admin: RunningAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cuts over when the command succeeds must not be told so too early."""
+    monkeypatch.setattr("isthmus.admin.app.ENFORCE_TIMEOUT_S", 0.05)
+    result = run("namespace", "create", "orders-", "--reserved", "-o", "json", url=admin.url)
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["state"] == "reserving"
+    error = json.loads(result.stderr)
+    assert error["code"] == "NOT_ENFORCED_YET"
+    assert "not enforced yet by proxy-1" in error["message"]
+
+
 def test_creating_a_reserved_namespace_returns_when_it_is_enforced(admin: RunningAdmin) -> None:
     done = threading.Event()
     results: list[Any] = []

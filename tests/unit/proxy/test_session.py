@@ -113,7 +113,7 @@ class Broker:
 
     def __init__(self) -> None:
         self._arrivals: asyncio.Queue[Wire] = asyncio.Queue()
-        self._wires: list[Wire] = []
+        self.wires: list[Wire] = []
 
     async def start(self) -> Self:
         self.server = await asyncio.start_server(self._arrived, "127.0.0.1", 0, limit=1 << 16)
@@ -122,7 +122,7 @@ class Broker:
 
     async def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = Wire(reader, writer)
-        self._wires.append(wire)
+        self.wires.append(wire)
         self._arrivals.put_nowait(wire)
 
     async def accept(self) -> Wire:
@@ -130,7 +130,7 @@ class Broker:
 
     async def stop(self) -> None:
         self.server.close()
-        for wire in self._wires:
+        for wire in self.wires:
             await wire.close()
 
 
@@ -596,7 +596,6 @@ def test_faults_are_logged_with_their_reason_and_session(caplog: pytest.LogCaptu
     [
         (answer(2), "answer out of order"),
         (answer(1) + answer(1), "answer out of order"),
-        (struct.pack(">ii", 5_000, 1), "oversized answer"),
         (struct.pack(">ii", 3, 1), "oversized answer"),
         (struct.pack(">ii", -1, 1), "oversized answer"),
     ],
@@ -611,6 +610,23 @@ def test_malformed_answers_close_the_connection(bytes_sent: bytes, cause: str) -
             await client.closed()
             assert session.close_cause == cause
             assert await upstream.closed() == b""
+
+    run(main())
+
+
+def test_answers_are_bounded_where_they_are_kept_and_not_where_they_stream() -> None:
+    async def main() -> None:
+        async with fronted(limits=Limits(frame_bytes_max=4_000)) as front:
+            client, upstream, session = await front.connect()
+            client.send(request(1), encode_request(build_request(ApiKey.METADATA, 12, {}), 2, None))
+            for _ in range(2):
+                await upstream.take()
+            large = answer(1, b"x" * 5_000)
+            upstream.send(large)
+            assert await client.take() == large
+            upstream.send(struct.pack(">ii", 5_000, 2))
+            await client.closed()
+            assert session.close_cause == "oversized answer"
 
     run(main())
 
@@ -1145,6 +1161,108 @@ def test_a_fence_passes_at_once_where_nothing_is_written() -> None:
             await front.gateway.fence()
 
     run(main())
+
+
+def test_a_session_that_holds_up_a_fence_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.listener.FENCE_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        async with fronted() as front:
+            idle, _, bystander = await front.connect()
+            client, upstream, session = await front.connect()
+            client.send(produce(1, records=b"r" * 5_000)[:4_000])  # and the rest never comes
+            await upstream.reader.readexactly(4_000)
+            started = asyncio.get_running_loop().time()
+            await front.gateway.fence()
+            assert asyncio.get_running_loop().time() - started >= 0.1, "the margin for lost writes was not waited for"
+            assert session.close_cause == "held up a reservation"
+            await client.closed()
+            assert bystander.state is SessionState.SERVING
+            idle.send(request(1))
+
+    run(main())
+
+
+def test_a_write_does_not_go_on_when_the_lease_has_run_out() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, session = await front.connect()
+            frame = produce(1, records=b"r" * 5_000)
+            client.send(frame[:2_000])
+            assert await upstream.reader.readexactly(2_000) == frame[:2_000]
+            front.gateway.vouches_until = lambda: float("-inf")
+            client.send(frame[2_000:])
+            assert await upstream.closed() == b""
+            assert session.close_cause == "lease lost in mid-write"
+
+    run(main())
+
+
+def test_what_is_no_write_goes_on_without_a_lease() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            client, upstream, _ = await front.connect()
+            front.gateway.vouches_until = lambda: float("-inf")
+            frame = request(1, body=b"b" * 5_000)
+            client.send(frame[:2_000])
+            assert await upstream.reader.readexactly(2_000) == frame[:2_000]
+            client.send(frame[2_000:])
+            assert await upstream.reader.readexactly(len(frame) - 2_000) == frame[2_000:]
+
+    run(main())
+
+
+def test_own_answers_that_a_client_does_not_read_pause_it() -> None:
+    """Or anybody could make the proxy hold any number of them."""
+
+    async def main() -> None:
+        own = hook(lambda request: Answer(answer(request.correlation_id, b"a" * 1_000), "test"))
+        async with fronted(own) as front:
+            client, _, _ = await front.connect()
+            before = resident_bytes()
+            sending = asyncio.ensure_future(_send_slowly(client, hooked(1, b"q" * 20) * 300_000))  # noqa: TID251
+            await stalled(front)
+            assert front.gateway.bytes_from_clients < 20 << 20
+            assert resident_bytes() - before < GROWTH_BYTES_MAX
+            for _ in range(300_000):
+                await client.take()
+            await sending
+
+    run(main())
+
+
+def test_a_request_that_hooks_see_whole_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.session.WHOLE_FRAME_BYTES_MAX", 1_000)
+
+    async def main() -> None:
+        async with fronted(hook(lambda request: None)) as front:
+            client, upstream, _ = await front.connect()
+            client.send(hooked(1, b"x" * 900))
+            assert await upstream.take() == hooked(1, b"x" * 900)
+            client.send(hooked(2, b"x" * 2_000)[:500])
+            await client.closed()
+            assert front.gateway.closed_by_cause["oversized request"] == 1
+
+    run(main())
+
+
+def test_a_client_that_leaves_before_the_broker_answers_the_door_is_no_trouble(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+        async with fronted() as front:
+            for _ in range(50):
+                (await front.dial()).reset()
+            await until(lambda: front.gateway.connections_opened == 50 and not front.gateway.sessions)
+            await until(lambda: not len(front.gateway.tasks))
+            for wire in front.broker.wires:
+                assert await wire.closed() == b""
+        assert not failures
+
+    run(main())
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_fence_waits_for_the_writes_before_it_and_no_others() -> None:
