@@ -149,17 +149,21 @@ def test_administration(proxied_three: Proxied) -> None:
             assert not own_ports & {broker["port"] for broker in cluster["brokers"]}
             await admin.create_partitions({topic: NewPartitions(4)})
             await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"retention.ms": "7200000"})])
-            [described] = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-            values = {entry[0]: entry[1] for entry in described.resources[0][4]}
-            assert values["retention.ms"] == "7200000"
-            [found] = await admin.describe_topics([topic])
-            assert len(found["partitions"]) == 4
+            async with asyncio.timeout(20):  # any broker answers, and hears of it in its time
+                values, partitions = {}, []
+                while values.get("retention.ms") != "7200000" or len(partitions) != 4:
+                    [described] = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+                    values = {entry[0]: entry[1] for entry in described.resources[0][4]}
+                    [found] = await admin.describe_topics([topic])
+                    partitions = found["partitions"]
             async with consumer_of(proxied_three, topic, group_id=(group := unique("group-"))) as consumer:
                 await consumer.seek_to_beginning()
                 assert group in {listed[0] for listed in await admin.list_consumer_groups()}
                 await admin.describe_consumer_groups([group])
             await admin.delete_topics([topic])
-            [gone] = await admin.describe_topics([topic])
-            assert gone["error_code"] == UnknownTopicOrPartitionError.errno
+            async with asyncio.timeout(20):
+                gone: dict[str, Any] = {}
+                while gone.get("error_code") != UnknownTopicOrPartitionError.errno:
+                    [gone] = await admin.describe_topics([topic])
 
     asyncio.run(scenario())

@@ -54,6 +54,14 @@ def subscribed(proxied: Proxied, topic: str, **settings: str) -> Iterator[Consum
         consumer.close()
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    """Any broker may answer, and each hears of a change in its time."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def take(consumer: Consumer, count: int) -> list[Message]:
     """The next ``count`` messages."""
     messages: list[Message] = []
@@ -130,6 +138,7 @@ def test_transactions(proxied_of_each_version: Proxied) -> None:
         for message in take(consumer, 10):
             producer.produce(target, message.value(), partition=int(message.value()) % 2)
         positions = consumer.position(consumer.assignment())
+        producer.flush(30)  # an abort drops what was not sent
         producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 30)
         end(30)
 
@@ -211,14 +220,14 @@ def test_administration(proxied_three: Proxied) -> None:
     assert cluster.cluster_id == proxied_three.kafka.cluster_id
     assert {node.id for node in cluster.nodes} == {1, 2, 3}
     assert not own_ports & {node.port for node in cluster.nodes}
-    assert topic in admin.list_topics(timeout=30).topics
+    eventually(lambda: topic in admin.list_topics(timeout=30).topics)
 
     admin.create_partitions([NewPartitions(topic, 4)])[topic].result(30)
     resource = ConfigResource(ResourceType.TOPIC, topic)
     resource.add_incremental_config(ConfigEntry("retention.ms", "7200000", incremental_operation=AlterConfigOpType.SET))
     admin.incremental_alter_configs([resource])[resource].result(30)
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    assert admin.describe_configs([resource])[resource].result(30)["retention.ms"].value == "7200000"
+    eventually(lambda: admin.describe_configs([resource])[resource].result(30)["retention.ms"].value == "7200000")
     broker = ConfigResource(ResourceType.BROKER, "2")
     assert admin.describe_configs([broker])[broker].result(30)["node.id"].value == "2"
 
@@ -249,6 +258,7 @@ def test_administration(proxied_three: Proxied) -> None:
     assert [len(partition.replicas) for partition in described_topic.partitions] == [3] * 4
     assert not own_ports & {p.leader.port for p in described_topic.partitions}
     admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=30).topics)
     with pytest.raises(KafkaException) as gone:
-        admin.describe_topics(TopicCollection([topic]))[topic].result(30)
+        admin.delete_topics([topic])[topic].result(30)
     assert gone.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART

@@ -278,7 +278,8 @@ def test_without_plugins_it_is_a_plain_proxy(three: KafkaCluster) -> None:
         assert proxy.get("/v1/status")["process"]["plugins"] == []
         # It enforces no reservation, so it vouches for none.
         told = proxy.cli("namespace", "create", "plain-", "--reserved", "--no-wait")
-        assert (told["state"], told["waiting_for"]) == ("reserving", [proxy.name])
+        assert told["state"] == "reserving"
+        assert proxy.name in told["waiting_for"]  # and proxies that were killed a moment ago
         proxy.cli("namespace", "delete", "plain-")
 
 
