@@ -19,28 +19,21 @@ from isthmus_plugins.api import RequestHook
 from isthmus_plugins.reservation import ReservationPlugin
 
 
-async def reservation_hooks(topics: dict[bytes, str]) -> list[RequestHook]:
-    """The hooks of a reservation plugin that reserves nothing. ``topics``: names by id."""
-
-    async def no_topics() -> dict[str, Any]:
-        return {}
-
+def reservation_hooks() -> list[RequestHook]:
+    """The hooks of a reservation plugin that reserves nothing, and knows every topic's name."""
     context: Any = SimpleNamespace(
         control=SimpleNamespace(state=ControlState("bench"), subscribe=lambda changed: None),
-        cluster=SimpleNamespace(topics=no_topics),
+        internal_topic_ids=frozenset(),
         lease_deadline=float("inf"),
-        known_topic_name=topics.get,
+        known_topic_name=lambda topic_id: topic_id.hex(),
     )
-    plugin: Any = ReservationPlugin()
-    started = plugin.isthmus_start(context)
-    if started is not None:
-        await started
+    plugin = ReservationPlugin()
+    plugin.isthmus_start(context)
     return list(plugin.isthmus_request_hooks())
 
 
-async def start(target: Endpoint, topics: dict[bytes, str] | None, tls: ssl.SSLContext | None) -> int:
-    """Listen on a free port, which is returned. ``topics``: None for no plugins."""
-    hooks = [] if topics is None else await reservation_hooks(topics)
+async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext | None) -> int:
+    """Listen on a free port, which is returned."""
     raise_file_descriptor_limit()
     port = 0
 
@@ -60,12 +53,10 @@ def main() -> None:
     parser.add_argument("target", help="host:port of the broker")
     parser.add_argument("--certificate")
     parser.add_argument("--plugins", action="store_true", help="the default plugins")
-    parser.add_argument("--topic", action="append", default=[], help="ID=NAME, the id in hexadecimal")
     chosen = parser.parse_args()
     host, _, port = chosen.target.rpartition(":")
-    topics = {bytes.fromhex(key): name for key, _, name in (each.partition("=") for each in chosen.topic)}
-    named = topics if chosen.plugins else None
-    serve(lambda: start(Endpoint(host, int(port)), named, server_tls(chosen.certificate)))
+    hooks = reservation_hooks() if chosen.plugins else []
+    serve(lambda: start(Endpoint(host, int(port)), hooks, server_tls(chosen.certificate)))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
 from isthmus_bench import load as load_module
-from isthmus_bench.canned_broker import TOPIC_ID
 from isthmus_bench.children import Child, open_descriptors, resident_bytes
 from isthmus_bench.kafka import DEFAULT_VERSION, Authority, KafkaCluster
 from isthmus_bench.load import Load, LoadError, RawClient, Target, newest_versions
@@ -401,11 +400,10 @@ def _canned_paths(stack: ExitStack, certificate: str | None, ca_file: str | None
     topic = "bench"
     broker = stack.enter_context(Child("isthmus_bench.canned_broker", topic))
     address = f"127.0.0.1:{broker.port}"
-    plugins = ("--plugins", "--topic", f"{TOPIC_ID.hex}={topic}")
     kinds = {
         RELAY: ("isthmus_bench.relay", ()),
         NO_PLUGINS: ("isthmus_bench.bare_proxy", ()),
-        PROXY: ("isthmus_bench.bare_proxy", plugins),
+        PROXY: ("isthmus_bench.bare_proxy", ("--plugins",)),
     }
     paths = [Path(DIRECT, Target("127.0.0.1", broker.port, topic), None, topic)]
     for tls in (None, certificate) if certificate else (None,):

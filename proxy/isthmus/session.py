@@ -463,10 +463,12 @@ class Upstream(_Peer):
         if stream is None:
             self._opaque = self._streaming
             return data
-        head = data[:opaque]
-        data = stream.feed(data[opaque:] if opaque else data)
+        rest = data[opaque:] if opaque else data
+        fed = stream.feed(rest)
         self._opaque = stream.pass_on()
-        return head + data if opaque else data
+        if fed is rest:  # nearly always: no copy of what may be large
+            return data
+        return data[:opaque] + fed if opaque else fed
 
     def _responses(self, data: bytes, arrived: float) -> None:
         session = self.session
