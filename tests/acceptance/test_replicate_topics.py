@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from support.kafka import Clusters, unique
+from support.links import Linked, Side, linked, until, whole
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
-from support.kafka import Clusters, unique
-from support.links import Linked, Side, linked, until, whole
 
 pytestmark = pytest.mark.brokers
 
@@ -34,7 +34,7 @@ def refusal(pair: Linked, topic: str) -> KafkaError:
 
 
 def test_add_an_empty_namespace_and_create_a_topic_afterwards(link: Linked) -> None:
-    """"Adding an empty namespace 'local-' to a replication link, and creating a topic within it afterwards"."""
+    """ "Adding an empty namespace 'local-' to a replication link, and creating a topic within it afterwards"."""
     local, remote = unique("local-") + "-", unique("remote-") + "-"
     link.a.proxy.cli("namespace", "create", local, "--type", "topic")
     link.b.proxy.cli("namespace", "create", remote, "--type", "topic")
@@ -57,7 +57,7 @@ def test_add_an_empty_namespace_and_create_a_topic_afterwards(link: Linked) -> N
 
 
 def test_add_a_single_existing_topic(link: Linked) -> None:
-    """"Adding a single existing topic (local-clicks) to a replication link"."""
+    """ "Adding a single existing topic (local-clicks) to a replication link"."""
     local, remote = unique("local-clicks-"), unique("remote-clicks-")
     link.a.create_topic(local, partitions=2)
     link.a.produce(local, [b"%d" % number for number in range(5000)], partition=0, compression_type="zstd")
@@ -77,7 +77,7 @@ def test_add_a_single_existing_topic(link: Linked) -> None:
 
 
 def test_remove_a_follower_topic_and_make_it_writable(link: Linked) -> None:
-    """"Remove a follower topic from a replication link and make it writable"."""
+    """ "Remove a follower topic from a replication link and make it writable"."""
     local, remote = unique("local-") + "-", unique("remote-") + "-"
     link.attach(local, remote)
     link.a.create_topic(local + "clicks")
@@ -105,7 +105,7 @@ def test_remove_a_follower_topic_and_make_it_writable(link: Linked) -> None:
 
 
 def test_follow_one_and_lead_many(link: Linked, shared_kafka: Clusters) -> None:
-    """"A namespace can only be the follower for one replication link at a time, but can be the leader for multiple"."""
+    """ "... the follower for one replication link at a time, but can be the leader for multiple links"."""
     local, remote = unique("local-") + "-", unique("remote-") + "-"
     third = shared_kafka(role="third")
     to_c, b_to_c = unique("a-to-c"), unique("b-to-c")

@@ -258,7 +258,10 @@ class FollowerEnd:
         if counterpart is None or counterpart.link.name != record.link:
             raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} is in no namespace that follows over this link")
         if record.source_topic_id != params["source_topic_id"]:
-            raise LinkRejected(ReasonCode.SOURCE_TOPIC_ID_CHANGED, f"{topic} follows another topic of the same name")
+            raise LinkRejected(
+                ReasonCode.SOURCE_TOPIC_ID_CHANGED,
+                f"the source's {record.source_topic} was deleted and created again; {topic} has the old one's records",
+            )
         return record, counterpart
 
     async def _read_position(self, stream: FollowerStream, uncertain: bool) -> None:

@@ -1,9 +1,9 @@
 """The leader end of links: reads this cluster's topics and pushes what is new to the follower ends.
 
 For each partition of a led namespace whose leader this proxy fronts there is one stream to the proxy that fronts the
-target partition's leader. Tails read: one long poll a broker for the streams that are at the end of their log, and a
-second connection for those that are behind, so that neither waits for the other. Batches go out as the log has them,
-without waiting for the answers to earlier ones.
+target partition's leader. Tails read: one long poll a broker for the streams in which nothing happens, and a second one
+for those that are busy, so that a record costs a read of the busy partitions and not of all. Batches go out as the log
+has them, without waiting for the answers to earlier ones.
 
 A stream belongs to one leader epoch of the source. Every read names it, so that the log cannot be cut and grow again
 unseen between two reads; with a new epoch the stream is opened again, and begins by asking whether the follower's last
@@ -53,8 +53,9 @@ STOPPED_RETRY_S: Final = 10.0
 """A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
 TRIM_RETRY_S: Final = 5.0
 TAIL_WAIT_MS: Final = 250
-"""A stream that has just caught up waits at most so long for its first read at the end of the log, and an idle link
-costs one read a broker in this time."""
+"""An idle link costs one read a broker in this time."""
+BUSY_S: Final = 1.0
+"""A partition is busy from a record on for this time."""
 FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
 PARTITION_BYTES_MAX: Final = 1024 * 1024
 IN_FLIGHT_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -106,13 +107,15 @@ class LeaderStream:
         "_in_flight",
         "_seen",
         "acked",
-        "behind",
+        "at_end",
         "blocked",
         "broker_id",
+        "busy",
         "connection",
         "flow",
         "in_flight_bytes",
         "key",
+        "last_read",
         "leader_epoch",
         "log_start_told",
         "next_offset",
@@ -151,7 +154,11 @@ class LeaderStream:
         self.told_end = -1
         self.log_start_told = 0
         self.trim_after = 0.0
-        self.behind = True
+        self.at_end = False
+        """Whether the last read came to the high watermark."""
+        self.busy = True
+        self.last_read = monotonic()
+        """When records were last read."""
         self.blocked: Callable[[], None] | None = None
         """Nothing more can be read. Called when the follower has all before that: it ends the stream."""
         self.in_flight_bytes = 0
@@ -742,8 +749,8 @@ class Tail:
         self._tasks = Tasks(f"tail-{broker_id}-{link_name}")
         self._streams: dict[tuple[bytes, int], LeaderStream] = {}
         self._wake = {False: asyncio.Event(), True: asyncio.Event()}
-        self._tasks.start("end", self._read_for_ever(behind=False))
-        self._tasks.start("behind", self._read_for_ever(behind=True))
+        self._tasks.start("idle", self._read_for_ever(busy=False))
+        self._tasks.start("busy", self._read_for_ever(busy=True))
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -762,15 +769,21 @@ class Tail:
         for event in self._wake.values():
             event.set()
 
-    async def _read_for_ever(self, behind: bool) -> None:
-        lane = f"tail-{self._link_name}-{'behind' if behind else 'end'}"
+    async def _read_for_ever(self, busy: bool) -> None:
+        lane = f"tail-{self._link_name}-{'busy' if busy else 'idle'}"
         turn = 0
         while True:
-            wake = self._wake[behind]
+            wake = self._wake[busy]
             wake.clear()
-            streams = [stream for stream in self._streams.values() if stream.behind is behind and not stream.full]
+            if not busy:
+                self._take_over_idle(monotonic())
+            streams = [stream for stream in self._streams.values() if stream.busy is busy and not stream.full]
             if not streams:
-                await wake.wait()
+                try:
+                    async with asyncio.timeout(BUSY_S if self._streams and not busy else None):
+                        await wake.wait()
+                except TimeoutError:
+                    pass  # a busy stream may be idle by now
                 continue
             turn = (turn + 1) % len(streams)
             connection: FetchConnection | None = None
@@ -783,6 +796,12 @@ class Tail:
                     connection.close()
                 self._end.wake()
                 await asyncio.sleep(REOPEN_DELAY_S)
+
+    def _take_over_idle(self, now: float) -> None:
+        """The read that begins now has the streams in which nothing happened lately; the busy one drops them after."""
+        for stream in self._streams.values():
+            if stream.busy and stream.at_end and now - stream.last_read > BUSY_S:
+                stream.busy = False
 
     async def _read(self, connection: FetchConnection, streams: list[LeaderStream]) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.next_offset) for stream in streams}
@@ -821,6 +840,7 @@ class Tail:
                 part.records[:end],
             )
         if end:
+            stream.last_read = now
             stream.sent(next_offset, end)
         elif broken is not None:
             code, message = ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(broken)
@@ -828,11 +848,12 @@ class Tail:
             return
         if part.log_start > stream.log_start_told:
             self._end.trim(stream, part.log_start, now)
-        was_behind, stream.behind = stream.behind, next_offset < part.high_watermark
-        if not stream.behind and not stream.lag:
+        stream.at_end = next_offset >= part.high_watermark
+        if stream.at_end and not stream.lag:
             self._end.caught_up(stream)
-        if was_behind is not stream.behind:
-            self._wake[stream.behind].set()
+        if (end or not stream.at_end) and not stream.busy:
+            stream.busy = True
+            self._wake[True].set()
 
     def _refused(self, stream: LeaderStream, part: Fetched) -> None:
         if part.error_code == OFFSET_OUT_OF_RANGE:

@@ -467,7 +467,7 @@ class LinkService:
                 status.source_end, status.follower_end = stream.source_end, stream.acked
                 status.partition_mirror_lag = stream.lag
                 status.lag_seconds = stream.age_ms(now) / 1000
-                if stream.lag == 0 and not stream.behind:
+                if stream.lag == 0 and stream.at_end:
                     status.state = PartitionState.FOLLOWING
             if waiting is not None:
                 status.state = waiting

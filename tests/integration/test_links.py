@@ -1,0 +1,424 @@
+"""Links between real clusters: what is copied and how, what is refused and why, what status and verify say."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from support.kafka import unique
+from support.links import Linked, linked, until
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyFailed
+from isthmus_plugins.replication.follower_topics import OVERRIDES
+
+pytestmark = pytest.mark.brokers
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    """One link for all tests of this module, with a pair of namespaces attached."""
+    with linked(*kafka_pair) as pair:
+        pair.attach()
+        yield pair
+
+
+def names(link: Linked, name: str) -> tuple[str, str]:
+    """A topic's name at both sides."""
+    topic = unique(name)
+    return link.local + topic, link.remote + topic
+
+
+# ---- what is copied ----
+
+
+def test_records_are_the_same_in_everything_a_consumer_sees(link: Linked) -> None:
+    source, target = names(link, "everything")
+    link.a.create_topic(source)
+    for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
+        for idempotent in (True, False):
+            producer = link.a.producer(compression_type=compression, enable_idempotence=idempotent)
+            for number in range(20):
+                producer.produce(
+                    source,
+                    key=None if number % 5 == 0 else b"key-%d" % number,
+                    value=None if number % 7 == 0 else b"value" * number,
+                    headers=[("h", b"\x00\xff"), ("h", None), ("", b"")] if number % 3 == 0 else None,
+                    timestamp=1_500_000_000_000 + number,  # years old: nothing expires or is refused for it
+                )
+            assert producer.flush(30) == 0
+    link.wait_end(target, 200)
+    assert link.b.read(target) == link.a.read(source)
+    verdict = next(each for each in link.verify()["partitions"] if each["topic"] == source)
+    assert verdict["equal"]
+    assert verdict["records"] == verdict["compared_to"] == 200
+
+
+def test_effective_configuration_is_the_sources_but_for_the_overrides(link: Linked) -> None:
+    source, target = names(link, "configured")
+    chosen = {
+        "max.message.bytes": "2000000",
+        "segment.bytes": "20000000",
+        "retention.ms": "86400000",
+        "compression.type": "gzip",
+        "message.timestamp.after.max.ms": "1000000",
+        "min.insync.replicas": "1",
+    }
+    link.a.create_topic(source, 3, chosen)
+    until("the follower is there", lambda: link.b.topics().get(target) == 3)
+    theirs, ours = link.a.topic_config(source), link.b.topic_config(target)
+    assert {name for name in theirs if theirs[name] != ours[name]} <= set(OVERRIDES)
+    assert {name: ours[name] for name in OVERRIDES} == dict(OVERRIDES)
+    assert ours["segment.bytes"] == "20000000"
+
+
+def test_new_topics_and_partitions_within_a_second_and_from_their_first_record(link: Linked) -> None:
+    source, target = names(link, "soon")
+    took = []
+    started = time.monotonic()
+    link.a.create_topic(source)
+    link.a.produce(source, [b"first"])
+    until("the record is there", lambda: target in link.b.topics() and link.b.end(target) == 1, 10, 0.01)
+    took.append(time.monotonic() - started)
+    started = time.monotonic()
+    link.a.add_partitions(source, 3)
+    link.a.produce(source, [b"first of 2"], partition=2)
+    until("it is there, too", lambda: link.b.topics()[target] == 3 and link.b.end(target, 2) == 1, 10, 0.01)
+    took.append(time.monotonic() - started)
+    assert [record.value for record in link.b.read(target, 2)] == [b"first of 2"]
+    assert max(took) < 3, took  # a second, and what clients take to make and to look, on a busy machine
+
+
+def test_a_large_backlog_and_a_large_batch(link: Linked) -> None:
+    source, target = names(link, "large")
+    link.detach()
+    link.a.create_topic(source, config={"max.message.bytes": "8000000"})
+    values = [bytes([number % 256]) * 100_000 for number in range(200)]
+    link.a.produce(source, values, batch_size=4_000_000, linger_ms=50)
+    link.a.produce(source, [b"x" * 6_000_000], message_max_bytes=8_000_000)
+    link.attach()
+    link.wait_end(target, 201)
+    link.wait_following()
+    verdict = next(each for each in link.verify()["partitions"] if each["topic"] == source)
+    assert verdict["equal"]
+
+
+# ---- lag, status, metrics ----
+
+
+def test_status_and_metrics_tell_lag(link: Linked) -> None:
+    source, target = names(link, "lag")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"x"] * 10)
+    link.wait_end(target, 10)
+    ours = link.wait_state(target, "Following")
+    assert (ours["source_end"], ours["follower_end"], ours["partition_mirror_lag"], ours["lag_seconds"]) == (
+        10,
+        10,
+        0,
+        0,
+    )
+    theirs = link.a.partition(link.name, source)
+    assert theirs is not None
+    assert (theirs["role"], theirs["state"], theirs["remote_topic"]) == ("leader", "Following", target)
+    metrics = httpx.get(f"{link.b.proxy.url}/metrics", trust_env=False).text
+    labels = f'{{link="{link.name}",partition="0",role="follower",topic="{target}"}}'
+    assert f"isthmus_link_mirror_lag_offsets{labels} 0.0" in metrics
+    assert f"isthmus_link_mirror_lag_seconds{labels} 0.0" in metrics
+
+    link.b.kafka.pause(1)
+    try:
+        link.a.produce(source, [b"x"] * 7)
+        until(
+            "the source tells the lag",
+            lambda: (
+                (found := link.a.partition(link.name, source)) is not None
+                and found["partition_mirror_lag"] == 7
+                and found["lag_seconds"] > 0.5
+                and found["state"] == "Catching Up"
+            ),
+        )
+    finally:
+        link.b.kafka.resume(1)
+    link.wait_end(target, 17)
+    link.wait_state(target, "Following")
+
+
+# ---- what is not copied (yet) ----
+
+
+def stopped(link: Linked, source: str, target: str, state: str, reason: str, offset: int) -> None:
+    """Both ends tell that a partition goes no further, why, and how far it came."""
+    for side, topic in ((link.b, target), (link.a, source)):
+        until(
+            f"{topic} is {state}",
+            lambda side=side, topic=topic: (
+                (found := side.partition(link.name, topic)) is not None
+                and (found["state"], found["reason"]) == (state, reason)
+            ),
+        )
+        found = side.partition(link.name, topic)
+        assert found is not None
+        assert found["follower_end"] == offset
+        assert found["message"]
+
+
+def test_transactions_stop_a_partition_and_no_other(link: Linked) -> None:
+    source, target = names(link, "transactional")
+    link.a.create_topic(source, 2)
+    link.a.produce(source, [b"plain"] * 5)
+    producer = Producer({"bootstrap.servers": link.a.bootstrap, "transactional.id": unique("tx")})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(source, b"in a transaction", partition=0)
+    producer.commit_transaction(30)
+    link.a.produce(source, [b"after"] * 3)
+    link.a.produce(source, [b"elsewhere"] * 4, partition=1)
+    link.wait_end(target, 4, partition=1)
+    stopped(link, source, target, "Stopped", "TRANSACTIONS_NOT_SUPPORTED", 5)
+    assert link.b.end(target) == 5
+    link.wait_state(target, "Following", partition=1)
+    assert link.b.link(link.name)["state"] == "Following"  # what waits for somebody shows on its own
+    report = link.verify(check=False)
+    verdicts = {each["partition"]: each for each in report["partitions"] if each["topic"] == source}
+    assert verdicts[0]["equal"]
+    assert verdicts[0]["compared_to"] == 5
+    assert verdicts[0]["source_end"] == 10
+
+
+def test_log_append_time_stops_a_partition(link: Linked) -> None:
+    source, target = names(link, "appendtime")
+    link.a.create_topic(source, config={"message.timestamp.type": "LogAppendTime"})
+    link.a.produce(source, [b"x"])
+    stopped(link, source, target, "Stopped", "UNSUPPORTED_MESSAGE_FORMAT", 0)
+    assert link.b.topic_config(target)["message.timestamp.type"] == "CreateTime"
+
+
+def test_a_log_that_starts_later_stops_a_partition(link: Linked) -> None:
+    source, target = names(link, "headless")
+    link.detach()
+    link.a.create_topic(source)
+    link.a.produce(source, [b"x"] * 20)
+    link.a.admin(direct=True).delete_records([TopicPartition(source, 0, 12)])
+    until("the log starts at 12", lambda: link.a.read(source)[0].offset == 12)
+    link.attach()
+    stopped(link, source, target, "Stopped", "HEAD_GAP_NOT_SUPPORTED", 0)
+    assert link.b.end(target) == 0
+
+
+def test_a_follower_is_trimmed_with_its_source(link: Linked) -> None:
+    source, target = names(link, "trimmed")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"x"] * 20)
+    link.wait_end(target, 20)
+    link.a.admin().delete_records([TopicPartition(source, 0, 12)])[TopicPartition(source, 0)].result(30)
+    until("the follower starts at 12", lambda: link.b.read(target)[0].offset == 12, 20)
+    verdict = next(each for each in link.verify(check=False)["partitions"] if each["topic"] == source)
+    assert verdict["equal"]
+    assert verdict["compared_from"] == 12
+
+
+def test_a_deleted_source_topic(link: Linked) -> None:
+    source, target = names(link, "deleted")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"x"] * 3)
+    link.wait_end(target, 3)
+    link.a.delete_topic(source)
+    until("B knows", lambda: (link.b.partition(link.name, target) or {}).get("reason") == "SOURCE_TOPIC_MAY_BE_DELETED")
+    assert link.b.end(target) == 3
+    link.a.create_topic(source)
+    until("A knows", lambda: (link.a.partition(link.name, source) or {}).get("reason") == "SOURCE_TOPIC_ID_CHANGED")
+    found = link.a.partition(link.name, source)
+    assert found is not None
+    assert found["state"] == "Refused"
+    assert "created again" in found["message"]
+    assert link.b.end(target) == 3
+    link.a.delete_topic(source)
+    link.b.delete_topic(target, direct=True)
+
+
+# ---- somebody else's records ----
+
+
+@pytest.mark.parametrize("while_connected", [True, False])
+def test_a_write_that_bypasses_the_proxy_shows_as_diverged(link: Linked, while_connected: bool) -> None:
+    source, target = names(link, "bypassed")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"x"] * 10)
+    link.wait_end(target, 10)
+    if while_connected:
+        link.b.produce(target, [b"not the source's"], direct=True)
+    else:
+        link.b.proxy.stop()
+        link.b.produce(target, [b"not the source's"], direct=True)
+        link.a.produce(source, [b"other"])
+        link.b.proxy.start()
+    found = link.wait_state(target, "Diverged")
+    assert found["reason"] == "TARGET_WRITTEN_BY_OTHERS"
+    until("A tells it, too", lambda: (link.a.partition(link.name, source) or {}).get("state") == "Diverged")
+    link.a.produce(source, [b"more"] * 5)
+    time.sleep(1)
+    assert link.b.end(target) == 11  # nothing is written over it, nor after it
+    with pytest.raises(ProxyFailed):
+        link.verify()
+    report = link.verify(check=False)
+    assert not report["equal"]
+    verdict = next(each for each in report["partitions"] if each["topic"] == source)
+    assert not verdict["equal"]
+    assert (verdict["compared_to"], verdict["difference"]) == (10, "the records at offset 10 differ")
+    other = link.b.proxy.cli("verify", link.name, check=False)
+    assert next(each for each in other["partitions"] if each["topic"] == target)["compared_to"] == 10
+    link.a.delete_topic(source)
+    link.b.delete_topic(target, direct=True)
+
+
+def test_a_target_that_is_not_empty_is_refused_until_the_operator_agrees(link: Linked) -> None:
+    local, remote = unique("taken-") + "-", unique("taken-") + "-"
+    link.a.create_topic(local + "t")
+    link.a.produce(local + "t", [b"theirs"] * 5)
+    link.b.create_topic(remote + "t", config={"segment.bytes": "30000000"})
+    link.b.create_topic(remote + "empty", config={"segment.bytes": "30000000"})
+    link.a.create_topic(local + "empty")
+    link.b.produce(remote + "t", [b"ours"] * 8)
+
+    with pytest.raises(ProxyFailed, match="TARGET_TOPIC_NOT_EMPTY"):
+        link.attach(local, remote)
+    assert all(mapping["local"] != local for mapping in link.a.link(link.name)["mappings"])
+    plan = link.attach(local, remote, "--truncate-target", "--dry-run")
+    actions = {each["topic"]: (each["action"], each["records_lost"]) for each in plan["topics"]}
+    assert plan["dry_run"]
+    assert actions == {remote + "t": ("truncate", 8), remote + "empty": ("follow", 0)}
+    assert link.b.end(remote + "t") == 8
+    assert all(mapping["local"] != local for mapping in link.a.link(link.name)["mappings"])
+
+    link.attach(local, remote, "--truncate-target")
+    until("it is the source's", lambda: [record.value for record in link.b.read(remote + "t")] == [b"theirs"] * 5)
+    until("the empty one follows, too", lambda: link.follower_state(remote + "empty") == "Following")
+    assert (
+        link.b.topic_config(remote + "empty")["segment.bytes"] == link.a.topic_config(local + "empty")["segment.bytes"]
+    )
+    link.detach(local)
+
+
+def test_detach_and_attach_again_goes_on_where_it_was(link: Linked) -> None:
+    local, remote = unique("again-") + "-", unique("again-") + "-"
+    link.attach(local, remote)
+    link.a.create_topic(local + "t", 2)
+    link.a.produce(local + "t", [b"before"] * 30)
+    link.wait_end(remote + "t", 30)
+    topic_id = link.b.proxy.get(f"/v1/topics/{remote}t")["topic_id"]
+    link.detach(local)
+    with pytest.raises(KafkaException):
+        link.b.produce(remote + "t", [b"reserved still"])
+    link.a.produce(local + "t", [b"meanwhile"] * 30)
+    plan = link.attach(local, remote)
+    assert [(each["topic"], each["action"]) for each in plan["topics"]] == [(remote + "t", "follow")]
+    link.wait_end(remote + "t", 60)
+    assert link.b.proxy.get(f"/v1/topics/{remote}t")["topic_id"] == topic_id
+    assert link.b.read(remote + "t") == link.a.read(local + "t")
+    link.detach(local)
+
+
+# ---- the link itself ----
+
+
+def test_create_list_describe_delete(link: Linked) -> None:
+    name = unique("other")
+    created = link.b.proxy.cli("link", "create", name, "--remote", link.a.proxy.link_address)  # the other way round
+    assert created["link_name"] == name
+    until("it is up", lambda: link.a.link(name)["state"] == link.b.link(name)["state"] == "Following")
+    assert link.b.link(name)["dials"]
+    assert not link.a.link(name)["dials"]
+    assert link.a.link(name)["link_id"] == link.b.link(name)["link_id"]
+    assert link.a.link(name)["remote_cluster_id"] == link.b.kafka.cluster_id
+    listed = {each["link_name"] for each in link.a.proxy.cli("link", "list")}
+    assert {name, link.name} <= listed
+    with pytest.raises(ProxyFailed, match="ALREADY_EXISTS"):
+        link.a.proxy.cli("link", "create", name, "--remote", link.b.proxy.link_address)
+    link.a.proxy.cli("link", "delete", name)
+    for side in (link.a, link.b):
+        assert name not in {each["link_name"] for each in side.proxy.get("/v1/links")["items"]}
+
+
+def test_half_a_link_is_healed_by_creating_it_again(link: Linked) -> None:
+    name = unique("half")
+    link.a.proxy.cli("link", "create", name, "--remote", link.b.proxy.link_address)
+    until("it is up", lambda: link.b.link(name)["state"] == "Following")
+    link.a.proxy.cli("link", "delete", name, "--local-only")
+    until("B notices", lambda: link.b.link(name)["state"] == "Disconnected")
+    link.a.proxy.cli("link", "create", name, "--remote", link.b.proxy.link_address)
+    until("it is up", lambda: link.a.link(name)["state"] == link.b.link(name)["state"] == "Following")
+    # And the other half: A has it, B does not.
+    link.b.proxy.cli("link", "delete", name, "--local-only")
+    until("A is told", lambda: link.a.link(name)["reason"] == "PEER_HAS_NO_SUCH_LINK")
+    with pytest.raises(ProxyFailed, match="--local-only"):
+        link.a.proxy.cli("link", "delete", name)
+    link.a.proxy.cli("link", "delete", name, "--local-only")
+
+
+def test_wrong_addresses_are_named(link: Linked) -> None:
+    for remote, code in (
+        (link.a.proxy.link_address, "INVALID_REQUEST"),  # this cluster itself
+        ("127.0.0.1:1", "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR"),
+        (link.b.kafka.bootstrap_servers, "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR"),  # a broker
+        (link.b.proxy.url.removeprefix("http://"), "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR"),
+        ("nowhere", "INVALID_REQUEST"),
+    ):
+        with pytest.raises(ProxyFailed, match=code):
+            link.a.proxy.cli("link", "create", unique("wrong"), "--remote", remote)
+
+
+def test_strangers_are_refused_with_a_logged_reason_while_the_link_goes_on(link: Linked) -> None:
+    source, target = names(link, "undisturbed")
+    link.a.create_topic(source)
+    link.wait_state(target, "Following")
+    host, port = link.b.proxy.link_address.split(":")
+
+    def say(data: bytes) -> bytes:
+        with socket.create_connection((host, int(port)), 5) as stranger:
+            stranger.settimeout(15)
+            try:
+                stranger.sendall(data)
+                said = b""
+                while chunk := stranger.recv(65536):
+                    said += chunk
+            except ConnectionResetError:
+                return b""
+            return said
+
+    def hello(**words: Any) -> bytes:
+        body = {
+            "versions": [1, 1],
+            "nonce": "00" * 32,
+            "key": "11" * 32,
+            "cluster_id": link.a.kafka.cluster_id,
+            **words,
+        }
+        data = json.dumps(body).encode()
+        return struct.pack(">IB", len(data) + 1, 1) + data
+
+    assert say(b"GET / HTTP/1.1\r\n\r\n") == b""
+    assert say(struct.pack(">IB", 2**31, 1)) == b""
+    assert say(struct.pack(">IB", 30, 18) + bytes(29)) == b""  # records before anything was proved
+    assert say(struct.pack(">IB", 3, 1) + b"{}") == b""
+    link_id = link.a.link(link.name)["link_id"]
+    assert b"LINK_NOT_FOUND" in say(hello(purpose="link", link_id="x"))
+    assert b"PEER_IS_ANOTHER_CLUSTER" in say(hello(purpose="link", link_id=link_id, cluster_id="another"))
+    assert b"UNSUPPORTED_VERSION" in say(hello(purpose="link", link_id=link_id, versions=[7, 9]))
+    proof = b'{"proof": "' + b"ab" * 32 + b'"}'
+    answered = say(hello(purpose="link", link_id=link_id) + struct.pack(">IB", len(proof) + 1, 3) + proof)
+    assert b"AUTHENTICATION_ERROR" in answered
+    assert link.b.proxy.log.count("link connection re") >= 7
+    for reason in ("LINK_NOT_FOUND", "PEER_IS_ANOTHER_CLUSTER", "UNSUPPORTED_VERSION", "AUTHENTICATION_ERROR"):
+        assert reason in link.b.proxy.log
+
+    link.a.produce(source, [b"x"] * 3)
+    link.wait_end(target, 3)
+    link.wait_state(target, "Following")
