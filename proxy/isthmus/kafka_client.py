@@ -204,7 +204,10 @@ class ClusterClient:
         self._names: dict[UUID, str] = {}
         self._slots: dict[tuple[str, int, str], _Slot] = {}
         self._refresh_lock = asyncio.Lock()
-        self._refreshed: dict[frozenset[str] | None, float] = {}
+        self._reads = 0
+        """Metadata requests so far."""
+        self._refreshed: dict[frozenset[str] | None, int] = {}
+        """What the last of them asked for, and its number."""
         self._tls_context: ssl.SSLContext | None = None
         self._retiring: set[BrokerConnection] = set()
         self._closed = False
@@ -251,14 +254,14 @@ class ClusterClient:
         A topic that does not exist is left out, and dropped from the cache. Topics are never created by this.
         """
         wanted = None if topics is None else frozenset(topics)
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        reads_before = self._reads
         async with self._refresh_lock:
-            # Somebody may have asked the same while this call waited for the lock.
-            if self._refreshed.get(wanted, -1.0) < asked_at:
-                started_at = loop.time()
+            # Somebody may have asked the same while this call waited for the lock. Counted, not timed: two calls within
+            # a tick of the clock are two.
+            if self._refreshed.get(wanted, 0) <= reads_before:
+                self._reads = number = self._reads + 1
                 await self._read_metadata(wanted)
-                self._refreshed = {wanted: started_at}
+                self._refreshed = {wanted: number}
         if wanted is None:
             return self.topics
         return {name: self._topics[name] for name in wanted if name in self._topics}
