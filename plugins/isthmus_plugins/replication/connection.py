@@ -117,6 +117,7 @@ class LinkConnection(asyncio.Protocol):
         self.link_name = ""
         """Set when the connection is taken into use for a link."""
         self._ended = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._secret = secret
         self._accept = accept
@@ -196,6 +197,7 @@ class LinkConnection(asyncio.Protocol):
         self._fail(LinkLost("the peer did not finish the handshake in time"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._disconnected.set()
         self._fail(LinkLost(repr(exc) if exc else "the peer closed the connection"))
 
     def close(self, why: str = "closed") -> None:
@@ -203,9 +205,14 @@ class LinkConnection(asyncio.Protocol):
         self._fail(LinkLost(why))
 
     async def stopped(self) -> None:
-        """End the connection and the peer's calls that are still being answered."""
+        """End the connection and the peer's calls that are still being answered, and wait for it."""
         self.close()
         await self._tasks.close()
+        try:
+            async with asyncio.timeout(2 * FLUSH_TIMEOUT_S):
+                await self._disconnected.wait()
+        except TimeoutError:
+            pass
 
     def _fail(self, error: Exception) -> None:
         if self.lost:

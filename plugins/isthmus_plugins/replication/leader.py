@@ -548,6 +548,9 @@ class LeaderEnd:
         finally:
             self._opening.discard(key)
         if objection is not None:
+            before = self.stopped.get(key)
+            if before is not None and before.code in reasons.DIVERGED and objection[0] in reasons.DIVERGED:
+                objection = before.code, before.message  # what was found first says more
             waiting = reasons.waiting_state(objection[0]) is not None
             self.stop_stream(stream, *objection, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S)
             return
@@ -734,7 +737,8 @@ class LeaderEnd:
 def _truncated(end: int, log_end: int) -> tuple[str, str]:
     return (
         ReasonCode.UNEXPECTED_TRUNCATION,
-        f"the follower's log ends at {end}, beyond the source's, which ends at {log_end}",
+        f"the follower's log ends at {end}, beyond the source's, which ends at {log_end}: the source lost records, or "
+        "somebody else wrote to the follower",
     )
 
 

@@ -90,6 +90,8 @@ class LinkPeers:
         self._states: dict[str, PeerState] = {}
         self._accepted: set[LinkConnection] = set()
         """Connections that were accepted and are in the handshake, or create a link."""
+        self._leaving: set[LinkConnection] = set()
+        """Connections of links that were deleted just now."""
         self._server: asyncio.Server | None = None
 
     # ---- life ----
@@ -107,7 +109,7 @@ class LinkPeers:
         if self._server is not None:
             self._server.close()
         await self._tasks.close()
-        for connection in [*self._accepted, *self.all_connections()]:
+        for connection in [*self._accepted, *self._leaving, *self.all_connections()]:
             await connection.stopped()
 
     def all_connections(self) -> list[LinkConnection]:
@@ -120,6 +122,7 @@ class LinkPeers:
             for connection in self._states.pop(name).connections.values():
                 # The peer may be waiting for the answer to the very call that deleted the link.
                 asyncio.get_running_loop().call_later(DELETED_LINK_GRACE_S, connection.close, "the link was deleted")
+                self._leaving = {other for other in self._leaving if not other.lost} | {connection}
         for link in wanted.values():
             state = self._states.setdefault(link.name, PeerState())
             if link.dials:

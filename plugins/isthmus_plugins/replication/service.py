@@ -104,7 +104,7 @@ class LinkService:
         except (LinkLost, TimeoutError) as error:
             raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
         finally:
-            connection.close()
+            await connection.stopped()
 
     async def _create_over(self, connection: LinkConnection, name: str, link_id: str, remote: str) -> LinkStatus:
         context = self._context

@@ -108,7 +108,8 @@ class Verification:
                 records += next_offset - first
             else:
                 single.add(batch, from_offset=offset, to_offset=to)
-                whole.update(b"cut")
+                if level == BATCHES:
+                    whole.update(b"cut")
             size += len(batch)
             if bytes_max is not None and size >= bytes_max and next_offset < to:
                 reached = next_offset

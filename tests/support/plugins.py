@@ -1,0 +1,105 @@
+"""Whole replication plugins on model clusters, joined over loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from isthmus_control.commands import ClaimBrokers
+from isthmus_control.model import BrokerClaim
+from isthmus_plugins import links
+from isthmus_plugins.api import LinkListenerSpec
+from isthmus_plugins.replication import ReplicationPlugin
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl
+
+
+class Proxy:
+    """One proxy's replication plugin, with a link listener."""
+
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        control: FakeControl,
+        name: str,
+        token: bytes | None = None,
+        brokers: frozenset[int] | None = None,
+    ) -> None:
+        self.context = FakeContext(cluster, control, name, brokers)
+        self.context.link_listener = LinkListenerSpec("127.0.0.1", 0, None, token)
+        self.plugin = ReplicationPlugin()
+
+    async def start(self) -> None:
+        context: Any = self.context
+        await self.plugin.isthmus_start(context)
+        incarnation = self.context.incarnation
+        brokers = self.context.fronted_brokers
+        claim = ClaimBrokers(
+            self.context.proxy_name,
+            incarnation,
+            tuple(BrokerClaim(broker, "127.0.0.1", 9) for broker in sorted(brokers or {1})),
+            brokers is None,
+            self.context.link_address,
+            10_000,
+            "0",
+            -1,
+        )
+        self.context.control.apply(claim)
+
+    async def stop(self) -> None:
+        await self.plugin.isthmus_stop()
+
+    @property
+    def links(self) -> Any:
+        return self.plugin.isthmus_link_operations()
+
+    @property
+    def address(self) -> str:
+        assert self.context.link_address is not None
+        return self.context.link_address
+
+    def status(self, name: str = "a-to-b") -> links.LinkStatus:
+        found: links.LinkStatus = self.links.status(name)
+        return found
+
+
+class Two:
+    """Clusters A and B with a proxy each."""
+
+    def __init__(self, brokers: int = 1) -> None:
+        rng = random.Random(3)
+        self.clusters = {name: FakeCluster(rng, range(1, brokers + 1)) for name in "AB"}
+        self.controls = {name: FakeControl(name, rng) for name in "AB"}
+        for cluster in self.clusters.values():
+            cluster.add_topic("__isthmus_control")
+        self.a, self.b = (Proxy(self.clusters[name], self.controls[name], name.lower()) for name in "AB")
+
+    async def create(self, name: str = "a-to-b", **more: Any) -> links.LinkStatus:
+        request = links.CreateLink(link_name=name, remote=more.pop("remote", self.b.address), **more)
+        status: links.LinkStatus = await self.a.links.create(request)
+        return status
+
+    async def until(self, what: str, ready: Callable[[], Any], timeout_s: float = 10.0) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not ready():
+            assert asyncio.get_running_loop().time() < deadline, what
+            await asyncio.sleep(0.01)
+
+    async def connected(self, name: str = "a-to-b") -> None:
+        await self.until("connected", lambda: self.a.status(name).state == self.b.status(name).state == "Following")
+
+
+def on_two(work: Callable[[Two], Awaitable[None]]) -> None:
+    async def run() -> None:
+        two = Two()
+        await two.a.start()
+        await two.b.start()
+        try:
+            async with asyncio.timeout(30):
+                await work(two)
+        finally:
+            await two.a.stop()
+            await two.b.stop()
+
+    asyncio.run(run())

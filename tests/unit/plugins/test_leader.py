@@ -1,0 +1,254 @@
+"""The leader end: streams and their limits, and whole ends against a model cluster on a simulated clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.fake_cluster import batch, run_simulated
+from support.replicas import LINK, Replicas, simulate_clock
+
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.replication import leader as module
+from isthmus_plugins.replication.leader import Flow, LeaderStream, LedPartition
+from isthmus_protocol.records import TRANSACTIONAL_BIT
+
+
+class Connection:
+    writable = True
+
+
+def a_stream(flow: Flow | None = None) -> LeaderStream:
+    connection: Any = Connection()
+    stream = LeaderStream(LedPartition(LINK, "t", 0), bytes(16), "r", 1, 0, connection, 1, flow or Flow())
+    stream.opened(10)
+    return stream
+
+
+def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
+    flow = Flow()
+    one, other = a_stream(flow), a_stream(flow)
+    one.sent(11, module.IN_FLIGHT_BYTES_MAX)
+    assert one.full
+    assert not other.full
+    one.confirmed(11)
+    assert not one.full
+    assert (one.in_flight_bytes, flow.in_flight_bytes) == (0, 0)
+    one.sent(12, module.PEER_IN_FLIGHT_BYTES_MAX)
+    assert other.full
+    one.closed()
+    assert not other.full
+    other.connection.writable = False  # type: ignore[misc]
+    assert other.full
+
+
+def test_age_is_that_of_the_oldest_record_that_is_missing() -> None:
+    stream = a_stream()
+    stream.saw_end(10, 100.0)
+    stream.saw_end(20, 100.0)
+    stream.saw_end(30, 105.0)
+    assert stream.lag == 20
+    assert stream.age_ms(106.0) == 6000
+    stream.confirmed(15)
+    assert stream.age_ms(106.0) == 6000
+    stream.confirmed(20)
+    assert stream.age_ms(106.0) == 1000
+    stream.confirmed(30)
+    assert (stream.lag, stream.age_ms(200.0)) == (0, 0)
+
+
+def test_what_was_seen_takes_little_memory() -> None:
+    stream = a_stream()
+    for number in range(10_000):
+        stream.saw_end(20 + number, 100.0 + number / 1000)
+    assert len(stream._seen) <= 10 / module.SEEN_INTERVAL_S + 1
+    assert stream.age_ms(110.0) == 10_000
+
+
+# ---- whole ends ----
+
+
+def on_replicas(monkeypatch: pytest.MonkeyPatch, work: Callable[[Replicas], Awaitable[None]], brokers: int = 1) -> None:
+    async def run() -> None:
+        replicas = Replicas(random.Random(1), brokers)
+        replicas.start()
+        await replicas.connect()
+        await work(replicas)
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(run())
+
+
+KEY = LedPartition(LINK, "local-t", 0)
+
+
+async def stopped(replicas: Replicas, code: str) -> module.Stopped:
+    leader = replicas.ends["A"].leader
+    await replicas.until(code, lambda: KEY in leader.stopped and leader.stopped[KEY].code == code, 30)
+    return leader.stopped[KEY]
+
+
+def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.write_values(b"a", b"b")
+        source.write(batch(2, [b"x"], attributes=TRANSACTIONAL_BIT))
+        source.write_values(b"after")
+        why = await stopped(replicas, ReasonCode.TRANSACTIONS_NOT_SUPPORTED)
+        assert (why.end_offset, why.source_end) == (2, 4)
+        opened = 0
+        for _ in range(300):  # it is tried again, and shows as stopped all the time
+            await asyncio.sleep(0.1)
+            assert replicas.ends["A"].leader.stopped[KEY].code == why.code
+            follower = replicas.ends["B"].follower.streams()[0]
+            assert follower.reason is not None
+            assert follower.reason.code == why.code
+            opened = max(opened, follower.stream_id)
+        assert 3 <= opened <= 6
+        # Supported now, as far as the follower can tell: the source has plain records there.
+        source.log[1], source.headers[1] = batch(2, [b"x"]), source.headers[1]._replace(attributes=0)
+        await replicas.until("it goes on", replicas.equal, 30)
+        assert KEY not in replicas.ends["A"].leader.stopped
+        assert replicas.ends["B"].follower.streams()[0].reason is None
+
+    on_replicas(monkeypatch, work)
+
+
+def test_batches_of_an_old_format_stop_after_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        for number in range(20):
+            source.write_values(b"%d" % number)
+        old = bytearray(batch(20, [b"old"]))
+        source.write(bytes(old))
+        old[16] = 1  # magic
+        source.log[-1] = bytes(old)
+        why = await stopped(replicas, ReasonCode.UNSUPPORTED_MESSAGE_FORMAT)
+        assert why.end_offset == 20
+        assert replicas.b.partition("remote-t").end == 20
+        assert "format 1" in why.message
+
+    on_replicas(monkeypatch, work)
+
+
+@pytest.mark.parametrize(
+    ("follower_has", "code"), [(0, ReasonCode.HEAD_GAP_NOT_SUPPORTED), (2, ReasonCode.RETENTION_OVERTOOK)]
+)
+def test_a_log_that_starts_beyond_the_followers_end(
+    follower_has: int, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        if follower_has:
+            source.write_values(*[b"x"] * follower_has)
+            await replicas.until("copied", replicas.equal)
+        await replicas.stop("A")
+        for _ in range(10):
+            source.write_values(b"x")
+        source.start = 7
+        replicas.start("A")
+        await replicas.connect()
+        why = await stopped(replicas, code)
+        assert (why.end_offset, why.source_end) == (follower_has, source.end)
+        assert "starts at 7" in why.message
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_source_that_lost_records_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        for _ in range(5):
+            source.write_values(b"x")
+        await replicas.until("copied", replicas.equal)
+        source.cut(3)
+        source.move(1)
+        why = await stopped(replicas, ReasonCode.UNEXPECTED_TRUNCATION)
+        assert why.end_offset == 5
+        # It grows again, with other records: that is found as well, by the follower's last batch.
+        for _ in range(5):
+            source.write_values(b"other")
+        source.move(1)
+        await asyncio.sleep(30)
+        assert replicas.ends["A"].leader.stopped[KEY].code == ReasonCode.UNEXPECTED_TRUNCATION
+        assert replicas.b.partition("remote-t").end == 5
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_log_that_was_cut_and_grew_between_two_reads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        for _ in range(5):
+            source.write_values(b"x")
+        await replicas.until("copied", replicas.equal)
+        # In one moment, under the same broker: nothing but the leader epoch tells.
+        source.cut(3)
+        source.move(1)
+        for _ in range(4):
+            source.write_values(b"other")
+        await stopped(replicas, ReasonCode.TARGET_WRITTEN_BY_OTHERS)
+        assert replicas.b.partition("remote-t").end == 5
+        assert replicas.ends["B"].follower.streams()[0].follower_log.reason is not None
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_partition_without_leader_is_told_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.write_values(b"x")
+        await replicas.until("copied", replicas.equal)
+        source.move(-1)
+        await stopped(replicas, ReasonCode.NO_LOCAL_LEADER)
+        source.move(1)
+        source.write_values(b"y")
+        await replicas.until("it goes on", replicas.equal)
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_follower_is_trimmed_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        for _ in range(9):
+            source.write_values(b"x")
+        await replicas.until("copied", replicas.equal)
+        source.start = 6
+        await replicas.until("trimmed", lambda: replicas.b.partition("remote-t").start == 6, 10)
+
+    on_replicas(monkeypatch, work)
+
+
+def test_an_idle_link_asks_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        for number in range(10):
+            replicas.a.add_topic(f"local-{number}", 10)
+        await replicas.until("all follow", lambda: len(replicas.ends["B"].follower.streams()) == 100)
+        await asyncio.sleep(5)
+        before = replicas.a.requests + replicas.b.requests
+        await asyncio.sleep(10)
+        # Reads, discovery, preparation, checks: none of it by partition. Each poll counts twice or so in this model.
+        assert replicas.a.requests + replicas.b.requests - before < 10 * 30
+
+    on_replicas(monkeypatch, work)
+
+
+def test_nothing_is_pushed_without_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.write_values(b"x")
+        await replicas.until("copied", replicas.equal)
+        replicas.ends["A"].context.lease_deadline = 0.0
+        await asyncio.sleep(1)
+        source.write_values(b"y")
+        await asyncio.sleep(5)
+        assert replicas.b.partition("remote-t").end == 1
+        replicas.ends["A"].context.lease_deadline = float("inf")
+        await replicas.until("it goes on", replicas.equal)
+
+    on_replicas(monkeypatch, work)
