@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Final
 
 from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
-from isthmus.memory import Trimmer
+from isthmus.memory import Trimmer, keep_heap
 from isthmus.session import Downstream, Session, SessionState, Upstream
 from isthmus_plugins.api import Client, Leave
 from isthmus_plugins.tasks import Tasks
@@ -85,6 +85,7 @@ class Gateway:
         self.fence_frame = encode_request(request_type(ApiKey.API_VERSIONS, 0)(), 0, None)
         self.leave = Leave(float("inf"))
         """Sessions' own, for what no hook wants to see; ends with the table of routes."""
+        keep_heap()
         self._trimmer = Trimmer()
         self._newer_api_versions = newer_api_versions_route()
         self._draining: asyncio.Event | None = None
@@ -270,6 +271,8 @@ class Listener:
 
 def _keep_alive(transport: asyncio.BaseTransport) -> None:
     """Find half-open connections: the kernel asks the peer after a minute of silence."""
+    if transport.is_closing():  # its session ended while it was connecting
+        return
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

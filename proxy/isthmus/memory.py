@@ -3,6 +3,9 @@
 What a connection took is free when it closes, but free inside the allocator: many connections that came and went leave
 pages behind that hold nothing. glibc returns them when asked (``malloc_trim``). That takes a millisecond for each 50 MB
 of heap or so, so it is asked after many connections, and a moment later.
+
+Left to itself, glibc gives back too early what the next large answer needs again, page by page, each by a page fault.
+So it is told to keep some.
 """
 
 from __future__ import annotations
@@ -19,6 +22,23 @@ CLOSED_MIN: Final = 200
 """Connections that have closed since the last time."""
 DELAY_S: Final = 1.0
 """They seldom close alone."""
+
+KEPT_BYTES: Final = 16 * 1024 * 1024
+"""Free memory at the heap's end that stays with the process between large answers."""
+HEAP_BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Up to this size, memory comes from the heap; beyond, it is mapped and unmapped each time."""
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def keep_heap() -> None:
+    """Tell glibc how much to keep. Nothing happens where the C library is another one."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    mallopt(_M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES_MAX)
 
 
 def _malloc_trim() -> Callable[[int], int] | None:
