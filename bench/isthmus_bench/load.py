@@ -186,12 +186,10 @@ class Flow:
         self.send(depth)
 
     def send(self, count: int) -> None:
-        """Send requests in one write."""
-        now = time.perf_counter_ns()
+        """Send requests, each in a write of its own, as clients do: joined ones would stay joined for ever."""
         for _ in range(count):
-            self._sent.append(now)
-        frames = self._frames
-        self.connection.sendall(next(frames) if count == 1 else b"".join(next(frames) for _ in range(count)))
+            self._sent.append(time.perf_counter_ns())
+            self.connection.sendall(next(self._frames))
 
     @property
     def in_flight(self) -> int:
