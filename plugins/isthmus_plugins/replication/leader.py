@@ -52,10 +52,8 @@ REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
 """A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
 TRIM_RETRY_S: Final = 5.0
-IDLE_WAIT_MS: Final = 1000
+TAIL_WAIT_MS: Final = 250
 """An idle link costs one read a broker in this time."""
-BUSY_WAIT_MS: Final = 250
-"""So long the read of the idle partitions serves one that became busy, at most."""
 BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
 FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -781,7 +779,8 @@ class Tail:
         while True:
             wake = self._wake[busy]
             wake.clear()
-            self._take_over(busy, monotonic())
+            if not busy:
+                self._take_over_idle(monotonic())
             streams = [stream for stream in self._streams.values() if stream.busy is busy and not stream.full]
             if not streams:
                 try:
@@ -794,8 +793,7 @@ class Tail:
             connection: FetchConnection | None = None
             try:
                 connection = await self._context.cluster.fetch_connection(self._broker_id, lane)
-                wait_ms = BUSY_WAIT_MS if busy else IDLE_WAIT_MS
-                await self._read(connection, streams[turn:] + streams[:turn], wait_ms)
+                await self._read(connection, streams[turn:] + streams[:turn])
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})
                 if connection is not None:
@@ -803,23 +801,20 @@ class Tail:
                 self._end.wake()
                 await asyncio.sleep(REOPEN_DELAY_S)
 
-    def _take_over(self, busy: bool, now: float) -> None:
-        """The read that begins now has the streams that became ``busy``, or idle; the other one drops them after.
-
-        So a stream is always in one that is under way, and in both for a moment: the answer that comes second is void.
-        """
+    def _take_over_idle(self, now: float) -> None:
+        """The read that begins now has the streams in which nothing happened lately; the busy one drops them after."""
         for stream in self._streams.values():
-            if busy is (not stream.at_end or now - stream.last_read <= BUSY_S):
-                stream.busy = busy
+            if stream.busy and stream.at_end and now - stream.last_read > BUSY_S:
+                stream.busy = False
 
-    async def _read(self, connection: FetchConnection, streams: list[LeaderStream], wait_max_ms: int) -> None:
+    async def _read(self, connection: FetchConnection, streams: list[LeaderStream]) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.next_offset) for stream in streams}
         fetched = await connection.fetch(
             [
                 FetchPartition(*place, offset, PARTITION_BYTES_MAX, stream.leader_epoch)
                 for place, (stream, offset) in asked.items()
             ],
-            wait_max_ms,
+            TAIL_WAIT_MS,
             FETCH_BYTES_MAX,
         )
         now = monotonic()
@@ -860,7 +855,8 @@ class Tail:
         stream.at_end = next_offset >= part.high_watermark
         if stream.at_end and not stream.lag:
             self._end.caught_up(stream)
-        if end and not stream.busy:
+        if (end or not stream.at_end) and not stream.busy:
+            stream.busy = True
             self._wake[True].set()
 
     def _refused(self, stream: LeaderStream, part: Fetched) -> None:

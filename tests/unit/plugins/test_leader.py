@@ -252,35 +252,3 @@ def test_nothing_is_pushed_without_a_lease(monkeypatch: pytest.MonkeyPatch) -> N
         await replicas.until("it goes on", replicas.equal)
 
     on_replicas(monkeypatch, work)
-
-
-def test_records_never_wait_for_a_read_of_other_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever became busy or idle a moment ago."""
-
-    async def work(replicas: Replicas) -> None:
-        loop = asyncio.get_running_loop()
-        topic = replicas.a.add_topic("local-t", 8)
-        await replicas.until("all follow", lambda: len(replicas.ends["B"].follower.streams()) == 8)
-        await asyncio.sleep(3)
-        written: dict[tuple[int, int], float] = {}
-        delays: list[float] = []
-
-        def arrived(index: int) -> None:
-            target = replicas.b.partition("remote-t", index)
-            delays.append(loop.time() - written[index, target.end])
-
-        for index, partition in enumerate(replicas.b.found["remote-t"].partitions):
-            partition.on_append = lambda _, index=index: arrived(index)  # type: ignore[misc]
-        for _ in range(1500):
-            index = replicas.random.choice((0, 0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7))
-            source = topic.partitions[index]
-            written[index, source.end + 1] = loop.time()
-            source.write_values(b"x")
-            await asyncio.sleep(replicas.random.choice((0.002, 0.01, 0.1, 0.3)))
-        await replicas.until("copied", replicas.equal)
-        assert len(delays) == 1500
-        assert max(delays) < 0.12, sorted(delays)[
-            -10:
-        ]  # what the model's requests take, with the new epoch's first one
-
-    on_replicas(monkeypatch, work)
