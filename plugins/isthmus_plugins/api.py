@@ -126,6 +126,8 @@ class Close:
     """Close the client's connection, as a broker does with what it cannot answer."""
 
     reason: str
+    forward: bytes = b""
+    """A request without an answer (Produce with acks=0) that is forwarded first: what was not refused of this one."""
 
 
 Verdict: TypeAlias = Literal[_NeedMore.NEED_MORE] | Answer | Replace | Hold | Close | None

@@ -97,6 +97,8 @@ class Gateway:
         self.routes.clear()
         self.routes.update(routes)
         self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
+        for session in self.sessions:
+            session.downstream.forget()
 
     def unknown_route(self, key: int) -> Route:
         """The route of what the table does not know. Raises MalformedFrame: no answer can be given."""

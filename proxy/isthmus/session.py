@@ -106,6 +106,7 @@ A plain tuple: one is made for each request, and a named one takes five times as
 
 _FENCE_ANSWER: Final = b""
 _NO_ACKS0: Final = -1
+_NO_LEAVE: Final = Leave(float("-inf"))
 _UNTIL_SERVED: Final = 1 << 62
 """More bytes than come: nothing is looked at before the broker's connection is there."""
 
@@ -182,6 +183,11 @@ class Session:
         level = logging.DEBUG if self.state is SessionState.CLOSED else logging.WARNING
         log.log(level, "connection refused by protocol", extra=self._log_fields(cause=cause, detail=detail))
         self.close(cause, detail)
+
+    def refuse(self, reason: str) -> None:
+        """Close the client's connection for what a plugin refuses; what was forwarded is waited for (SETTLING)."""
+        log.warning("connection refused by protocol", extra=self._log_fields(cause="refused", detail=reason))
+        self.downstream.finish()
 
     def hook_failed(self, route: Route, error: Exception) -> None:
         """A plugin raised. Plugins fail closed: nobody knows what it would have refused."""
@@ -572,6 +578,7 @@ class Downstream(_Peer):
         "_gateway",
         "_held",
         "_holds",
+        "_in_flight_max",
         "_known",
         "_listener",
         "_pending",
@@ -596,8 +603,9 @@ class Downstream(_Peer):
         """What is streaming is a write: it ends where the proxy may not vouch for it any more."""
         self._request: Request | None = None
         """What hooks are asked about, used again while no hook has kept it: one that wants nothing has not."""
-        self._known: tuple[int, Leave | None, tuple[bytes, ...], int] = (-1, None, (), 0)
-        """Route key, leave, the heads of frames that it covers, and the least size of a frame that holds them."""
+        self._known = self._nothing_known()
+        """Route key, leave, the heads of frames that it covers, the least size of a frame that holds them, route."""
+        self._in_flight_max = gateway.in_flight_max
         self.throttled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -660,10 +668,32 @@ class Downstream(_Peer):
 
     def data_received(self, data: bytes) -> None:
         arrived = monotonic()
-        self._gateway.bytes_from_clients += len(data)
+        size = len(data)
+        self._gateway.bytes_from_clients += size
         if self._streaming or self._partial is not None:
             data = self._continued(data)
             if not data:
+                return
+        elif size > _REQUEST_HEAD_SIZE:
+            # One whole request like others before: most are, and this is all that they need.
+            size_inside, key, correlation_id = _request_head(data)
+            known_key, leave, heads, known_size, route = self._known
+            if (
+                key == known_key
+                and size_inside == size - 4
+                and size >= known_size
+                and arrived <= leave.until
+                and data.startswith(heads, _REQUEST_HEAD_SIZE)
+                and self.session.state is _SERVING
+            ):
+                pending = self._pending
+                pending.append((correlation_id, route, arrived, route.on_response, None))
+                route.requests += 1
+                self._upstream.send(data)
+                if len(pending) > self._in_flight_max:
+                    self.throttle()
+                if route.requests % PROXY_TIME_EACH == 1:
+                    route.proxy_time.observe(monotonic() - arrived)
                 return
         if self.session.state is _SERVING:
             self._take(data, arrived)
@@ -710,7 +740,7 @@ class Downstream(_Peer):
         start = position = 0  # data[start:position] is to be forwarded and not written yet
         wanted = 0
         route: Route | None = None
-        known_key, leave, heads, known_size = self._known
+        known_key, leave, heads, known_size, _ = self._known
         while available - position >= _REQUEST_HEAD_SIZE:
             size, key, correlation_id = _request_head(data, position)
             route = routes.get(key)
@@ -725,7 +755,6 @@ class Downstream(_Peer):
             if route.looked_at and not (
                 key == known_key
                 and size >= known_size
-                and leave is not None
                 and arrived <= leave.until
                 and data.startswith(heads, position + _REQUEST_HEAD_SIZE)
             ):
@@ -735,7 +764,7 @@ class Downstream(_Peer):
                     except NeedMore:
                         wanted = min(2 * (available - position), 4 + size)
                         break
-                leave = self._gateway.leave
+                given: Leave | None = self._gateway.leave
                 if route.on_request is not None:
                     whole = end <= available
                     if route.whole and not whole:
@@ -746,7 +775,7 @@ class Downstream(_Peer):
                         break
                     frame = data if position == 0 and end >= available else data[position:end]
                     try:
-                        verdict, leave = self._verdict(route, frame, whole, correlation_id, arrived)
+                        verdict, given = self._verdict(route, frame, whole, correlation_id, arrived)
                     except MalformedFrame:
                         raise
                     except Exception as error:
@@ -764,12 +793,12 @@ class Downstream(_Peer):
                         start = position = end
                         if not self._act(verdict, route, correlation_id, acks == 0, arrived, frame, data[end:]):
                             return
-                        known_key, leave, heads, known_size = self._known
+                        known_key, leave, heads, known_size, _ = self._known
                         continue
                     route.decoded += 1
-                if acks and leave is not None:
-                    self._know(route, key, leave, data, position)
-                known_key, leave, heads, known_size = self._known
+                if acks and given is not None:
+                    self._know(route, key, given, data, position)
+                known_key, leave, heads, known_size, _ = self._known
             route.requests += 1
             if acks:
                 pending.append((correlation_id, route, arrived, route.on_response, None))
@@ -790,9 +819,16 @@ class Downstream(_Peer):
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
+    def _nothing_known(self) -> tuple[int, Leave, tuple[bytes, ...], int, Route]:
+        return -1, _NO_LEAVE, (), 0, self._gateway.fence_route
+
+    def forget(self) -> None:
+        """There is another table of routes."""
+        self._known = self._nothing_known()
+
     def _know(self, route: Route, key: int, leave: Leave, data: bytes, position: int) -> None:
         """Remember what leave was given for, to recognise the next such request by its first bytes."""
-        known_key, known_leave, heads, size = self._known
+        known_key, known_leave, heads, size, _ = self._known
         if key != known_key or leave is not known_leave:
             heads, size = (), 0
         if route.head_end is None or len(heads) == KNOWN_HEADS_MAX:
@@ -801,7 +837,7 @@ class Downstream(_Peer):
         if end is None or end - position > KNOWN_HEAD_BYTES_MAX:
             return
         head = data[position + _REQUEST_HEAD_SIZE : end]
-        self._known = (key, leave, (*heads, head), max(size, end - position - 4))
+        self._known = (key, leave, (*heads, head), max(size, end - position - 4), route)
 
     def _verdict(
         self, route: Route, frame: bytes, whole: bool, correlation_id: int, arrived: float
@@ -852,7 +888,12 @@ class Downstream(_Peer):
             )
             return False
         if isinstance(verdict, Close):
-            self.session.fault("refused", verdict.reason)
+            if verdict.forward:
+                self.session.acks0_behind = len(self._pending)
+                self._upstream.send(verdict.forward)
+                self.session.refuse(verdict.reason)
+            else:
+                self.session.fault("refused", verdict.reason)
             return False
         if isinstance(verdict, Answer):
             self._gateway.refused(verdict.cause)

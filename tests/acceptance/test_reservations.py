@@ -23,6 +23,7 @@ from aiokafka.admin import NewTopic as AioNewTopic
 from aiokafka.errors import InvalidRequestError, PolicyViolationError
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from support.links import until
 from support.wire import Wire, batch_of
 
 from isthmus_bench.kafka import KafkaCluster
@@ -212,6 +213,13 @@ def test_the_rest_of_a_mixed_request_goes_through(setup: Setup) -> None:
                 codes = {a.name: [int(p.error_code) for p in a.partition_responses] for a in answers}
                 assert codes == {closed: [INVALID_REQUEST], free: [0]}
         assert (setup.end(closed), setup.end(free)) == (0, 2)
+        for written in (3, 4):  # without acks there is no answer: a broker appends what it can, and closes
+            with Wire(setup.leader(closed).bootstrap) as wire:
+                values = produce_values(acks=0, **{topic: batch_of([b"x"]) for topic in (closed, free)})
+                wire.send(ApiKey.PRODUCE, 12, values)
+                assert wire.receive_frame() is None
+            until("the free topic's record is there", lambda written=written: setup.end(free) == written)  # type: ignore[misc]
+        assert setup.end(closed) == 0
         with Wire(setup.controller().bootstrap) as wire:
             new = f"free-{next(_numbers)}"
             asked = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in (f"{prefix}n", new)]

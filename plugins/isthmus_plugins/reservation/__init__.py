@@ -269,12 +269,13 @@ def _verdict(request: Request, head: RequestHead, refused: Refused | None, cause
     """What becomes of a request of which ``refused`` says what was refused."""
     if refused is None:
         return None
-    if refused.close:
-        return Close("a write to a reserved namespace that asks for no answer (acks=0)")
     if refused.answer is not None:
         return Answer(refused.answer, cause)
-    assert refused.remaining is not None
-    frame = encode_request(refused.remaining, request.correlation_id, head.client_id)
+    frame = b""
+    if refused.remaining is not None:
+        frame = encode_request(refused.remaining, request.correlation_id, head.client_id)
+    if refused.close:
+        return Close("a write that asks for no answer (acks=0) and is refused", frame)
     return Replace(frame, partial(_merged, head.api_key, head.version, refused), cause)
 
 

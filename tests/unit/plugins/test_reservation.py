@@ -137,7 +137,13 @@ def test_produce_by_name(plugin: ReservationPlugin, version: int) -> None:
     assert isinstance(mixed, Replace)
     _, remaining = decode_request(mixed.frame)
     assert [topic.name for topic in cast(Any, remaining).topic_data] == ["open-1", "open-2"]
-    assert isinstance(plugin.on_produce(produce(version, "closed-1", acks=0)), Close)
+    refused = plugin.on_produce(produce(version, "closed-1", acks=0))
+    assert isinstance(refused, Close)
+    assert not refused.forward
+    refused = plugin.on_produce(produce(version, "open-1", "closed-1", acks=0))
+    assert isinstance(refused, Close)
+    _, remaining = decode_request(refused.forward)
+    assert [topic.name for topic in cast(Any, remaining).topic_data] == ["open-1"]
 
 
 def test_a_part_of_a_frame_is_enough_only_for_topics_that_are_open(plugin: ReservationPlugin) -> None:

@@ -1105,6 +1105,22 @@ def test_acks_0_writes_of_a_client_that_is_gone_are_settled(half_more: bool) -> 
     run(main())
 
 
+def test_what_was_not_refused_of_acks_0_is_forwarded_before_the_connection_closes() -> None:
+    async def main() -> None:
+        allowed = produce(1, acks=0, topic="allowed")
+        async with fronted(hook(lambda request: Close("the rest", allowed), api_key=ApiKey.PRODUCE)) as front:
+            client, upstream, session = await front.connect()
+            client.send(produce(1, acks=0) + produce(2, acks=0))
+            assert await client.closed() == b""
+            assert await upstream.take() == allowed
+            asked = await upstream.take()
+            assert session.state is SessionState.SETTLING
+            upstream.send(answer(id_of(asked), bytes(6)))
+            assert await upstream.closed() == b""
+
+    run(main())
+
+
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_a_lost_broker_closes_the_client(in_flight: bool) -> None:
     async def main() -> None:
