@@ -174,13 +174,37 @@ class ProduceResult(NamedTuple):
     message: str
 
 
+class TransactionMarkers(NamedTuple):
+    """The end of a transaction of one producer, to be written to one partition: ``times`` that control record."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    coordinator_epoch: int
+    times: int = 1
+
+
 class ProduceConnection(Protocol):
     """A connection of a plugin's own to one broker, for appending whole batches."""
 
     async def produce(
-        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int
+        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int, transactional_id: str | None = None
     ) -> dict[tuple[str, int], ProduceResult]:
-        """Append one batch for each (topic, partition), acks=all. Raises BrokerUnavailable: fate unknown."""
+        """Append one batch for each (topic, partition), acks=all. Raises BrokerUnavailable: fate unknown.
+
+        Transactional batches need a ``transactional_id``, of whatever transaction; one request can hold those of one
+        producer id only.
+        """
+
+    async def write_markers(
+        self, markers: Sequence[TransactionMarkers], timeout_ms: int
+    ) -> dict[tuple[str, int], ProduceResult]:
+        """Write transaction markers, for each partition those of one producer. Raises BrokerUnavailable: fate unknown.
+
+        Answers have no offset (-1). The broker stamps markers with its own time.
+        """
 
     def close(self) -> None: ...
 
@@ -205,15 +229,37 @@ class Fetched(NamedTuple):
     high_watermark: int
     log_start: int
     records: memoryview
+    last_stable_offset: int = -1
+    """All transactions that began before it have ended."""
+    aborted: tuple[tuple[int, int], ...] = ()
+    """(producer id, first offset) of aborted transactions with records here; only read_committed has them."""
 
 
 class FetchConnection(Protocol):
-    """A connection of a plugin's own to one broker, for reading whole batches (read_uncommitted)."""
+    """A connection of a plugin's own to one broker, for reading whole batches."""
 
-    async def fetch(self, partitions: Sequence[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
-        """Raises BrokerUnavailable."""
+    async def fetch(
+        self,
+        partitions: Sequence[FetchPartition],
+        wait_max_ms: int,
+        bytes_max: int,
+        read_committed: bool = False,
+    ) -> list[Fetched]:
+        """Read up to the high watermark, or up to the last stable offset. Raises BrokerUnavailable."""
 
     def close(self) -> None: ...
+
+
+class ProducerState(NamedTuple):
+    """What a partition's leader knows of a producer (KIP-664)."""
+
+    epoch: int
+    last_sequence: int
+    """-1: none since the last marker of a newer epoch."""
+    coordinator_epoch: int
+    """Of the last marker; -1 if there was none."""
+    transaction_start: int
+    """Offset of the first record of the open transaction, -1 without one."""
 
 
 class PartitionInfo(NamedTuple):
@@ -258,8 +304,8 @@ class ClusterApi(Protocol):
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Delete the records below an offset; returns where the log starts now."""
 
-    async def last_sequence(self, topic: str, partition: int, producer_id: int) -> int | None:
-        """The last sequence that the leader knows of a producer, None if it knows none."""
+    async def producers(self, topic: str, partition: int) -> Mapping[int, ProducerState]:
+        """What the partition's leader knows of producers, by their ids."""
 
     async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
         """By setting: (effective value, what it would be without the topic's own setting)."""

@@ -152,6 +152,7 @@ _FETCH_RESPONSE: Final = _Versions(
                     "high_watermark",
                     "last_stable_offset",
                     "log_start_offset",
+                    ("aborted_transactions", ("producer_id", "first_offset")),
                     "records",
                 ),
             ),
@@ -165,8 +166,11 @@ _LIST_OFFSETS: Final = _Versions(
     ("topics", ("name", ("partitions", ("partition_index", "timestamp")))),
 )
 
-FetchedPartition = tuple[int, int, int, int, int | None, memoryview | None]
-"""``(partition, error code, high watermark, last stable offset, log start offset, records)``"""
+FetchedPartition = tuple[int, int, int, int, int | None, list[tuple[int, int]] | None, memoryview | None]
+"""``(partition, error code, high watermark, last stable offset, log start offset, aborted transactions, records)``
+
+Aborted transactions are ``(producer id, first offset)``, and null where the request was read_uncommitted.
+"""
 
 
 def fetch_topics(version: int, frame: Frame) -> tuple[int, int, list[bytes], list[bytes] | None]:

@@ -11,7 +11,7 @@ from uuid import UUID
 from isthmus import kafka_client
 from isthmus.broker_connection import BrokerConnection
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
-from isthmus.kafka_client import EARLIEST, LATEST, LOG_END, READ_UNCOMMITTED, ClusterClient
+from isthmus.kafka_client import EARLIEST, LATEST, LOG_END, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
 from isthmus.kafka_results import NewTopic, ResourceType, TopicPartition, as_error
 from isthmus_plugins.api import (
     BrokerUnavailable,
@@ -20,7 +20,9 @@ from isthmus_plugins.api import (
     KafkaRefused,
     PartitionInfo,
     ProduceResult,
+    ProducerState,
     TopicInfo,
+    TransactionMarkers,
 )
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import build_request
@@ -31,6 +33,8 @@ POSITION_DEADLINE_S: Final = 10.0
 """How long positions in logs are asked for while leaders move: whoever needs them asks again."""
 PRODUCE_VERSION_MAX: Final = 11
 """Later ones add partitions to transactions implicitly, and name topics by id."""
+MARKERS_VERSION_MAX: Final = 1
+"""Later ones ask for epochs that rise with each transaction, which those of older clients do not."""
 PRODUCE_MARGIN_S: Final = 5.0
 NO_SESSION_EPOCH: Final = -1
 TOPIC_SOURCE: Final = 1
@@ -164,14 +168,19 @@ class ClusterAccess:
                 raise deleted.error
         return deleted.low_watermark
 
-    async def last_sequence(self, topic: str, partition: int, producer_id: int) -> int | None:
-        """The last sequence that the leader knows of a producer, None if it knows none."""
+    async def producers(self, topic: str, partition: int) -> Mapping[int, ProducerState]:
+        """What the partition's leader knows of producers, by their ids."""
         place = TopicPartition(topic, partition)
         with _errors():
             producers = (await self._client.describe_producers([place], deadline_s=POSITION_DEADLINE_S))[place]
             if producers.error is not None:
                 raise producers.error
-        return next((state.last_sequence for state in producers.states if state.producer_id == producer_id), None)
+        return {
+            state.producer_id: ProducerState(
+                state.producer_epoch, state.last_sequence, state.coordinator_epoch, state.current_txn_start_offset
+            )
+            for state in producers.states
+        }
 
     # ---- connections of a plugin's own ----
 
@@ -203,7 +212,7 @@ class ProduceOverConnection:
         self._connection = connection
 
     async def produce(
-        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int
+        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int, transactional_id: str | None = None
     ) -> dict[tuple[str, int], ProduceResult]:
         """Append one batch for each (topic, partition), acks=all. Raises BrokerUnavailable: fate unknown."""
         topics: dict[str, list[dict[str, object]]] = {}
@@ -216,7 +225,7 @@ class ProduceOverConnection:
                     ApiKey.PRODUCE,
                     version,
                     {
-                        "transactional_id": None,
+                        "transactional_id": transactional_id,
                         "acks": -1,
                         "timeout": timeout_ms,
                         "topic_data": [{"name": name, "partition_data": data} for name, data in topics.items()],
@@ -236,6 +245,44 @@ class ProduceOverConnection:
                 )
         return results
 
+    async def write_markers(
+        self, markers: Sequence[TransactionMarkers], timeout_ms: int
+    ) -> dict[tuple[str, int], ProduceResult]:
+        """Write transaction markers, for each partition those of one producer. Raises BrokerUnavailable: fate unknown.
+
+        The broker answers for each entry when the in-sync replicas have it.
+        """
+        # Entries of one producer share their place in the answer, so each tells of the last of them alone: what was
+        # really written shows in the log's end.
+        entries = [
+            {
+                "producer_id": marker.producer_id,
+                "producer_epoch": marker.producer_epoch,
+                "transaction_result": marker.committed,
+                "coordinator_epoch": marker.coordinator_epoch,
+                "topics": [{"name": marker.topic, "partition_indexes": [marker.partition]}],
+            }
+            for marker in markers
+            for _ in range(marker.times)
+        ]
+        with _errors():
+            version = self._connection.version(ApiKey.WRITE_TXN_MARKERS, MARKERS_VERSION_MAX)
+            answer = await self._connection.request(
+                build_request(ApiKey.WRITE_TXN_MARKERS, version, {"markers": entries}),
+                timeout=timeout_ms / 1000 + PRODUCE_MARGIN_S,
+            )
+        results: dict[tuple[str, int], ProduceResult] = {}
+        for entry in answer.markers:
+            for topic in entry.topics:
+                for result in topic.partitions:
+                    place = (topic.name, result.partition_index)
+                    error = as_error(result.error_code)
+                    if error is not None:
+                        results[place] = ProduceResult(error.code, error.name, -1, error.message or "")
+                    else:
+                        results.setdefault(place, ProduceResult(0, "NONE", -1, ""))
+        return results
+
     def close(self) -> None:
         self._connection.abort()
 
@@ -246,7 +293,13 @@ class FetchOverConnection:
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
 
-    async def fetch(self, partitions: Sequence[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
+    async def fetch(
+        self,
+        partitions: Sequence[FetchPartition],
+        wait_max_ms: int,
+        bytes_max: int,
+        read_committed: bool = False,
+    ) -> list[Fetched]:
         """Read each of the partitions from its offset on. Raises BrokerUnavailable."""
         topics: dict[bytes, list[dict[str, int]]] = {}
         for wanted in partitions:
@@ -269,7 +322,7 @@ class FetchOverConnection:
                         "max_wait": wait_max_ms,
                         "min_bytes": 1,
                         "max_bytes": bytes_max,
-                        "isolation_level": 0,
+                        "isolation_level": READ_COMMITTED if read_committed else READ_UNCOMMITTED,
                         "session_id": 0,
                         "session_epoch": NO_SESSION_EPOCH,
                         "topics": [
@@ -286,10 +339,17 @@ class FetchOverConnection:
                 raise error
         return [
             Fetched(
-                topic_id, index, code, high_watermark, log_start or 0, memoryview(b"") if records is None else records
+                topic_id,
+                index,
+                code,
+                high_watermark,
+                log_start or 0,
+                memoryview(b"") if records is None else records,
+                stable,
+                tuple(aborted or ()),
             )
             for topic_id, fetched in found
-            for index, code, high_watermark, _, log_start, records in fetched
+            for index, code, high_watermark, stable, log_start, aborted, records in fetched
         ]
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from isthmus_control import apply as rules
@@ -31,15 +32,26 @@ from isthmus_plugins.api import (
     LinkListenerSpec,
     PartitionInfo,
     ProduceResult,
+    ProducerState,
     TopicInfo,
+    TransactionMarkers,
 )
 from isthmus_protocol.record_codec import Record, encode_batch
-from isthmus_protocol.records import BatchHeader, add_sequence, rebase, verify_crc, whole_header
+from isthmus_protocol.records import (
+    CONTROL_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    add_sequence,
+    rebase,
+    verify_crc,
+    whole_header,
+)
 
 T = TypeVar("T")
 
 NONE, OUT_OF_RANGE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 1, 3, 6, 7
-NOT_ENOUGH_REPLICAS, AFTER_APPEND, OUT_OF_ORDER, FENCED, UNKNOWN_ID = 19, 20, 45, 74, 100
+NOT_ENOUGH_REPLICAS, AFTER_APPEND, OUT_OF_ORDER, INVALID_EPOCH = 19, 20, 45, 47
+COORDINATOR_FENCED, FENCED, UNKNOWN_ID = 52, 74, 100
 NAMES: Final = {
     NONE: "NONE",
     UNKNOWN_TOPIC: "UNKNOWN_TOPIC_OR_PARTITION",
@@ -48,6 +60,8 @@ NAMES: Final = {
     NOT_ENOUGH_REPLICAS: "NOT_ENOUGH_REPLICAS",
     AFTER_APPEND: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     OUT_OF_ORDER: "OUT_OF_ORDER_SEQUENCE_NUMBER",
+    INVALID_EPOCH: "INVALID_PRODUCER_EPOCH",
+    COORDINATOR_FENCED: "TRANSACTION_COORDINATOR_FENCED",
 }
 LATE_MAX_S: Final = 1.9
 """A request whose connection broke lands within this time, or never."""
@@ -136,12 +150,44 @@ def batch(
     return encode_batch(records, header)
 
 
+def control_batch(
+    base_offset: int,
+    committed: bool,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int = 0,
+    leader_epoch: int = 0,
+    timestamp: int = 1_700_000_000_000,
+) -> bytes:
+    """A transaction marker as it stands in a log."""
+    header = BatchHeader(
+        base_offset=base_offset,
+        length=0,
+        leader_epoch=leader_epoch,
+        magic=2,
+        crc=0,
+        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
+        last_offset_delta=0,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=-1,
+        record_count=1,
+    )
+    key, value = bytes((0, 0, 0, committed)), bytes(2) + coordinator_epoch.to_bytes(4, "big")
+    return encode_batch([Record(base_offset, timestamp, key, value)], header)
+
+
 @dataclass
 class Producer:
     """What a broker knows of a producer in a partition."""
 
     epoch: int = -1
     last_sequence: int = -1
+    coordinator_epoch: int = -1
+    transaction_start: int = -1
     recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
     """First sequence, last sequence, base offset."""
 
@@ -159,12 +205,19 @@ class Partition:
         self.lag = 0
         """How far the high watermark is behind the end."""
         self.producers: dict[int, Producer] = {}
+        self.aborted: list[tuple[int, int, int]] = []
+        """Producer id, first offset and marker's offset of each aborted transaction."""
         self.grew = asyncio.Event()
         self.on_append: Callable[[Partition], None] = lambda partition: None
 
     @property
     def high_watermark(self) -> int:
         return self.end - self.lag
+
+    @property
+    def last_stable_offset(self) -> int:
+        open_starts = [known.transaction_start for known in self.producers.values() if known.transaction_start >= 0]
+        return min([self.high_watermark, *open_starts])
 
     def move(self, leader: int) -> None:
         """Another leader, with the same log."""
@@ -206,9 +259,38 @@ class Partition:
             known.epoch = header.producer_epoch
             known.last_sequence = header.last_sequence
             known.recent.append((header.base_sequence, header.last_sequence, self.end))
+            if header.is_transactional and known.transaction_start < 0:
+                known.transaction_start = self.end
         base_offset = self.end
         self.write(rebase(data, base_offset))
         return NONE, base_offset
+
+    def mark(self, marker: TransactionMarkers) -> int:
+        """What a broker does with one WriteTxnMarkers entry: the error code."""
+        known = self.producers.setdefault(marker.producer_id, Producer())
+        if marker.producer_epoch < known.epoch:
+            return INVALID_EPOCH
+        if marker.coordinator_epoch < known.coordinator_epoch:
+            return COORDINATOR_FENCED
+        if marker.producer_epoch > known.epoch:
+            known.recent.clear()
+            known.last_sequence = -1
+        known.epoch = marker.producer_epoch
+        known.coordinator_epoch = marker.coordinator_epoch
+        if known.transaction_start >= 0 and not marker.committed:
+            self.aborted.append((marker.producer_id, known.transaction_start, self.end))
+        known.transaction_start = -1
+        self.write(
+            control_batch(
+                self.end,
+                marker.committed,
+                producer_id=marker.producer_id,
+                producer_epoch=marker.producer_epoch,
+                coordinator_epoch=marker.coordinator_epoch,
+                leader_epoch=self.leader_epoch,
+            )
+        )
+        return NONE
 
     def cut(self, end: int) -> None:
         """Lose the records from ``end`` on, and what is known of their producers."""
@@ -218,11 +300,11 @@ class Partition:
         self.end = self.headers[-1].next_offset if self.headers else self.start
         self.producers.clear()
 
-    def read(self, offset: int, bytes_max: int) -> bytes:
+    def read(self, offset: int, bytes_max: int, end: int) -> bytes:
         found: list[bytes] = []
         size = 0
         for header, data in zip(self.headers, self.log, strict=True):
-            if header.next_offset > offset and header.next_offset <= self.high_watermark:
+            if header.next_offset > offset and header.next_offset <= end:
                 if found and size + len(data) > bytes_max:
                     break
                 found.append(data)
@@ -332,10 +414,15 @@ class FakeCluster:
         found.start = max(found.start, min(before, found.end))
         return found.start
 
-    async def last_sequence(self, topic: str, partition: int, producer_id: int) -> int | None:
+    async def producers(self, topic: str, partition: int) -> Mapping[int, ProducerState]:
         await self._request()
-        known = self._found(topic, partition).producers.get(producer_id)
-        return None if known is None or known.epoch < 0 else known.last_sequence
+        return {
+            producer_id: ProducerState(
+                known.epoch, known.last_sequence, known.coordinator_epoch, known.transaction_start
+            )
+            for producer_id, known in self._found(topic, partition).producers.items()
+            if known.epoch >= 0
+        }
 
     async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
         await self._request()
@@ -388,7 +475,22 @@ class FakeProduceConnection:
         self._closed = False
 
     async def produce(
-        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int
+        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int, transactional_id: str | None = None
+    ) -> dict[tuple[str, int], ProduceResult]:
+        transactional = {
+            header.producer_id for data in batches.values() if (header := whole_header(data)).is_transactional
+        }
+        assert len(transactional) <= 1, "brokers refuse transactional batches of several producers"
+        assert not transactional or transactional_id is not None
+        return await self._landing({place: partial(_produced, data) for place, data in batches.items()})
+
+    async def write_markers(
+        self, markers: Sequence[TransactionMarkers], timeout_ms: int
+    ) -> dict[tuple[str, int], ProduceResult]:
+        return await self._landing({(each.topic, each.partition): partial(_marked, each) for each in markers})
+
+    async def _landing(
+        self, writes: Mapping[tuple[str, int], Callable[[Partition], tuple[int, int]]]
     ) -> dict[tuple[str, int], ProduceResult]:
         cluster, rng, loop = self._cluster, self._cluster.random, asyncio.get_running_loop()
         if self._closed:
@@ -405,7 +507,7 @@ class FakeProduceConnection:
         def land() -> None:
             if self._broker_id in cluster.down:
                 return
-            results = {place: self._append(place, data, fate) for place, data in batches.items()}
+            results = {place: self._append(place, write, fate) for place, write in writes.items()}
             if fate in ("unanswered", "late"):
                 lose()
             else:
@@ -425,7 +527,9 @@ class FakeProduceConnection:
         except TimeoutError:
             raise BrokerUnavailable("no answer") from None
 
-    def _append(self, place: tuple[str, int], data: bytes, fate: str) -> ProduceResult:
+    def _append(
+        self, place: tuple[str, int], write: Callable[[Partition], tuple[int, int]], fate: str
+    ) -> ProduceResult:
         topic = self._cluster.found.get(place[0])
         if topic is None or place[1] >= len(topic.partitions):
             return ProduceResult(UNKNOWN_TOPIC, NAMES[UNKNOWN_TOPIC], -1, "")
@@ -434,7 +538,7 @@ class FakeProduceConnection:
             return ProduceResult(NOT_LEADER, NAMES[NOT_LEADER], -1, "")
         if fate == "refused":
             return ProduceResult(NOT_ENOUGH_REPLICAS, NAMES[NOT_ENOUGH_REPLICAS], -1, "")
-        code, base_offset = partition.produce(data)
+        code, base_offset = write(partition)
         if fate == "timed-out" and code == NONE:
             code = self._cluster.random.choice((TIMED_OUT, AFTER_APPEND))
             base_offset = -1
@@ -444,22 +548,39 @@ class FakeProduceConnection:
         self._closed = True
 
 
+def _produced(data: bytes, partition: Partition) -> tuple[int, int]:
+    return partition.produce(data)
+
+
+def _marked(marker: TransactionMarkers, partition: Partition) -> tuple[int, int]:
+    code = NONE
+    for _ in range(marker.times):
+        code = partition.mark(marker) or code
+    return code, -1
+
+
 class FakeFetchConnection:
-    """Reads whole batches, up to the high watermark."""
+    """Reads whole batches."""
 
     def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
         self._cluster = cluster
         self._broker_id = broker_id
         self._closed = False
 
-    async def fetch(self, partitions: Sequence[FetchPartition], wait_max_ms: int, bytes_max: int) -> list[Fetched]:
+    async def fetch(
+        self,
+        partitions: Sequence[FetchPartition],
+        wait_max_ms: int,
+        bytes_max: int,
+        read_committed: bool = False,
+    ) -> list[Fetched]:
         cluster = self._cluster
         deadline = asyncio.get_running_loop().time() + wait_max_ms / 1000
         while True:
             await cluster._request(self._broker_id)
             if self._closed:
                 raise BrokerUnavailable("closed")
-            found = [self._fetched(wanted, bytes_max) for wanted in partitions]
+            found = [self._fetched(wanted, bytes_max, read_committed) for wanted in partitions]
             events = [each.grew for wanted in partitions if (each := self._partition(wanted)) is not None]
             left = deadline - asyncio.get_running_loop().time()
             if any(each.error_code or each.records for each in found) or left <= 0 or not events:
@@ -475,7 +596,7 @@ class FakeFetchConnection:
         topic = next((each for each in self._cluster.found.values() if each.topic_id == wanted.topic_id), None)
         return topic.partitions[wanted.partition] if topic is not None else None
 
-    def _fetched(self, wanted: FetchPartition, bytes_max: int) -> Fetched:
+    def _fetched(self, wanted: FetchPartition, bytes_max: int, read_committed: bool) -> Fetched:
         def error(code: int) -> Fetched:  # as brokers do: an error comes without the log's limits
             return Fetched(wanted.topic_id, wanted.partition, code, -1, -1, memoryview(b""))
 
@@ -488,9 +609,17 @@ class FakeFetchConnection:
             return error(FENCED)
         if not partition.start <= wanted.offset <= partition.end:
             return error(OUT_OF_RANGE)
-        data = partition.read(wanted.offset, min(bytes_max, wanted.bytes_max))
+        end = partition.last_stable_offset if read_committed else partition.high_watermark
+        data = partition.read(wanted.offset, min(bytes_max, wanted.bytes_max), end)
         return Fetched(
-            wanted.topic_id, wanted.partition, NONE, partition.high_watermark, partition.start, memoryview(data)
+            wanted.topic_id,
+            wanted.partition,
+            NONE,
+            partition.high_watermark,
+            partition.start,
+            memoryview(data),
+            partition.last_stable_offset,
+            tuple((each[0], each[1]) for each in partition.aborted if read_committed and each[2] >= wanted.offset),
         )
 
     def close(self) -> None:

@@ -275,8 +275,9 @@ class FollowerEnd:
             await cluster.log_end(stream.topic, stream.partition)
             await asyncio.sleep(LOST_REQUEST_MARGIN_S)
         log_end = await self._committed_end(stream)
-        last = await cluster.last_sequence(stream.topic, stream.partition, numbering.stamp_id)
-        stream.follower_log.resume(log_end, last)
+        producers = await cluster.producers(stream.topic, stream.partition)
+        stamp = producers.get(numbering.stamp_id)
+        stream.follower_log.resume(log_end, None if stamp is None else stamp.last_sequence)
 
     async def _committed_end(self, stream: FollowerStream) -> int:
         """The log end, once all before it is in the in-sync replicas: a new leader may have more than it can keep."""

@@ -14,7 +14,7 @@ from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs
 from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Outcome, Rejected, Rejection
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.api import KafkaRefused, ProduceResult
+from isthmus_plugins.api import KafkaRefused, ProduceResult, ProducerState
 from isthmus_plugins.replication import follower as module
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.follower import FollowerStream
@@ -231,10 +231,10 @@ def test_a_position_that_cannot_be_read_for_good(monkeypatch: pytest.MonkeyPatch
         source, _ = await one_record(replicas)
         answering(monkeypatch, 7, "REQUEST_TIMED_OUT", 1)
 
-        async def forbidden(topic: str, partition: int, producer_id: int) -> int | None:
+        async def forbidden(topic: str, partition: int) -> Mapping[int, ProducerState]:
             raise KafkaRefused(29, "TOPIC_AUTHORIZATION_FAILED", "not yours")
 
-        replicas.b.last_sequence = forbidden  # type: ignore[method-assign]
+        replicas.b.producers = forbidden  # type: ignore[method-assign]
         source.write_values(b"second")
         await replicas.until("it is told", lambda: stream(replicas).follower_log.state is LogState.STOPPED)
         assert stream(replicas).follower_log.reason.code == ReasonCode.TARGET_REFUSES_RECORDS  # type: ignore[union-attr]

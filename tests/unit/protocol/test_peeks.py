@@ -103,6 +103,11 @@ def expected_fetch_response(message: Any) -> Any:
                         partition.high_watermark,
                         partition.last_stable_offset,
                         getattr(partition, "log_start_offset", None),
+                        None
+                        if partition.aborted_transactions is None
+                        else [
+                            (aborted.producer_id, aborted.first_offset) for aborted in partition.aborted_transactions
+                        ],
                         partition.records,
                     )
                     for partition in entry.partitions
