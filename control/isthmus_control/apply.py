@@ -60,10 +60,13 @@ from isthmus_control.outcome import (
     Outcome,
     ProducerIdsRegistered,
     ProvenanceChanged,
+    Refuse,
     Rejected,
     Rejection,
     SnapshotTaken,
 )
+from isthmus_control.outcome import require as _require
+from isthmus_control.truncation_rules import TRUNCATION_HANDLERS, cancelled
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
 REMEMBERED_COMMANDS = 1024
@@ -89,14 +92,6 @@ ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]/@]+):([0-9]{1,5})\Z")
 Result = tuple[ControlState, tuple[Change, ...]]
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class Refuse(Exception):
-    """Raised by a handler, becomes :class:`Rejected`."""
-
-    def __init__(self, code: Rejection, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def _positive(value: str) -> str | None:
@@ -171,11 +166,6 @@ def _put(table: Mapping[K, V], key: K, value: V) -> dict[K, V]:
 
 def _drop(table: Mapping[K, V], key: K) -> dict[K, V]:
     return {name: value for name, value in table.items() if name != key}
-
-
-def _require(condition: object, code: Rejection, message: str) -> None:
-    if not condition:
-        raise Refuse(code, message)
 
 
 def _uuid(text: str, what: str) -> None:
@@ -455,6 +445,8 @@ def _detached(state: ControlState, link: Link, mapping: NamespaceMapping, at_ms:
     changes: list[Change] = [NamespaceDetached(link.name, mapping)]
     if mapping.role is Role.LEADER:
         return state, tuple(changes)
+    state, stopped = cancelled(state, link.name, mapping, at_ms)
+    changes += stopped
     namespace = state.namespaces[mapping.local]
     reason = (
         f"followed {mapping.remote_prefix!r} on link {link.name!r} until it was detached; "
@@ -623,6 +615,9 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
     )
     before = state.follower_topics.get(body.topic)
     _require(
+        body.topic not in state.truncations, Rejection.CONFLICT, f"topic {body.topic!r} is being truncated: wait for it"
+    )
+    _require(
         body.state in TOPIC_TRANSITIONS[before.state if before else None],
         Rejection.CONFLICT,
         f"topic {body.topic!r} cannot become {body.state}, it is {before.state if before else 'new'}",
@@ -670,6 +665,9 @@ def _forget_follower_topic(state: ControlState, offset: int, command: c.Command,
         before.link == body.link,
         Rejection.CONFLICT,
         f"topic {body.topic!r} belongs to link {before.link!r}, not {body.link!r}",
+    )
+    _require(
+        body.topic not in state.truncations, Rejection.CONFLICT, f"topic {body.topic!r} is being truncated: wait for it"
     )
     return (
         state.evolve(follower_topics=_drop(state.follower_topics, body.topic)),
@@ -1004,6 +1002,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.CloseProvenance: _close_provenance,
     c.TruncateProvenance: _truncate_provenance,
     c.RecordSourceEpochs: _record_source_epochs,
+    **TRUNCATION_HANDLERS,
     c.RegisterProducerIds: _register_producer_ids,
     c.ClaimBrokers: _claim_brokers,
     c.RenewLease: _renew_lease,

@@ -30,6 +30,7 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.sealing import Sealed
+from isthmus_control.truncations import MovedPosition, PartitionCut, PartitionView, SalvageFile, TruncationPhase
 
 
 class BadRecord(ValueError):
@@ -264,6 +265,59 @@ class RecordSourceEpochs(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class BeginTruncation(Body):
+    """The topic's log is not the source's any more, and will be cut (:mod:`isthmus_control.truncations`)."""
+
+    KIND: ClassVar[str] = "begin-truncation"
+    link: str
+    topic: str
+    topic_id: str
+    reason: Reason
+    partitions: tuple[PartitionView, ...]
+    message_bytes_max: str | None
+    proxy: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOverTruncation(Body):
+    """The owner's lease is gone; this proxy goes on with its truncation."""
+
+    KIND: ClassVar[str] = "take-over-truncation"
+    topic: str
+    topic_id: str
+    proxy: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceTruncation(Body):
+    """The owner has done what the phase names. What the next one needs to know comes with it."""
+
+    KIND: ClassVar[str] = "advance-truncation"
+    topic: str
+    topic_id: str
+    owner: str
+    phase: TruncationPhase
+    cuts: tuple[PartitionCut, ...] | None = None
+    salvaged: tuple[SalvageFile, ...] | None = None
+    new_topic_id: str | None = None
+    moved: tuple[MovedPosition, ...] | None = None
+    moved_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldUpTruncation(Body):
+    """Why a truncation's phase does not end, None if nothing keeps it any more."""
+
+    KIND: ClassVar[str] = "hold-up-truncation"
+    topic: str
+    topic_id: str
+    owner: str
+    trouble: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterProducerIds(Body):
     """Gives a source cluster its range of translated producer ids.
 
@@ -367,6 +421,10 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             CloseProvenance,
             TruncateProvenance,
             RecordSourceEpochs,
+            BeginTruncation,
+            TakeOverTruncation,
+            AdvanceTruncation,
+            HoldUpTruncation,
             RegisterProducerIds,
             ClaimBrokers,
             RenewLease,

@@ -27,6 +27,7 @@ from isthmus_control.model import (
     SourceEpoch,
     TopicHistory,
 )
+from isthmus_control.truncations import Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class ControlState:
 
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
-    translated producer ids, never given again. ``recent_ids`` and ``recent_offsets`` are the commands that a late
+    translated producer ids, never given again. ``truncations`` are those under way, by topic, ``past_truncations`` the
+    last that ended, in that order. ``recent_ids`` and ``recent_offsets`` are the commands that a late
     retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts twice.
     """
 
@@ -47,6 +49,8 @@ class ControlState:
     links_created: int = 0
     follower_topics: Mapping[str, FollowerTopic] = field(default_factory=dict)
     histories: Mapping[str, TopicHistory] = field(default_factory=dict)
+    truncations: Mapping[str, Truncation] = field(default_factory=dict)
+    past_truncations: tuple[Truncation, ...] = ()
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
     producer_id_ranges: Mapping[str, int] = field(default_factory=dict)

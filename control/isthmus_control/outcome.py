@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from isthmus_control.model import FollowerTopic, Link, Namespace, NamespaceMapping, ProxyLease
+from isthmus_control.truncations import Truncation
 
 
 class Rejection(StrEnum):
@@ -25,6 +26,20 @@ class Rejection(StrEnum):
     """Made too long ago to know whether it counted already. It did not: make it again."""
     MALFORMED = "malformed"
     """The record is not a command."""
+
+
+class Refuse(Exception):
+    """Raised where a rule forbids a command, becomes :class:`Rejected`."""
+
+    def __init__(self, code: Rejection, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def require(condition: object, code: Rejection, message: str) -> None:
+    """Raise :class:`Refuse` unless ``condition`` holds."""
+    if not condition:
+        raise Refuse(code, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,14 @@ class ProvenanceChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class TruncationChanged:
+    """Begun (``before`` None), went on, or ended (``after`` is DONE)."""
+
+    before: Truncation | None
+    after: Truncation
+
+
+@dataclass(frozen=True, slots=True)
 class ProducerIdsRegistered:
     cluster_id: str
     index: int
@@ -103,6 +126,7 @@ Change = (
     | NamespaceDetached
     | FollowerTopicChanged
     | ProvenanceChanged
+    | TruncationChanged
     | ProducerIdsRegistered
     | LeaseChanged
     | LeaseRenewed

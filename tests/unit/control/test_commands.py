@@ -15,6 +15,7 @@ from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import DERIVED, MalformedValue, canonical, from_json, parse
 from isthmus_control.model import BrokerClaim, LinkMode, LinkSettings, Reason, ResourceType, Role, TopicState
 from isthmus_control.sealing import Seal, Sealed
+from isthmus_control.truncations import MovedPosition, PartitionCut, PartitionView, SalvageFile, TruncationPhase
 
 UID = str(uuid.UUID(int=7))
 TOPIC = ResourceType.TOPIC
@@ -45,6 +46,20 @@ BODIES: list[c.Body] = [
     c.CloseProvenance(AT),
     c.TruncateProvenance(AT),
     c.RecordSourceEpochs((c.PartitionEpoch("t", UID, 0, 3, 9),)),
+    c.BeginTruncation("l", "t", UID, Reason("CODE", "words"), (PartitionView(1, 5),), "1000", "p", UID),
+    c.TakeOverTruncation("t", UID, "p", UID),
+    c.AdvanceTruncation(
+        "t",
+        UID,
+        UID,
+        TruncationPhase.RESTORING,
+        (PartitionCut(0, 1, 2, 3),),
+        (SalvageFile(0, "p", "/x", 1),),
+        UID,
+        (MovedPosition("g", 0, 9, 5),),
+        1,
+    ),
+    c.HoldUpTruncation("t", UID, UID, None),
     c.RegisterProducerIds("B", 4),
     c.ClaimBrokers("p", UID, (BrokerClaim(1, "h", 2),), True, "h:3", 10_000, "1", -1),
     c.RenewLease("p", UID, 5),

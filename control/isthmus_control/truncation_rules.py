@@ -1,0 +1,215 @@
+"""What the control log accepts of a truncation: the rules of :mod:`isthmus_control.truncations` as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from isthmus_control import commands as c
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import NamespaceMapping, Reason, TopicHistory, TopicState
+from isthmus_control.outcome import (
+    Change,
+    FollowerTopicChanged,
+    ProvenanceChanged,
+    Refuse,
+    Rejection,
+    TruncationChanged,
+    require,
+)
+from isthmus_control.states import ReasonCode
+from isthmus_control.truncations import (
+    CANCELLABLE,
+    MOVED_POSITIONS_MAX,
+    PAST_TRUNCATIONS_MAX,
+    TRUNCATION_TRANSITIONS,
+    Truncation,
+    TruncationPhase,
+)
+
+Result = tuple[ControlState, tuple[Change, ...]]
+_P = TruncationPhase
+
+
+def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTruncation) -> Result:
+    record = state.follower_topics.get(body.topic)
+    require(
+        record is not None
+        and record.state is TopicState.FOLLOWING
+        and record.link == body.link
+        and record.topic_id == body.topic_id,
+        Rejection.CONFLICT,
+        f"topic {body.topic!r} with id {body.topic_id} does not follow over link {body.link!r}",
+    )
+    require(body.topic not in state.truncations, Rejection.ALREADY_EXISTS, f"topic {body.topic!r} is truncated already")
+    require(body.partitions, Rejection.INVALID, f"topic {body.topic!r} has no partitions")
+    require(c.is_uuid(body.owner), Rejection.INVALID, f"the owner {body.owner!r} is not a UUID")
+    begun = Truncation(
+        body.link,
+        body.topic,
+        body.topic_id,
+        body.reason,
+        body.partitions,
+        body.message_bytes_max,
+        body.proxy,
+        body.owner,
+        command.at_ms,
+        _P.COMPARING,
+        command.at_ms,
+    )
+    return _with(state, begun), (TruncationChanged(None, begun),)
+
+
+def _take_over(state: ControlState, offset: int, command: c.Command, body: c.TakeOverTruncation) -> Result:
+    before = _under_way(state, body.topic, body.topic_id)
+    if before.owner == body.owner:
+        return state, ()
+    holders = {lease.incarnation for lease in state.proxies.values()} | state.superseded.keys()
+    require(
+        before.owner not in holders,
+        Rejection.CONFLICT,
+        f"proxy {before.proxy!r} truncates topic {body.topic!r}, and its lease may still run",
+    )
+    require(c.is_uuid(body.owner), Rejection.INVALID, f"the owner {body.owner!r} is not a UUID")
+    after = replace(before, proxy=body.proxy, owner=body.owner, trouble=None)
+    return _with(state, after), (TruncationChanged(before, after),)
+
+
+def _advance(state: ControlState, offset: int, command: c.Command, body: c.AdvanceTruncation) -> Result:
+    before = _owned(state, body.topic, body.topic_id, body.owner)
+    require(
+        body.phase in TRUNCATION_TRANSITIONS[before.phase],
+        Rejection.CONFLICT,
+        f"the truncation of topic {body.topic!r} cannot go from {before.phase} to {body.phase}",
+    )
+    after = replace(
+        before,
+        phase=body.phase,
+        phase_ms=command.at_ms,
+        trouble=None,
+        cuts=before.cuts if body.cuts is None else body.cuts,
+        salvaged=before.salvaged if body.salvaged is None else body.salvaged,
+        new_topic_id=before.new_topic_id if body.new_topic_id is None else body.new_topic_id,
+        moved=before.moved if body.moved is None else body.moved[:MOVED_POSITIONS_MAX],
+        moved_count=before.moved_count if body.moved_count is None else body.moved_count,
+    )
+    _check(after)
+    if after.phase is not _P.DONE:
+        return _with(state, after), (TruncationChanged(before, after),)
+    return _done(state, before, after, command.at_ms)
+
+
+def _check(after: Truncation) -> None:
+    """The phase has what it needs."""
+    if after.phase is _P.SALVAGING:
+        require(
+            [cut.partition for cut in after.cuts] == list(range(len(after.partitions))),
+            Rejection.INVALID,
+            f"topic {after.topic!r}: one cut for each of {len(after.partitions)} partitions, in their order",
+        )
+        require(
+            all(0 <= cut.log_start <= cut.offset <= cut.log_end for cut in after.cuts) and after.records,
+            Rejection.INVALID,
+            f"topic {after.topic!r}: a cut that is outside of its log, or nothing to cut",
+        )
+    if after.phase is _P.SPOOLING:
+        safe = {file.partition for file in after.salvaged}
+        require(
+            all(cut.partition in safe for cut in after.cuts if cut.records),
+            Rejection.INVALID,
+            f"topic {after.topic!r}: what is cut is not salvaged",
+        )
+    if after.phase is _P.REFILLING:
+        require(
+            after.new_topic_id is not None and c.is_uuid(after.new_topic_id) and after.new_topic_id != after.topic_id,
+            Rejection.INVALID,
+            f"topic {after.topic!r} cannot be refilled without a new id",
+        )
+
+
+def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int) -> Result:
+    """The truncation is over: the topic follows under its new id, with the provenance that is left."""
+    changes: list[Change] = [TruncationChanged(before, after)]
+    truncations = {name: each for name, each in state.truncations.items() if name != after.topic}
+    past = (*state.past_truncations, after)[-PAST_TRUNCATIONS_MAX:]
+    state = state.evolve(truncations=truncations, past_truncations=past)
+    if before.phase is _P.CANCELLING or after.new_topic_id is None:
+        return state, tuple(changes)
+    record, history = state.follower_topics.get(after.topic), state.histories.get(after.topic)
+    if record is not None and record.topic_id == after.topic_id:
+        renewed = replace(record, topic_id=after.new_topic_id, recorded_ms=at_ms)
+        state = state.evolve(follower_topics={**state.follower_topics, after.topic: renewed})
+        changes.append(FollowerTopicChanged(record, renewed))
+    if history is not None and history.topic_id == after.topic_id:
+        ranges = {
+            partition: tuple(
+                replace(
+                    each,
+                    start_offset=min(each.start_offset, cut.offset),
+                    end_offset=None if each.end_offset is None else min(each.end_offset, cut.offset),
+                    epochs=tuple(epoch for epoch in each.epochs if epoch.start_offset < cut.offset),
+                )
+                for each in known
+                if each.start_offset < cut.offset or each.end_offset is None
+            )
+            for partition, known in history.partitions.items()
+            if (cut := after.cut(partition)) is not None
+        }
+        left = TopicHistory(after.topic, after.new_topic_id, ranges)
+        state = state.evolve(histories={**state.histories, after.topic: left})
+        changes.append(ProvenanceChanged(after.topic, after.new_topic_id, tuple(sorted(ranges))))
+    return state, tuple(changes)
+
+
+def _hold_up(state: ControlState, offset: int, command: c.Command, body: c.HoldUpTruncation) -> Result:
+    before = _owned(state, body.topic, body.topic_id, body.owner)
+    if before.trouble == body.trouble:
+        return state, ()
+    after = replace(before, trouble=body.trouble)
+    return _with(state, after), (TruncationChanged(before, after),)
+
+
+def cancelled(
+    state: ControlState, link: str, mapping: NamespaceMapping, at_ms: int
+) -> tuple[ControlState, tuple[Change, ...]]:
+    """The truncations of a mapping that is detached, cancelled. Raises Refuse where a topic is gone already."""
+    changes: list[Change] = []
+    for name, before in sorted(state.truncations.items()):
+        if before.link != link or mapping.remote_name(name) is None or before.phase is _P.CANCELLING:
+            continue
+        require(
+            before.phase in CANCELLABLE,
+            Rejection.CONFLICT,
+            f"topic {name!r} is being truncated ({before.phase}): wait until it is whole again",
+        )
+        why = Reason(ReasonCode.STOPPED_BY_OPERATOR, "the namespace was detached")
+        after = replace(before, phase=_P.CANCELLING, phase_ms=at_ms, reason=why, trouble=None)
+        state = _with(state, after)
+        changes.append(TruncationChanged(before, after))
+    return state, tuple(changes)
+
+
+def _under_way(state: ControlState, topic: str, topic_id: str) -> Truncation:
+    found = state.truncations.get(topic)
+    if found is None or found.topic_id != topic_id:
+        raise Refuse(Rejection.NOT_FOUND, f"topic {topic!r} with id {topic_id} is not being truncated")
+    return found
+
+
+def _owned(state: ControlState, topic: str, topic_id: str, owner: str) -> Truncation:
+    found = _under_way(state, topic, topic_id)
+    require(found.owner == owner, Rejection.LEASE_LOST, f"proxy {found.proxy!r} truncates topic {topic!r} now")
+    return found
+
+
+def _with(state: ControlState, truncation: Truncation) -> ControlState:
+    return state.evolve(truncations={**state.truncations, truncation.topic: truncation})
+
+
+TRUNCATION_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
+    c.BeginTruncation: _begin,
+    c.TakeOverTruncation: _take_over,
+    c.AdvanceTruncation: _advance,
+    c.HoldUpTruncation: _hold_up,
+}

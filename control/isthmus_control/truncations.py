@@ -1,0 +1,161 @@
+"""The truncation of a follower topic: what is recorded of it, and the order of its steps.
+
+A log's end can only be cut by making its topic anew, so a truncation is about a whole topic: what it holds beyond the
+source's log goes to salvage files, what both logs share goes to a spool topic of the same cluster, the topic is
+deleted, made again, refilled from the spool. A phase names what is being done *next*, and is recorded before that
+begins; each can be done again from its beginning, by any proxy, until the next one is recorded::
+
+    COMPARING -> SALVAGING -> SPOOLING -> RECREATING -> REFILLING -> RESTORING -> CLEANING -> DONE
+      ^   |         |  |         |            ^             |
+      |   |         |  |         |            +-------------+  the refilled log is not what was spooled
+      +---|---------+  |         |   somebody wrote to the topic although it is frozen
+          +------------+---------+-> CANCELLING -> DONE        nothing to cut, or it follows no more
+
+One proxy, the *owner*, carries it out; who finds that the owner's lease is gone takes over. Commands name their owner,
+so what a process decides that slept through its own end is rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from isthmus_control.model import INTERNAL_PREFIX, Reason
+
+SPOOL_PREFIX = INTERNAL_PREFIX + "spool_"
+"""Topics that hold what is put back into a topic that is truncated, followed by its old topic id."""
+PAST_TRUNCATIONS_MAX = 100
+MOVED_POSITIONS_MAX = 1_000
+"""Of one truncation, listed in the control state; the log has them all."""
+
+
+class TruncationPhase(StrEnum):
+    """What is done next."""
+
+    COMPARING = "comparing"
+    """Nobody writes any more; up to where are both logs the same?"""
+    SALVAGING = "salvaging"
+    """What is beyond goes to files."""
+    SPOOLING = "spooling"
+    """What is before, and the positions of groups, go to the spool. From here on clients wait."""
+    RECREATING = "recreating"
+    REFILLING = "refilling"
+    RESTORING = "restoring"
+    """Groups get their positions back."""
+    CLEANING = "cleaning"
+    """The topic is whole; the spool goes."""
+    CANCELLING = "cancelling"
+    """It stays as it is and may be written again."""
+    DONE = "done"
+
+
+_P = TruncationPhase
+TRUNCATION_TRANSITIONS: Mapping[TruncationPhase, frozenset[TruncationPhase]] = MappingProxyType(
+    {
+        _P.COMPARING: frozenset((_P.SALVAGING, _P.CANCELLING)),
+        _P.SALVAGING: frozenset((_P.SPOOLING, _P.COMPARING, _P.CANCELLING)),
+        _P.SPOOLING: frozenset((_P.RECREATING, _P.COMPARING, _P.CANCELLING)),
+        _P.RECREATING: frozenset((_P.REFILLING,)),
+        _P.REFILLING: frozenset((_P.RESTORING, _P.RECREATING)),
+        _P.RESTORING: frozenset((_P.CLEANING,)),
+        _P.CLEANING: frozenset((_P.DONE,)),
+        _P.CANCELLING: frozenset((_P.DONE,)),
+        _P.DONE: frozenset(),
+    }
+)
+WITHHELD = frozenset((_P.SPOOLING, _P.RECREATING, _P.REFILLING, _P.RESTORING))
+"""Phases in which clients of the topic are answered "try again" by every proxy."""
+CANCELLABLE = frozenset((_P.COMPARING, _P.SALVAGING, _P.SPOOLING))
+"""Phases in which the old topic is still there, whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A partition as clients were last told of it."""
+
+    leader: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCut:
+    """Where the log of a partition was cut: ``[log_start, offset)`` stays, ``[offset, log_end)`` goes.
+
+    ``offset`` is the beginning of the batch in which the first difference stands.
+    """
+
+    partition: int
+    log_start: int
+    offset: int
+    log_end: int
+
+    @property
+    def records(self) -> int:
+        """Offsets that are cut."""
+        return self.log_end - self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageFile:
+    """Where the records of a partition went: ``path`` on the machine of ``proxy``."""
+
+    partition: int
+    proxy: str
+    path: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovedPosition:
+    """A group's position that was beyond the cut and was moved to it."""
+
+    group: str
+    partition: int
+    offset: int
+    moved_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """One truncation of a follower topic.
+
+    ``topic_id`` is the old topic's (UUID as text), ``new_topic_id`` that of the one made in its place.
+    ``owner`` is an incarnation, ``proxy`` its name. ``message_bytes_max`` is the topic's own ``max.message.bytes``
+    before it was frozen (None: it had none). ``trouble`` says why the phase does not end.
+    """
+
+    link: str
+    topic: str
+    topic_id: str
+    reason: Reason
+    partitions: tuple[PartitionView, ...]
+    message_bytes_max: str | None
+    proxy: str
+    owner: str
+    began_ms: int
+    phase: TruncationPhase
+    phase_ms: int
+    trouble: Reason | None = None
+    cuts: tuple[PartitionCut, ...] = ()
+    salvaged: tuple[SalvageFile, ...] = ()
+    new_topic_id: str | None = None
+    moved: tuple[MovedPosition, ...] = ()
+    moved_count: int = 0
+
+    @property
+    def spool(self) -> str:
+        """The name of the spool topic."""
+        return SPOOL_PREFIX + self.topic_id
+
+    @property
+    def records(self) -> int:
+        """Offsets that are cut, of all partitions."""
+        return sum(cut.records for cut in self.cuts)
+
+    def cut(self, partition: int) -> PartitionCut | None:
+        return next((cut for cut in self.cuts if cut.partition == partition), None)
+
+    def salvage_file(self, partition: int) -> SalvageFile | None:
+        return next((file for file in self.salvaged if file.partition == partition), None)
