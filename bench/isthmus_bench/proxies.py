@@ -21,6 +21,8 @@ from isthmus_bench.kafka import ports
 START_TIMEOUT_S: Final = 40.0
 STOP_TIMEOUT_S: Final = 30.0
 HOST: Final = "127.0.0.1"
+BROKER_IDS_MAX: Final = 9
+"""In front of a whole cluster, a proxy's ports for the brokers follow its first one by their ids."""
 
 
 class ProxyFailed(Exception):
@@ -50,8 +52,10 @@ class ProxyProcess:
         self.directory = directory or Path(self._owned.name if self._owned else "")
         self.name = name
         self._background = background
-        self._ports = ports.pick(HOST, 3)
-        client, link, admin = self._ports
+        link, admin = self._ports = ports.pick(HOST, 2)
+        listening = ports.pick_run(HOST, 2 + BROKER_IDS_MAX if broker_id is None else 1)
+        self._ports += listening
+        client = listening[0]
         self.bootstrap = f"{HOST}:{client}"
         self.link_address = f"{HOST}:{link}"
         self.url = f"http://{HOST}:{admin}"

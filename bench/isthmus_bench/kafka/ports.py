@@ -67,6 +67,22 @@ def pick(host: str, count: int) -> list[int]:
     return picked
 
 
+def pick_run(host: str, count: int) -> list[int]:
+    """``count`` free ports that follow one another, claimed until ``release``."""
+    low, high = _range()
+    starts = range(low, high + 2 - count)
+    for first in random.sample(starts, len(starts)):
+        picked: list[int] = []
+        for port in range(first, first + count):
+            if port in _claims or not is_free(host, port) or not _claim(port):
+                break
+            picked.append(port)
+        else:
+            return picked
+        release(picked)
+    raise EmbeddedKafkaError(f"no {count} free ports in a row between {low} and {high} on {host}: stop what holds them")
+
+
 def take(host: str, first: int, count: int) -> list[int]:
     """The ports from ``first`` on, which the user chose. Raises EmbeddedKafkaError if one is in use."""
     if not 1 <= first <= 65536 - count:

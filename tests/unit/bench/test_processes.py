@@ -114,6 +114,15 @@ def test_the_guard_clears_up_after_a_killed_owner(tmp_path: Path, keep: bool) ->
         os.close(guard)
 
 
+def test_ports_in_a_row() -> None:
+    picked = ports.pick_run("127.0.0.1", 4)
+    try:
+        assert picked == list(range(picked[0], picked[0] + 4))
+        assert all(ports.is_free("127.0.0.1", port) for port in picked)
+    finally:
+        ports.release(picked)
+
+
 def test_picked_ports_are_free_claimed_and_not_for_outgoing_connections() -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     picked = ports.pick("127.0.0.1", 5)
