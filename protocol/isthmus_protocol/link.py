@@ -42,7 +42,7 @@ HANDSHAKE_BYTES_MAX: Final = 16 * 1024
 NONCE_BYTES: Final = 32
 
 _HEAD: Final = struct.Struct(">IB")
-_APPEND: Final = struct.Struct(">IqI")
+_APPEND: Final = struct.Struct(">IqqqI")
 _APPENDED: Final = struct.Struct(">Iq")
 
 
@@ -66,9 +66,13 @@ HANDSHAKE: Final = frozenset(
 
 
 class Append(NamedTuple):
-    """Whole batches of one stream, in offset order, as the source's log has them."""
+    """Whole batches of one stream, in offset order. Offsets between them have no records at the source."""
 
     stream: int
+    from_offset: int
+    """Where the APPEND before this one ended: what lies between that and the first batch has no records, either."""
+    source_start: int
+    """The source's log start when the batches were read."""
     source_end: int
     """The source's high watermark when the batches were read; exclusive."""
     source_end_age_ms: int
@@ -93,10 +97,12 @@ def encode_json(kind: MessageType, body: Mapping[str, Any]) -> bytes:
     return encode(kind, json.dumps(body, separators=(",", ":")).encode())
 
 
-def encode_append_head(stream: int, source_end: int, source_end_age_ms: int, records_size: int) -> bytes:
+def encode_append_head(
+    stream: int, from_offset: int, source_start: int, source_end: int, source_end_age_ms: int, records_size: int
+) -> bytes:
     """What stands before the records of an APPEND frame; the records are written after it without a copy."""
     return _HEAD.pack(1 + _APPEND.size + records_size, MessageType.APPEND) + _APPEND.pack(
-        stream, source_end, min(source_end_age_ms, 0xFFFFFFFF)
+        stream, from_offset, source_start, source_end, min(source_end_age_ms, 0xFFFFFFFF)
     )
 
 
@@ -108,8 +114,8 @@ def decode_append(body: memoryview) -> Append:
     """The body of an APPEND frame. Raises MalformedFrame."""
     if len(body) < _APPEND.size:
         raise MalformedFrame("a truncated APPEND")
-    stream, source_end, age_ms = _APPEND.unpack_from(body)
-    return Append(stream, source_end, age_ms, body[_APPEND.size :])
+    stream, from_offset, source_start, source_end, age_ms = _APPEND.unpack_from(body)
+    return Append(stream, from_offset, source_start, source_end, age_ms, body[_APPEND.size :])
 
 
 def decode_appended(body: memoryview) -> Appended:

@@ -297,29 +297,40 @@ def encode_batch(
     )
 
 
-def split_runs(batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> list[Run]:
-    """The batch as runs of consecutive offsets: a batch for each run of records, and None for each hole between them.
+def split_runs(
+    batch: Frame, *, from_offset: int = 0, records_max: int | None = None, limit: int = DECOMPRESSED_MAX
+) -> list[Run]:
+    """The batch from `from_offset` on as a broker takes it from a producer: runs of consecutive offsets.
 
-    Runs follow one another from the batch's base offset to its last. A batch without holes is one run, unchanged. A run
-    keeps its own offsets (rebase it to send it), and the sequences that its records had: where compaction left gaps in
-    those, brokers refuse them (OUT_OF_ORDER_SEQUENCE) and it has to be restamped. Timestamps are kept: a LogAppendTime
-    batch becomes CreateTime with the append time on each record.
+    There is a batch for each run of records (of at most `records_max`), and None for each hole between them. Runs
+    follow one another from the batch's base offset, or `from_offset` if that is later, to its last. A batch that can
+    be stored as it is stays one run, unchanged. What is encoded again:
+
+    - what has holes, or is cut at its front;
+    - LogAppendTime: brokers refuse that bit from producers (INVALID_TIMESTAMP), or clear it and show the producers'
+      times. It becomes CreateTime with the append time on each record;
+    - what carries the cleaner's delete horizon, which stands where the base timestamp does.
+
+    A run keeps its own offsets (rebase it to send it), timestamps, and the sequences that its records had: where
+    compaction left gaps in those, brokers refuse them (OUT_OF_ORDER_SEQUENCE) and it has to be restamped.
 
     Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
     """
     header = whole_header(batch)
-    if not header.has_holes:
+    covered = max(header.base_offset, from_offset)
+    whole = covered == header.base_offset and (records_max is None or header.record_count <= records_max)
+    if whole and not (header.has_holes or header.is_log_append_time or header.has_delete_horizon):
         return [Run(header.base_offset, header.last_offset_delta + 1, bytes(batch))]
-    records = _raw_records(batch, header, limit)
+    records = [record for record in _raw_records(batch, header, limit) if record.offset >= covered]
     runs = []
-    covered = header.base_offset
     first = 0
     while first < len(records):
         offset = records[first].offset
         if offset > covered:
             runs.append(Run(covered, offset - covered, None))
         end = first + 1
-        while end < len(records) and records[end].offset == offset + end - first:
+        stop = len(records) if records_max is None else min(len(records), first + records_max)
+        while end < stop and records[end].offset == offset + end - first:
             end += 1
         covered = offset + end - first
         encoded = _assemble(
@@ -330,26 +341,6 @@ def split_runs(batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> list[Run]:
     if covered < header.next_offset:
         runs.append(Run(covered, header.next_offset - covered, None))
     return runs
-
-
-def as_create_time(batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> bytes:
-    """A LogAppendTime batch as a CreateTime batch that consumers read the same times from.
-
-    Brokers refuse the timestamp-type bit from producers (INVALID_TIMESTAMP) or clear it and show the producers' times,
-    so each record gets the append time. Holes stay where they are. A CreateTime batch is returned as it is.
-
-    Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
-    """
-    header = whole_header(batch)
-    if not header.is_log_append_time:
-        return bytes(batch)
-    return _assemble(
-        _raw_records(batch, header, limit),
-        header,
-        base_offset=header.base_offset,
-        last_offset=header.last_offset,
-        compression=header.compression,
-    )
 
 
 def _assemble(

@@ -320,6 +320,19 @@ def restamp(batch: Frame, *, base_offset: int = 0, producer_id: int, producer_ep
     return b"".join((packed, memoryview(batch)[HEADER_SIZE:]))
 
 
+def as_committed(batch: Frame) -> bytes:
+    """A copy of a batch of a committed transaction as a plain batch: consumers read the same of it.
+
+    Raises CorruptBatch, MalformedBatch, UnsupportedBatch.
+    """
+    header = whole_header(batch)
+    _verify(batch, header)
+    plain = header._replace(
+        attributes=header.attributes & ~TRANSACTIONAL_BIT, producer_id=-1, producer_epoch=-1, base_sequence=NO_SEQUENCE
+    )
+    return seal(plain, memoryview(batch)[HEADER_SIZE:])
+
+
 def restamp_in_place(
     batch: bytearray | memoryview,
     *,

@@ -36,7 +36,7 @@ from isthmus_plugins.api import (
     TopicInfo,
     TransactionMarkers,
 )
-from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import (
     CONTROL_BIT,
     TRANSACTIONAL_BIT,
@@ -238,6 +238,36 @@ class Partition:
 
     def write_values(self, *values: bytes, **more: Any) -> None:
         self.write(batch(self.end, values, leader_epoch=self.leader_epoch, **more))
+
+    def transact(self, producer_id: int, values: Sequence[bytes], committed: bool) -> None:
+        """A whole transaction of one batch."""
+        known = self.producers.get(producer_id, Producer())
+        sequence = max(0, add_sequence(known.last_sequence, 1)) if known.last_sequence >= 0 else 0
+        code, _ = self.produce(
+            batch(
+                0,
+                values,
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=sequence,
+                leader_epoch=self.leader_epoch,
+                attributes=TRANSACTIONAL_BIT,
+            )
+        )
+        assert code == NONE
+        assert self.mark(TransactionMarkers("", 0, producer_id, 0, committed, 0)) == NONE
+
+    def clean(self, offsets: Collection[int]) -> None:
+        """What the cleaner does: these records and markers go, and batches of which nothing is left."""
+        log: list[bytes] = []
+        for header, data in zip(self.headers, self.log, strict=True):
+            kept = [record for record in decode_records(data) if record.offset not in offsets]
+            if len(kept) == header.record_count:
+                log.append(data)
+            elif kept:
+                log.append(encode_batch(kept, header, last_offset=header.last_offset))
+        self.log = log
+        self.headers = [whole_header(data) for data in log]
 
     def produce(self, data: bytes) -> tuple[int, int]:
         """What a broker does with a client's batch: (error code, base offset)."""

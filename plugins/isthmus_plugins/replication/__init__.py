@@ -75,7 +75,6 @@ class ReplicationPlugin:
                 "prepare_topics": follower_topics.prepare_topics,
                 "open_stream": self._follower_end.open_stream,
                 "close_stream": self._follower_end.close_stream,
-                "trim": self._follower_end.trim,
                 "digest": verification.on_digest,
                 "ends": verification.on_ends,
                 "linked_topics": verification.on_linked_topics,

@@ -21,10 +21,25 @@ from isthmus_control.lookup import Counterpart
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, ProduceConnection, ProduceResult
+from isthmus_plugins.api import (
+    BrokerUnavailable,
+    KafkaRefused,
+    PluginContext,
+    ProduceConnection,
+    ProduceResult,
+    TransactionMarkers,
+)
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
-from isthmus_plugins.replication.follower_log import FollowerLog, LogState, Numbering, StopReason
+from isthmus_plugins.replication.follower_log import (
+    Append,
+    FollowerLog,
+    LogState,
+    Mark,
+    Numbering,
+    Operation,
+    StopReason,
+)
 from isthmus_plugins.replication.log_ends import last_batch
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
@@ -42,6 +57,7 @@ PRODUCE_TIMEOUT_MS: Final = 30_000
 LOST_REQUEST_MARGIN_S: Final = 2.0
 """After its connection broke, a request may still be taken up by the broker. From when the broker answers again, it is
 not sent again before this time."""
+TRIM_RETRY_S: Final = 5.0
 COMMIT_WAIT_S: Final = 10.0
 """How long the in-sync replicas may take to have a log end that was found."""
 COMMIT_POLL_S: Final = 0.05
@@ -54,6 +70,17 @@ EPOCHS_AT_ONCE: Final = 1000
 REFUSALS_MAX: Final = 5
 """A broker that answers a batch so often with an error that may pass, with nothing stored, does not want it."""
 
+UNVERIFIED_MAX: Final = 3
+"""How often a transactional batch is refused before that is put down to KIP-890's verification: the error that says so
+may pass, too."""
+TRANSACTIONAL_ID_PREFIX: Final = "isthmus-"
+"""Brokers want a transactional id with transactional batches, and ask for WRITE on it; they do nothing else with it."""
+
+MESSAGE_TOO_LARGE: Final = 10
+OUT_OF_ORDER_SEQUENCE: Final = 45
+TRANSACTION_COORDINATOR_FENCED: Final = 52
+_UNVERIFIED: Final = frozenset({19, 48, 49})
+"""NOT_ENOUGH_REPLICAS, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING: what the verification of KIP-890 answers."""
 _NOT_STORED: Final = frozenset(
     {
         19,  # NOT_ENOUGH_REPLICAS: refused before the append
@@ -90,6 +117,7 @@ class FollowerStream:
         "told_stopped",
         "topic",
         "topic_id",
+        "trimming",
         "trouble",
         "writer",
     )
@@ -124,6 +152,7 @@ class FollowerStream:
         """What keeps it from appending right now, if it is expected to pass."""
         self.refusals = 0
         self.resuming = False
+        self.trimming = False
         self.told_end = False
         """Whether the leader end has said where the source's log ends."""
         self.told_stopped = False
@@ -265,19 +294,18 @@ class FollowerEnd:
         return record, counterpart
 
     async def _read_position(self, stream: FollowerStream, uncertain: bool) -> None:
-        """Read the log end and the stamp's last sequence from the partition's leader.
+        """Read the log's limits and the states of its producers from the partition's leader.
 
         ``uncertain``: a request of ours may still be on its way into the log. The broker has it by the time that it
         answers anything, and a while later it has either appended or dropped it. Raises BrokerUnavailable.
         """
-        cluster, numbering = self._context.cluster, stream.follower_log.numbering
+        cluster = self._context.cluster
         if uncertain:
             await cluster.log_end(stream.topic, stream.partition)
             await asyncio.sleep(LOST_REQUEST_MARGIN_S)
         log_end = await self._committed_end(stream)
-        producers = await cluster.producers(stream.topic, stream.partition)
-        stamp = producers.get(numbering.stamp_id)
-        stream.follower_log.resume(log_end, None if stamp is None else stamp.last_sequence)
+        log_start = await cluster.log_start(stream.topic, stream.partition)
+        stream.follower_log.resume(log_start, log_end, await cluster.producers(stream.topic, stream.partition))
 
     async def _committed_end(self, stream: FollowerStream) -> int:
         """The log end, once all before it is in the in-sync replicas: a new leader may have more than it can keep."""
@@ -313,14 +341,6 @@ class FollowerEnd:
             self._log_stopped(stream)
         await self._end(stream, StopReason(code, message))
         return {"end_offset": stream.follower_log.end}
-
-    async def trim(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        """Delete what the source has expired: a follower has no retention of its own."""
-        stream = self._streams.get((connection, int(params["stream"])))
-        if stream is None:
-            return {}
-        before = min(int(params["log_start"]), stream.follower_log.end)
-        return {"log_start": await self._context.cluster.delete_records(stream.topic, stream.partition, before)}
 
     async def end_mapping(self, link_name: str, mapping: NamespaceMapping) -> None:
         """End the streams of a namespace: nothing of the link is appended to it any more."""
@@ -375,7 +395,7 @@ class FollowerEnd:
         idle = {
             stream: stream.follower_log.end
             for stream in self._streams.values()
-            if stream.follower_log.state is LogState.APPENDING and not stream.follower_log.queued
+            if stream.follower_log.state is LogState.WRITING and not stream.follower_log.queued
         }
         if not idle:
             return
@@ -396,11 +416,16 @@ class FollowerEnd:
         follower_log = stream.follower_log
         if follower_log.queued_bytes > QUEUED_BYTES_MAX:
             raise MalformedFrame(f"{stream.source_topic}-{stream.partition}: more is sent than was confirmed for")
+        if append.from_offset > follower_log.accepted_end:
+            raise MalformedFrame(
+                f"{stream.source_topic}-{stream.partition}: what goes on at {append.from_offset} follows "
+                f"{follower_log.accepted_end}"
+            )
         follower_log.source_end = append.source_end
         stream.told_end = True
         stream.end_age_ms, stream.end_age_noted = append.source_end_age_ms, monotonic()
         try:
-            follower_log.offer(memoryview(append.records))
+            follower_log.offer(memoryview(append.records), append.source_start)
         except BatchError as error:
             raise MalformedFrame(f"records of {stream.source_topic}-{stream.partition}: {error}") from error
         if stream.held is not None and follower_log.reason is None and not stream.lag:
@@ -408,7 +433,7 @@ class FollowerEnd:
         self.proceed(stream)
 
     def proceed(self, stream: FollowerStream) -> None:
-        """Do what the log's state asks for: append, record an epoch, read the position again, tell that it stopped."""
+        """Do what the log's state asks for: write, trim, record an epoch, read the position again, tell of its end."""
         follower_log = stream.follower_log
         if follower_log.ended:
             self._tell_stopped(stream)
@@ -420,6 +445,10 @@ class FollowerEnd:
             if not stream.resuming:
                 stream.resuming = True
                 self._tasks.start(f"resume-{stream.topic}-{stream.partition}", self._resume(stream))
+        elif follower_log.trim_to is not None:
+            if not stream.trimming:
+                stream.trimming = True
+                self._tasks.start(f"trim-{stream.topic}-{stream.partition}", self._trim(stream))
         elif follower_log.queued:
             stream.writer.wake(stream)
 
@@ -466,6 +495,26 @@ class FollowerEnd:
             self.proceed(stream)
         return None
 
+    async def _trim(self, stream: FollowerStream) -> None:
+        """Delete what the source has expired: a follower has no retention of its own."""
+        follower_log = stream.follower_log
+        try:
+            while (before := follower_log.trim_to) is not None:
+                try:
+                    log_start = await self._context.cluster.delete_records(stream.topic, stream.partition, before)
+                    follower_log.trimmed(log_start)
+                    stream.trouble = None
+                except (BrokerUnavailable, KafkaRefused) as error:
+                    stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, f"not trimmed to {before}: {error}")
+                    log.warning(
+                        "follower not trimmed",
+                        extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
+                    )
+                    await asyncio.sleep(TRIM_RETRY_S)
+        finally:
+            stream.trimming = False
+        self.proceed(stream)
+
     async def _resume(self, stream: FollowerStream) -> None:
         """The fate of a request is unknown: wait until it can no longer land, read the log end, go on from there."""
         follower_log = stream.follower_log
@@ -477,7 +526,7 @@ class FollowerEnd:
                         where = "has no leader now" if leader is None else f"is led by broker {leader} now"
                         follower_log.stop(StopReason(reasons.MOVED, f"the partition {where}"))
                         break
-                    await self._read_position(stream, uncertain=True)
+                    await self._read_position(stream, follower_log.uncertain or stream.trouble is not None)
                     if not follower_log.queued:
                         stream.trouble = None
                 except BrokerUnavailable as error:
@@ -583,50 +632,56 @@ class Writer:
             await self._work.wait()
             self._work.clear()
             while self._ready:
-                requests = self._collect()
-                if requests:
+                operations = self._collect()
+                if operations:
                     try:
-                        await self._append(requests)
+                        await self._write(operations)
                     except Exception:
                         # A bug of ours must not leave all streams of this writer waiting for ever.
-                        log.exception("append failed", extra={"broker": self._broker_id})
+                        log.exception("write failed", extra={"broker": self._broker_id})
                         for stream in self._under_way:
                             stream.follower_log.unknown()
                         self._settled()
 
-    def _collect(self) -> dict[tuple[str, int], tuple[FollowerStream, bytes]]:
-        """The next batch of every stream that has one, up to a request's size."""
-        requests: dict[tuple[str, int], tuple[FollowerStream, bytes]] = {}
+    def _collect(self) -> dict[tuple[str, int], tuple[FollowerStream, Operation]]:
+        """The next operation of every stream that has one, up to a request's size."""
+        operations: dict[tuple[str, int], tuple[FollowerStream, Operation]] = {}
+        transaction_of: int | None = None
         size = 0
-        while self._ready and size < REQUEST_BYTES_MAX:
-            stream = next(iter(self._ready))
+        for stream in list(self._ready):
+            if size >= REQUEST_BYTES_MAX:
+                break
+            producer_id = stream.follower_log.transaction_of
+            if producer_id is not None and transaction_of not in (None, producer_id):
+                continue  # a request holds transactional batches of one producer
             del self._ready[stream]
             try:
-                batch = stream.follower_log.take()
+                operation = stream.follower_log.take()
             except (BatchError, ProducerIdOverflow) as error:
                 stream.follower_log.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(error)))
                 self._end.proceed(stream)
                 continue
-            if batch is not None:
-                requests[stream.place] = (stream, batch)
-                size += len(batch)
-        return requests
+            if operation is not None:
+                operations[stream.place] = (stream, operation)
+                if isinstance(operation, Append):
+                    size += len(operation.data)
+                    if operation.transactional:
+                        transaction_of = producer_id
+        return operations
 
-    async def _append(self, requests: dict[tuple[str, int], tuple[FollowerStream, bytes]]) -> None:
-        self._under_way = [stream for stream, _ in requests.values()]
+    async def _write(self, operations: dict[tuple[str, int], tuple[FollowerStream, Operation]]) -> None:
+        self._under_way = [stream for stream, _ in operations.values()]
         try:
             self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
         except BrokerUnavailable as error:
             for stream in self._under_way:
                 stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
-                stream.follower_log.not_appended()
+                stream.follower_log.not_written()
                 stream.follower_log.unknown()
             self._settled()
             return
         try:
-            results = await self._connection.produce(
-                {place: batch for place, (_, batch) in requests.items()}, PRODUCE_TIMEOUT_MS
-            )
+            results = await self._request(self._connection, operations)
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("append unanswered", extra={"broker": self._broker_id, "detail": str(error)})
             self._connection.close()
@@ -634,48 +689,113 @@ class Writer:
                 stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                 stream.follower_log.unknown()
         else:
-            for place, (stream, batch) in requests.items():
-                self._result(stream, len(batch), results.get(place))
+            for place, (stream, operation) in operations.items():
+                self._result(stream, operation, results.get(place))
         self._settled()
+
+    async def _request(
+        self, connection: ProduceConnection, operations: dict[tuple[str, int], tuple[FollowerStream, Operation]]
+    ) -> dict[tuple[str, int], ProduceResult]:
+        """Write batches and markers, in a request each. Raises BrokerUnavailable: the fate of all is unknown."""
+        batches: dict[tuple[str, int], bytes] = {}
+        markers: list[TransactionMarkers] = []
+        transactional_id: str | None = None
+        for place, (stream, operation) in operations.items():
+            if isinstance(operation, Append):
+                batches[place] = operation.data
+                if operation.transactional:
+                    transactional_id = TRANSACTIONAL_ID_PREFIX + stream.link_name
+            else:
+                markers.append(
+                    TransactionMarkers(
+                        *place,
+                        operation.producer_id,
+                        operation.producer_epoch,
+                        operation.committed,
+                        operation.coordinator_epoch,
+                        operation.next_offset - operation.first_offset,
+                    )
+                )
+        results: dict[tuple[str, int], ProduceResult] = {}
+        if batches:
+            results |= await connection.produce(batches, PRODUCE_TIMEOUT_MS, transactional_id)
+        if markers:
+            results |= await connection.write_markers(markers, PRODUCE_TIMEOUT_MS)
+        return results
 
     def _settled(self) -> None:
         streams, self._under_way = self._under_way, []
         self._idle.set()
         for stream in streams:
             self._end.proceed(stream)
+        if self._ready:
+            self._work.set()
 
-    def _result(self, stream: FollowerStream, size: int, result: ProduceResult | None) -> None:
+    def _result(self, stream: FollowerStream, operation: Operation, result: ProduceResult | None) -> None:
         follower_log = stream.follower_log
         if result is None:
             follower_log.unknown()
-            return
-        if result.error_code == 0:
-            follower_log.appended(result.base_offset)
+        elif result.error_code == 0:
+            if isinstance(operation, Append):
+                follower_log.appended(result.base_offset)
+                self._end.bytes_appended += len(operation.data)
+            else:
+                follower_log.marked()
             if follower_log.state is not LogState.DIVERGED:
                 stream.held = stream.trouble = None
                 stream.refusals = 0
                 self._end.batches_appended += 1
-                self._end.bytes_appended += size
                 self._end.tell_appended(stream)
-            return
+        else:
+            self._refused(stream, operation, result)
+
+    def _refused(self, stream: FollowerStream, operation: Operation, result: ProduceResult) -> None:
+        """The broker answered an error."""
+        follower_log, code = stream.follower_log, result.error_code
+        transactional = isinstance(operation, Append) and operation.transactional
         objection = StopReason(
             ReasonCode.TARGET_REFUSES_RECORDS,
             f"the target refused the batch at offset {follower_log.end}: {result.error_name} {result.message}".rstrip(),
         )
-        if result.error_code in _MOVED:
-            follower_log.not_appended()
+        if code in _MOVED:
+            follower_log.not_written()
             follower_log.stop(StopReason(reasons.MOVED, f"the broker answered {result.error_name}"))
-        elif result.error_code in _NOT_STORED:
+        elif code in _UNVERIFIED and transactional and stream.refusals >= UNVERIFIED_MAX:
+            follower_log.not_written()
+            follower_log.stop(
+                StopReason(
+                    ReasonCode.TRANSACTION_VERIFICATION_ENABLED,
+                    f"offset {follower_log.end} is part of a transaction, and the target verifies transactions: it "
+                    "takes copies of them only with transaction.partition.verification.enable=false",
+                )
+            )
+        elif code in _UNVERIFIED and transactional:
             stream.trouble = objection
-            follower_log.not_appended()
+            stream.refusals += 1
+            follower_log.not_written()
             follower_log.unknown()
-        elif result.error_code in _FATE_UNKNOWN:
+        elif code in _NOT_STORED:
+            stream.trouble = objection
+            follower_log.not_written()
+            follower_log.unknown()
+        elif code in _FATE_UNKNOWN:
             stream.trouble = objection
             follower_log.unknown()
-        elif result.error_code in _DOUBTFUL and stream.refusals < REFUSALS_MAX:
+        elif code == MESSAGE_TOO_LARGE and isinstance(operation, Append) and operation.divisible:
+            follower_log.too_large()
+        elif stream.refusals >= REFUSALS_MAX:
+            follower_log.not_written()
+            follower_log.stop(objection)
+        elif code == OUT_OF_ORDER_SEQUENCE and not follower_log.renumbering:
+            stream.refusals += 1
+            follower_log.out_of_sequence()
+        elif code == TRANSACTION_COORDINATOR_FENCED and isinstance(operation, Mark):
+            stream.refusals += 1
+            follower_log.fenced()
+        elif code in _DOUBTFUL:
             stream.trouble = objection
             stream.refusals += 1
             follower_log.unknown()
         else:
-            follower_log.not_appended()
+            follower_log.not_written()
             follower_log.stop(objection)

@@ -1,43 +1,71 @@
-"""One follower partition's log, as a state machine without I/O: what may be appended next, and what an answer means.
+"""One follower partition's log, as a state machine without I/O: what may be written next, and what an answer means.
 
 Theory of operation
 -------------------
-The source's batches come in offset order. Exactly one Produce request is under way for a partition at any time, so
-that a refused batch can never be overtaken by the next one, which would then land at its offset. Each answer's base
-offset is checked. Where the fate of a request is not known, nothing is sent until the target's log end and the
-producer's last sequence have been read again (:meth:`FollowerLog.resume`).
+The source's batches come in offset order. What the target's log needs for them is a sequence of *operations*, each of
+which takes the log from one offset to a later one:
+
+- :class:`Append`, a batch to be produced: the source's as it is, or a run of its records encoded again;
+- :class:`Mark`, transaction markers: the source's commit or abort, or aborts of a producer that does not exist, which
+  fill the offsets of records that the source has no more (compaction).
+
+Exactly one operation is under way for a partition at any time, so that a refused batch can never be overtaken by the
+next one, which would then land at its offset. The answer to an append has its base offset, which is checked; markers
+are answered without one, so the next append's offset, or the log end while nothing comes, tells. Where the fate of an
+operation is not known, nothing is written until the target's log end and its producers' states have been read again
+(:meth:`FollowerLog.resume`).
 
 ::
 
-    RESUMING --log end read--> APPENDING --answer at the right offset--> APPENDING
-                                   |--fate unknown, broker not ready--> RESUMING
-                                   |--a batch that cannot be copied exactly, a log that was cut--> STOPPED
-                                   +--an answer at another offset, a log end where none of ours is--> DIVERGED
+    RESUMING --log end read--> WRITING --answer at the right offset--> WRITING
+                                  |--fate unknown, broker not ready--> RESUMING
+                                  |--a batch that cannot be copied, a log that was cut--> STOPPED
+                                  +--an answer at another offset, a log end where none of ours is--> DIVERGED
     STOPPED, DIVERGED: only a new stream goes on
 
 Plain batches have no sequence, and a request that got lost could still land after its batch was sent again. So they are
 stamped with a producer id of the link's own and a sequence that counts on by partition: whatever lands second is
-answered as a duplicate. Batches of idempotent producers keep epoch and sequence, under a translated id.
+answered as a duplicate. Batches of idempotent producers keep epoch and sequence, under a translated id; where the
+cleaner left holes in those, the sequence goes on from what the target knows instead.
+
+Markers have no such net. One that is sent again carries a higher coordinator epoch than the one whose fate is unknown:
+as soon as it is written, the other one is refused.
+
+Offsets below the source's log start are filled with empty records, many to a batch, and deleted at once (*trim*). A
+long gap further up is filled with tombstones in a transaction that is aborted: one batch for a million offsets.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import ProducerState
 from isthmus_plugins.replication import reasons
 from isthmus_protocol import producer_ids
+from isthmus_protocol.record_codec import Marker, Run, decode_control, split_runs
+from isthmus_protocol.record_fillers import FILLER_RECORDS_MAX, filler_batch
 from isthmus_protocol.records import BatchHeader, add_sequence, restamp, walk
 
 STAMP_EPOCH: Final = 0
+FILLER_EPOCH: Final = 0
+MARKERS_AT_ONCE: Final = 1000
+"""In one request: they are written one by one, in about 0.1 ms each."""
+GAP_OF_MARKERS_MAX: Final = 10_000
+"""A longer gap is filled with tombstones: an offset costs a byte there, and 78 bytes as a marker."""
+FILLER_KEY: Final = b"isthmus-filler"
+"""The tombstones' key. Only read_uncommitted consumers ever see them, until the cleaner has come by."""
+FILLER_TOMBSTONES_MAX: Final = 500_000
+"""They have keys, so fewer fit a batch of a megabyte."""
 
 
 class LogState(enum.Enum):
     RESUMING = "resuming"
-    APPENDING = "appending"
+    WRITING = "writing"
     STOPPED = "stopped"
     DIVERGED = "diverged"
 
@@ -68,63 +96,73 @@ class Numbering:
     def stamp_id(self) -> int:
         return producer_ids.ProducerIdRange(self.source_index).stamp_id(self.link_number)
 
+    @property
+    def filler_id(self) -> int:
+        return producer_ids.ProducerIdRange(self.source_index).filler_id(self.link_number)
 
-def not_copyable(header: BatchHeader, expected_offset: int) -> StopReason | None:
-    """Why a batch that should begin at ``expected_offset`` cannot be copied exactly (yet); None if it can."""
-    if header.base_offset > expected_offset:
-        return StopReason(
-            ReasonCode.COMPACTION_NOT_SUPPORTED,
-            f"the source has no records from offset {expected_offset} to {header.base_offset - 1} (compaction, aborted "
-            "or expired records): gaps are not copied yet",
-        )
-    if header.base_offset < expected_offset:
-        return StopReason(
-            ReasonCode.UNSUPPORTED_MESSAGE_FORMAT,
-            f"the follower's log ends at {expected_offset}, inside the source's batch of offsets {header.base_offset} "
-            f"to {header.last_offset}: batches are not cut yet",
-        )
-    if header.is_transactional or header.is_control:
-        return StopReason(
-            ReasonCode.TRANSACTIONS_NOT_SUPPORTED,
-            f"offset {header.base_offset} is part of a transaction: they are not copied yet",
-        )
-    if header.has_holes:
-        return StopReason(
-            ReasonCode.COMPACTION_NOT_SUPPORTED,
-            f"compaction took records out of the batch at offset {header.base_offset}: not copied yet",
-        )
-    if header.is_log_append_time:
-        return StopReason(
-            ReasonCode.UNSUPPORTED_MESSAGE_FORMAT,
-            f"the batch at offset {header.base_offset} has the broker's timestamps (LogAppendTime): not copied yet",
-        )
-    if header.has_delete_horizon:
-        return StopReason(
-            ReasonCode.COMPACTION_NOT_SUPPORTED,
-            f"the batch at offset {header.base_offset} carries the cleaner's delete horizon: not copied yet",
-        )
-    return None
+
+class Append(NamedTuple):
+    """A batch to be produced. Its answer must say ``first_offset``."""
+
+    first_offset: int
+    next_offset: int
+    data: bytes
+    producer_id: int
+    """Under which it is stored; -1 for none."""
+    last_sequence: int
+    transactional: bool
+    divisible: bool
+    """Whether fewer records could be sent at once: the batch was made here."""
+    filler: bool = False
+    """The source has no records here."""
+
+
+class Mark(NamedTuple):
+    """Transaction markers to be written, one for each offset."""
+
+    first_offset: int
+    next_offset: int
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    coordinator_epoch: int
+    filler: bool = False
+
+
+Operation: TypeAlias = Append | Mark
 
 
 class FollowerLog:
     """The follower's log of one partition.
 
     ``end`` is the confirmed log end: all before it is in the target's in-sync replicas. ``accepted_end`` is where the
-    batches end that were taken from the source; the source's next batch must begin there.
+    batches end that were taken from the source; what the source sends next goes on there.
     """
 
     __slots__ = (
+        "_filler_generation",
+        "_filler_sequence",
+        "_filling",
         "_in_flight",
+        "_known",
+        "_marker_proved",
         "_positioned",
         "_queue",
+        "_records_max",
+        "_resent",
+        "_runs",
         "accepted_end",
         "end",
         "epoch",
+        "filled",
         "numbering",
         "queued_bytes",
         "reason",
+        "renumbering",
         "source_end",
+        "source_start",
         "stamp_sequence",
+        "start",
         "state",
         "uncertain",
     )
@@ -132,152 +170,373 @@ class FollowerLog:
     def __init__(self, numbering: Numbering) -> None:
         self.numbering = numbering
         self._queue: deque[Batch] = deque()
-        self._in_flight: Batch | None = None
+        self._runs: deque[Run] = deque()
+        """What is left of the queue's first batch, if it cannot be stored as it is."""
+        self._in_flight: Operation | None = None
         self._positioned = False
+        self._known: dict[int, ProducerState] = {}
+        """The target's states of producers, where they matter for what is written next."""
+        self.renumbering = False
+        """Whether sequences have holes: the states of all producers matter then."""
+        self._marker_proved = False
+        """Whether the log end was read after the first marker: one of an owner before may have landed late, too."""
+        self._resent: int | None = None
+        """The producer id of a marker whose fate was unknown."""
+        self._filler_sequence = 0
+        self._filler_generation = 0
+        self._filling = False
+        """Whether a transaction of tombstones is open."""
+        self._records_max = FILLER_RECORDS_MAX
+        """Of a batch that is made here: fewer, where the target finds more too large."""
         self.state = LogState.RESUMING
         self.reason: StopReason | None = None
+        self.start = 0
         self.end = 0
         self.accepted_end = 0
+        self.source_start = 0
         self.source_end = 0
         self.stamp_sequence = 0
         """The sequence of the next stamped record."""
         self.epoch = -1
         """The source's leader epoch up to which epochs are recorded durably."""
         self.queued_bytes = 0
-        """Size of the batches that wait or are under way."""
+        """Size of the source's batches that are not written yet."""
+        self.filled = 0
+        """Offsets without a record that were written."""
         self.uncertain = False
-        """Whether a request was sent of which nobody knows if it landed, or will."""
+        """Whether an operation was sent of which nobody knows if it landed, or will."""
 
     @property
     def queued(self) -> int:
-        """Batches that wait or are under way."""
-        return len(self._queue) + (self._in_flight is not None)
+        """Batches that wait or are under way, and what is to be filled."""
+        return len(self._queue) + (self._gap_end() > self.end)
 
     @property
     def ended(self) -> bool:
         """Whether only a new stream goes on."""
         return self.state in (LogState.STOPPED, LogState.DIVERGED)
 
-    def resume(self, log_end: int, last_stamp_sequence: int | None) -> None:
-        """Go on from the target's log end and the last sequence of the link's stamp there (None: it has none).
+    # ---- the target's position ----
 
-        The first call takes the log end for granted. Later, batches that landed are dropped from the queue; a log end
-        where no batch of ours ends is a divergence, one below what was confirmed means that the target lost records:
-        the stream ends, and a new one goes on from there.
+    def resume(self, log_start: int, log_end: int, producers: Mapping[int, ProducerState]) -> None:
+        """Go on from the target's log end, and what it knows of producers.
+
+        The first call takes the log end for granted. Later, what landed is dropped from the queue; a log end where no
+        operation of ours ends is a divergence, one below what was confirmed means that the target lost records: the
+        stream ends, and a new one goes on from there.
         """
         if self.ended:
             return
-        if self._in_flight is not None:
-            self._queue.appendleft(self._in_flight)
-            self._in_flight = None
-        self.uncertain = False
-        self.stamp_sequence = 0 if last_stamp_sequence is None else add_sequence(last_stamp_sequence, 1)
+        operation, self._in_flight = self._in_flight, None
+        uncertain, self.uncertain = self.uncertain, False
+        self.start = log_start
+        if uncertain:
+            self._marker_proved = False
+        self._take_states(producers, operation if uncertain else None)
         if not self._positioned:
             self._positioned = True
             self.end = self.accepted_end = log_end
-            self.state = LogState.APPENDING
+            self.state = LogState.WRITING
             return
-        while self._queue and self._queue[0].header.next_offset <= log_end:
-            self.queued_bytes -= len(self._queue.popleft().data)
-        next_offset = self._queue[0].header.base_offset if self._queue else self.accepted_end
-        if log_end > next_offset:
-            self.diverge(f"the log ends at {log_end}, and what the source sent at {next_offset}")
-        elif log_end < next_offset:
-            self.stop(StopReason(reasons.MOVED, f"the log was cut from {next_offset} to {log_end}"))
+        reachable = self.end if operation is None else operation.next_offset
+        if log_end < self.end:
+            self.stop(StopReason(reasons.MOVED, f"the log was cut from {self.end} to {log_end}"))
+        elif log_end > reachable or (isinstance(operation, Append) and self.end < log_end < reachable):
+            self.diverge(f"the log ends at {log_end}, and what the source sent at {self.end}")
         else:
-            self.end = log_end
-            self.state = LogState.APPENDING
-            self._stop_if_done()
+            self.state = LogState.WRITING
+            self._written(log_end)
+
+    def _take_states(self, producers: Mapping[int, ProducerState], operation: Operation | None) -> None:
+        """What matters of the producers' states. ``operation``: of unknown fate."""
+        stamp = producers.get(self.numbering.stamp_id)
+        self.stamp_sequence = 0 if stamp is None else _following(stamp)
+        filler = producers.get(self.numbering.filler_id)
+        self._filling = filler is not None and filler.transaction_start >= 0
+        self._filler_sequence = 0 if filler is None else _following(filler)
+        self._filler_generation = 0 if filler is None else max(0, filler.coordinator_epoch + 1)
+        self._known = dict(producers) if self.renumbering else {}
+        if isinstance(operation, Mark):
+            self._resent = operation.producer_id
+        if self._resent is not None and self._resent in producers:
+            self._known[self._resent] = producers[self._resent]
 
     def checked(self, log_end: int) -> None:
         """The target's log ended here while nothing of ours was under way or waiting."""
-        if self.state is not LogState.APPENDING or self.queued:
+        if self.state is not LogState.WRITING or self.queued:
             return
         if log_end > self.end:
             self.diverge(f"the log ends at {log_end}, and what the source sent at {self.end}")
         elif log_end < self.end:
             self.stop(StopReason(reasons.MOVED, f"the log was cut from {self.end} to {log_end}"))
 
-    def offer(self, records: memoryview) -> StopReason | None:
-        """Take batches of the source. What the log has already is left out.
+    # ---- the source's batches ----
 
-        Returns the reason if one of them cannot be copied: those before it still are, nothing after it is taken.
-        Raises MalformedBatch, UnsupportedBatch.
+    def offer(self, records: memoryview, source_start: int = 0) -> None:
+        """Take batches of the source, which follow what it sent before. What the log has already is left out.
+
+        ``source_start``: the source's log has nothing before that. Raises MalformedBatch, UnsupportedBatch.
         """
-        if self.ended or self.reason is not None:
-            return self.reason
+        if self.ended:
+            return
+        self.source_start = max(self.source_start, source_start)
         for start, end, header in walk(records):
             if header.last_offset < self.accepted_end:
                 continue
-            self.reason = not_copyable(header, self.accepted_end)
-            if self.reason is not None:
-                self._stop_if_done()
-                return self.reason
             self._queue.append(Batch(header, records[start:end]))
             self.queued_bytes += end - start
             self.accepted_end = header.next_offset
-        return None
+        self.accepted_end = max(self.accepted_end, self.source_start)
 
     def next_epoch(self) -> tuple[int, int] | None:
         """(leader epoch, start offset) that must be recorded before the next append; None if there is nothing to do."""
-        if self.state is LogState.APPENDING and self._queue and self._in_flight is None:
+        if self.state is LogState.WRITING and self._queue and self._in_flight is None:
             header = self._queue[0].header
             if header.leader_epoch > self.epoch:
-                return header.leader_epoch, header.base_offset
+                return header.leader_epoch, max(header.base_offset, self.end)
         return None
 
-    def take(self) -> bytes | None:
-        """The next batch as the target's broker is to get it; it is under way from now on. None: nothing to send.
+    @property
+    def trim_to(self) -> int | None:
+        """Where the log is to start now, if that is later than it does: a follower has no retention of its own."""
+        if self.state is LogState.WRITING and self._in_flight is None and self.start < self.source_start <= self.end:
+            return self.source_start
+        return None
 
-        Raises CorruptBatch, ProducerIdOverflow: the batch cannot be prepared, and is still the next one.
+    def trimmed(self, log_start: int) -> None:
+        """The target's log starts here now."""
+        self.start = max(self.start, log_start)
+
+    # ---- operations ----
+
+    @property
+    def transaction_of(self) -> int | None:
+        """The producer id of the next operation if it is a transactional append: a request can hold those of one."""
+        if self._queue and self._gap_end() <= self.end:
+            header = self._queue[0].header
+            return self._carried(header.producer_id) if header.is_transactional and not header.is_control else None
+        return self.numbering.filler_id if self._gap_end() - self.end > GAP_OF_MARKERS_MAX else None
+
+    def take(self) -> Operation | None:
+        """What is to be written next; it is under way from now on. None: nothing.
+
+        Raises BatchError, ProducerIdOverflow: the next batch cannot be prepared, and is still the next one.
         """
-        if self.state is not LogState.APPENDING or self._in_flight is not None or not self._queue:
+        if self.state is not LogState.WRITING or self._in_flight is not None or self.trim_to is not None:
             return None
-        batch = self._queue[0]
-        if batch.header.leader_epoch > self.epoch:
+        if self._queue and self._queue[0].header.leader_epoch > self.epoch:
             return None
-        prepared = self._prepared(batch)
-        self._in_flight = self._queue.popleft()
-        return prepared
+        gap_end = self._gap_end()
+        if gap_end > self.end:
+            operation: Operation = self._fill(gap_end)
+        elif self._queue:
+            operation = self._next(self._queue[0])
+        else:
+            return None
+        self._in_flight = operation
+        return operation
 
-    def _prepared(self, batch: Batch) -> bytes:
-        header, numbering = batch.header, self.numbering
-        if header.is_idempotent:
-            producer_id = producer_ids.carry(header.producer_id, numbering.source_index, numbering.target_index)
-            return restamp(
-                batch.data,
-                producer_id=producer_id,
-                producer_epoch=header.producer_epoch,
-                base_sequence=header.base_sequence,
+    def _gap_end(self) -> int:
+        """Up to where the source has no record from ``end`` on, as far as that is known."""
+        if self._runs:
+            return self._runs[0].next_offset if self._runs[0].batch is None else self._runs[0].first_offset
+        return self._queue[0].header.base_offset if self._queue else max(self.source_start, self.end)
+
+    def _next(self, batch: Batch) -> Operation:
+        """The next operation of the queue's first batch, which holds ``end``."""
+        header = batch.header
+        if not self._runs:
+            if header.is_control and header.record_count:
+                return self._marker(batch)
+            made_here = (
+                header.has_holes
+                or header.is_log_append_time
+                or header.has_delete_horizon
+                or header.base_offset < self.end
             )
-        return restamp(
-            batch.data,
-            producer_id=numbering.stamp_id,
-            producer_epoch=STAMP_EPOCH,
-            base_sequence=self.stamp_sequence,
+            if not made_here:
+                return self._append(header, batch.data, divisible=False)
+            self._runs.extend(split_runs(bytes(batch.data), from_offset=self.end, records_max=self._records_max))
+        run = self._runs[0]
+        if run.batch is None:
+            return self._fill(run.next_offset)
+        (_, _, run_header) = next(walk(run.batch))
+        return self._append(run_header, memoryview(run.batch), divisible=True)
+
+    def _append(self, header: BatchHeader, data: memoryview, divisible: bool) -> Append:
+        if header.is_idempotent:
+            producer_id, epoch, sequence = (
+                self._carried(header.producer_id),
+                header.producer_epoch,
+                self._sequence(header),
+            )
+        else:
+            producer_id, epoch, sequence = self.numbering.stamp_id, STAMP_EPOCH, self.stamp_sequence
+        return Append(
+            header.base_offset,
+            header.next_offset,
+            restamp(data, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence),
+            producer_id,
+            add_sequence(sequence, header.last_offset_delta),
+            header.is_transactional,
+            divisible and header.record_count > 1,
         )
+
+    def _sequence(self, header: BatchHeader) -> int:
+        """The base sequence that the target takes from a producer: its own, unless what came before is not there."""
+        known = self._known.get(self._carried(header.producer_id)) if self.renumbering else None
+        if known is None:
+            return header.base_sequence
+        return _following(known) if header.producer_epoch == known.epoch else 0
+
+    def _carried(self, producer_id: int) -> int:
+        return producer_ids.carry(producer_id, self.numbering.source_index, self.numbering.target_index)
+
+    def _marker(self, batch: Batch) -> Mark:
+        marker = decode_control(batch.data)
+        producer_id = self._carried(marker.producer_id)
+        epoch = marker.coordinator_epoch
+        if producer_id == self._resent:
+            known = self._known.get(producer_id)
+            epoch = max(epoch, epoch if known is None else known.coordinator_epoch) + 1
+        header = batch.header
+        return Mark(
+            header.base_offset,
+            header.next_offset,
+            producer_id,
+            marker.producer_epoch,
+            marker.marker is Marker.COMMIT,
+            epoch,
+        )
+
+    def _fill(self, gap_end: int) -> Operation:
+        """Write offsets for which the source has no record."""
+        length = gap_end - self.end
+        head = min(gap_end, self.source_start) - self.end
+        timestamp = self._queue[0].header.max_timestamp if self._queue else 0
+        if head > 0 and not self._filling:
+            count = min(head, self._records_max)
+            data = filler_batch(
+                count,
+                timestamp=timestamp,
+                producer_id=self.numbering.stamp_id,
+                producer_epoch=STAMP_EPOCH,
+                base_sequence=self.stamp_sequence,
+            )
+            last = add_sequence(self.stamp_sequence, count - 1)
+            return Append(self.end, self.end + count, data, self.numbering.stamp_id, last, False, count > 1, True)
+        if length > GAP_OF_MARKERS_MAX and head <= 0:
+            # One offset at least is left for the marker that aborts them.
+            count = min(length - 1, self._records_max, FILLER_TOMBSTONES_MAX)
+            data = filler_batch(
+                count,
+                timestamp=timestamp,
+                key=FILLER_KEY,
+                producer_id=self.numbering.filler_id,
+                producer_epoch=FILLER_EPOCH,
+                base_sequence=self._filler_sequence,
+                transactional=True,
+            )
+            last = add_sequence(self._filler_sequence, count - 1)
+            return Append(self.end, self.end + count, data, self.numbering.filler_id, last, True, count > 1, True)
+        times = 1 if head > 0 else min(length, MARKERS_AT_ONCE)
+        return Mark(
+            self.end, self.end + times, self.numbering.filler_id, FILLER_EPOCH, False, self._filler_generation, True
+        )
+
+    # ---- answers ----
 
     def appended(self, base_offset: int) -> None:
         """The broker has the batch that was under way in its in-sync replicas, at ``base_offset``."""
-        batch = self._landed()
-        header = batch.header
-        if base_offset != header.base_offset:
-            self.diverge(f"the batch of offset {header.base_offset} was stored at {base_offset}")
+        operation = self._landed()
+        assert isinstance(operation, Append)
+        if base_offset != operation.first_offset:
+            self.diverge(f"the batch of offset {operation.first_offset} was stored at {base_offset}")
             return
-        self.queued_bytes -= len(batch.data)
-        if not header.is_idempotent:
-            self.stamp_sequence = add_sequence(self.stamp_sequence, header.last_offset_delta + 1)
-        self.end = header.next_offset
-        self._stop_if_done()
+        following = add_sequence(operation.last_sequence, 1)
+        if operation.producer_id == self.numbering.stamp_id:
+            self.stamp_sequence = following
+        elif operation.producer_id == self.numbering.filler_id:
+            self._filler_sequence = following
+            self._filling = self._filling or operation.transactional
+        elif self.renumbering:
+            self._note_sequence(operation)
+        self._filled(operation)
+        self._written(operation.next_offset)
 
-    def not_appended(self) -> None:
-        """The broker refused the batch that was under way, and did not store it: it is next again."""
-        self._queue.appendleft(self._landed())
+    def _note_sequence(self, operation: Append) -> None:
+        (_, _, header) = next(walk(operation.data))
+        before = self._known.get(operation.producer_id)
+        coordinator_epoch = -1 if before is None else before.coordinator_epoch
+        self._known[operation.producer_id] = ProducerState(
+            header.producer_epoch, operation.last_sequence, coordinator_epoch, -1
+        )
+
+    def marked(self) -> None:
+        """The broker has the markers that were under way in its in-sync replicas."""
+        operation = self._landed()
+        assert isinstance(operation, Mark)
+        if operation.producer_id == self.numbering.filler_id:
+            self._filling = False
+        elif self.renumbering and (known := self._known.get(operation.producer_id)) is not None:
+            newer = operation.producer_epoch > known.epoch
+            self._known[operation.producer_id] = ProducerState(
+                operation.producer_epoch,
+                -1 if newer else known.last_sequence,
+                operation.coordinator_epoch,
+                -1,
+            )
+        self._filled(operation)
+        self._written(operation.next_offset)
+        if not self._marker_proved and not self.ended:
+            self._marker_proved = True
+            self.state = LogState.RESUMING
+
+    def _filled(self, operation: Operation) -> None:
+        if operation.filler:
+            self.filled += operation.next_offset - operation.first_offset
+
+    def _written(self, end: int) -> None:
+        """The target's log ends here, and it is ours up to there."""
+        self.end = end
+        while self._runs and self._runs[0].next_offset <= end:
+            self._runs.popleft()
+        while self._queue and self._queue[0].header.next_offset <= end:
+            self.queued_bytes -= len(self._queue.popleft().data)
+            self._runs.clear()
+        if self._runs and self._runs[0].first_offset < end:
+            self._runs.clear()  # in the middle of a run: cut it anew
+        self.accepted_end = max(self.accepted_end, end)
+
+    def not_written(self) -> None:
+        """The broker refused the operation that was under way, and did nothing: it is next again."""
+        self._landed()
+
+    def out_of_sequence(self) -> None:
+        """The broker refused a batch for its sequence: it does not have what the producer sent before.
+
+        The cleaner took that out before it was copied. The states of the target's producers tell what it takes.
+        """
+        self.not_written()
+        self.renumbering = True
+        self.state = LogState.RESUMING
+
+    def fenced(self) -> None:
+        """The broker refused a marker for its coordinator epoch: one that was sent again had a higher one."""
+        operation = self._landed()
+        self._resent = operation.producer_id
+        self.state = LogState.RESUMING
+
+    def too_large(self) -> None:
+        """The broker finds the batch that was under way too large: send fewer records at once."""
+        operation = self._landed()
+        self._records_max = max(1, (operation.next_offset - operation.first_offset) // 2)
+        self._runs.clear()
 
     def unknown(self) -> None:
-        """The fate of the batch that was under way is not known: nothing is sent before :meth:`resume`."""
+        """The fate of what was under way is not known: nothing is sent before :meth:`resume`."""
         self.uncertain = self._in_flight is not None
-        if self.state is LogState.APPENDING:
+        if self.state is LogState.WRITING:
             self.state = LogState.RESUMING
 
     def stop(self, reason: StopReason) -> None:
@@ -291,15 +550,17 @@ class FollowerLog:
         self.state, self.reason = LogState.DIVERGED, StopReason(ReasonCode.TARGET_WRITTEN_BY_OTHERS, message)
         self._drop_queue()
 
-    def _landed(self) -> Batch:
-        batch, self._in_flight = self._in_flight, None
-        assert batch is not None
-        return batch
-
-    def _stop_if_done(self) -> None:
-        if self.reason is not None and not self._queue and self._in_flight is None:
-            self.state = LogState.STOPPED
+    def _landed(self) -> Operation:
+        operation, self._in_flight = self._in_flight, None
+        assert operation is not None
+        return operation
 
     def _drop_queue(self) -> None:
         self._queue.clear()
-        self.queued_bytes = 0 if self._in_flight is None else len(self._in_flight.data)
+        self._runs.clear()
+        self.queued_bytes = 0
+
+
+def _following(state: ProducerState) -> int:
+    """The sequence that comes after a producer's last one."""
+    return 0 if state.last_sequence < 0 else add_sequence(state.last_sequence, 1)

@@ -8,11 +8,17 @@ has them, without waiting for the answers to earlier ones.
 A stream belongs to one leader epoch of the source. Every read names it, so that the log cannot be cut and grow again
 unseen between two reads; with a new epoch the stream is opened again, and begins by asking whether the follower's last
 batch is still the source's.
+
+Where the cleaner comes by, a committed transaction may lose its marker and keep records. Below the last stable offset
+of a compacted topic, records of committed transactions are therefore sent as plain ones (a *settling* stream, which
+reads read_committed for the list of aborted transactions); those of aborted ones still have their markers. What is at
+or above the last stable offset is sent as it is: nothing there has been cleaned.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import itertools
 import logging
 import uuid
@@ -39,7 +45,7 @@ from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.verify import RECORDS, Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
-from isthmus_protocol.records import BatchError, walk
+from isthmus_protocol.records import BatchError, Frame, as_committed, walk
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -49,9 +55,10 @@ PREPARE_INTERVAL_S: Final = 3.0
 """How often the target is told of all topics although nothing changed here: it may have lost or moved some."""
 PREPARE_TIMEOUT_S: Final = 60.0
 REOPEN_DELAY_S: Final = 0.5
+POLICY_KNOWN_S: Final = 5.0
+"""How long a topic's cleanup policy is taken to be what it was."""
 STOPPED_RETRY_S: Final = 10.0
 """A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
-TRIM_RETRY_S: Final = 5.0
 TAIL_WAIT_MS: Final = 250
 """An idle link costs one read a broker in this time."""
 BUSY_S: Final = 1.0
@@ -91,6 +98,14 @@ class LedPartition(NamedTuple):
     partition: int
 
 
+class Lane(enum.Enum):
+    """The reads of a tail that are under way at the same time."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    SETTLING = "settling"
+
+
 class Flow:
     """Bytes on their way over one connection, of all its streams."""
 
@@ -111,20 +126,22 @@ class LeaderStream:
         "blocked",
         "broker_id",
         "busy",
+        "compacted",
         "connection",
         "flow",
         "in_flight_bytes",
         "key",
         "last_read",
         "leader_epoch",
-        "log_start_told",
         "next_offset",
+        "read_from",
         "remote_topic",
+        "seeking",
+        "settling",
         "source_end",
         "stream_id",
-        "told_end",
+        "told",
         "topic_id",
-        "trim_after",
     )
 
     def __init__(
@@ -148,12 +165,19 @@ class LeaderStream:
         self.flow = flow
         self.next_offset = 0
         """The next offset to read."""
+        self.read_from = 0
+        """What the follower was sent ends here: between this and ``next_offset`` the log has nothing."""
         self.acked = 0
         """The follower's confirmed log end."""
         self.source_end = 0
-        self.told_end = -1
-        self.log_start_told = 0
-        self.trim_after = 0.0
+        self.told: tuple[int, int] | None = None
+        """The log's start and end, as the follower was told them."""
+        self.compacted = False
+        """Whether the cleaner may take records and markers out of the log."""
+        self.settling = False
+        """Whether records of transactions that have ended are to be read next, of a compacted log."""
+        self.seeking = False
+        """The log's start is being read: it has passed the next offset."""
         self.at_end = False
         """Whether the last read came to the high watermark."""
         self.busy = True
@@ -166,7 +190,20 @@ class LeaderStream:
         self._seen: deque[tuple[int, float]] = deque()
 
     def opened(self, end_offset: int) -> None:
-        self.next_offset = self.acked = end_offset
+        self.next_offset = self.acked = self.read_from = end_offset
+
+    def seek(self, offset: int) -> None:
+        """The log has nothing before ``offset`` any more."""
+        self.next_offset = offset
+        self.seeking = False
+        self.blocked = None
+
+    @property
+    def lane(self) -> Lane:
+        """The read that has the stream."""
+        if self.settling:
+            return Lane.SETTLING
+        return Lane.BUSY if self.busy else Lane.IDLE
 
     def saw_end(self, high_watermark: int, now: float) -> None:
         """The source's log reaches to ``high_watermark`` now."""
@@ -207,7 +244,8 @@ class LeaderStream:
     def full(self) -> bool:
         """Whether to read no further for now."""
         return (
-            self.blocked is not None
+            self.seeking
+            or self.blocked is not None
             or self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
             or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX
             or not self.connection.writable
@@ -260,6 +298,8 @@ class LeaderEnd:
         self._prepared: dict[tuple[str, str], PreparedTopic] = {}
         self._preparing: dict[str, _Preparing] = {}
         self._flows: dict[LinkConnection, Flow] = {}
+        self._policies: dict[bytes, tuple[float, bool]] = {}
+        """By topic id: when its cleanup policy was read, and whether it compacts."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LedPartition, Stopped] = {}
         self.led: dict[LedPartition, PreparedTopic | None] = {}
@@ -531,6 +571,7 @@ class LeaderEnd:
                     },
                 )
                 stream.opened(int(answer["end_offset"]))
+                stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
                 objection = await self._objection(stream, answer.get("last"))
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             if isinstance(error, LinkRejected):
@@ -567,11 +608,20 @@ class LeaderEnd:
             tail = self._tails[place] = Tail(self, self._context, *place)
         tail.add(stream)
 
+    async def _compacts(self, topic: str, topic_id: bytes) -> bool:
+        """Whether the cleaner compacts a topic. Raises BrokerUnavailable, KafkaRefused."""
+        read_at, compacts = self._policies.get(topic_id, (float("-inf"), False))
+        if monotonic() - read_at > POLICY_KNOWN_S:
+            configs = await self._context.cluster.topic_configs(topic)
+            compacts = "compact" in (configs["cleanup.policy"][0] or "")
+            self._policies[topic_id] = (monotonic(), compacts)
+        return compacts
+
     async def _objection(self, stream: LeaderStream, said: Sequence[Any] | None) -> tuple[str, str] | None:
         """Why the source's log does not go on where the follower's ends; None if it does. Raises BrokerUnavailable."""
         if said is None:
             return None
-        theirs, end = LastBatch(int(said[0]), int(said[1]), str(said[2])), stream.acked
+        theirs, end = LastBatch(int(said[0]), int(said[1]), str(said[2]), bool(said[3])), stream.acked
         ours = await last_batch(
             self._context, stream.topic_id, stream.key.partition, stream.broker_id, end, stream.leader_epoch
         )
@@ -587,7 +637,7 @@ class LeaderEnd:
             if log_start >= end or ours is not None:
                 return None  # it expired: what comes after it is the source's
             return reasons.SOURCE_UNAVAILABLE, f"the source's batch at offset {end - 1} cannot be read now"
-        if (ours.base_offset, ours.next_offset) != (theirs.base_offset, theirs.next_offset):
+        if not (ours.control and theirs.control):  # one that was encoded again is equal record by record
             answer = await stream.connection.call(
                 "digest",
                 {
@@ -679,9 +729,8 @@ class LeaderEnd:
             stream.blocked = end
 
     def out_of_range(self, stream: LeaderStream) -> None:
-        """The source has no such offset: find out what it has, and stop."""
-        self._close(stream)
-        self._opening.add(stream.key)
+        """The source has no such offset: find out what it has, and go on there or stop."""
+        stream.seeking = True
         self._tasks.start(f"range-{stream.key.topic}-{stream.key.partition}", self._out_of_range(stream))
 
     async def _out_of_range(self, stream: LeaderStream) -> None:
@@ -690,41 +739,23 @@ class LeaderEnd:
             log_start = await self._context.cluster.log_start(key.topic, key.partition)
             log_end = await self._context.cluster.log_end(key.topic, key.partition)
         except (BrokerUnavailable, KafkaRefused) as error:
-            self.stop_stream(stream, reasons.SOURCE_UNAVAILABLE, str(error), REOPEN_DELAY_S)
+            if self._streams.get(key) is stream:
+                self.stop_stream(stream, reasons.SOURCE_UNAVAILABLE, str(error), REOPEN_DELAY_S)
             return
-        finally:
-            self._opening.discard(key)
-        stream.source_end = log_end
+        if self._streams.get(key) is not stream:
+            return
         if log_start > offset:
-            first = offset == 0
-            self.stop_stream(
-                stream,
-                ReasonCode.HEAD_GAP_NOT_SUPPORTED if first else ReasonCode.RETENTION_OVERTOOK,
-                f"the source's log starts at {log_start}, "
-                + ("and a follower's log can begin at 0 only so far" if first else f"the follower's ends at {offset}"),
-                STOPPED_RETRY_S,
+            log.info(
+                "source log starts later",
+                extra={"topic": key.topic, "partition": key.partition, "offset": log_start, "from": offset},
             )
+            stream.seek(log_start)
+            self._resume_tails(key.link)
         elif log_end < offset:
+            stream.source_end = log_end
             self.stop_stream(stream, *_truncated(offset, log_end), STOPPED_RETRY_S)
         else:
             self.stop_stream(stream, reasons.SOURCE_UNAVAILABLE, f"offset {offset} was out of range", REOPEN_DELAY_S)
-
-    def trim(self, stream: LeaderStream, log_start: int, now: float) -> None:
-        """The source's log begins later than the follower was told: have it expire the same records."""
-        if now < stream.trim_after or stream.acked < log_start:
-            return
-        stream.trim_after = now + TRIM_RETRY_S
-        self._tasks.start(f"trim-{stream.stream_id}", self._trim(stream, log_start))
-
-    async def _trim(self, stream: LeaderStream, log_start: int) -> None:
-        try:
-            await stream.connection.call("trim", {"stream": stream.stream_id, "log_start": log_start})
-            stream.log_start_told = log_start
-        except (LinkRejected, LinkLost, TimeoutError) as error:
-            log.warning(
-                "follower not trimmed",
-                extra={"topic": stream.key.topic, "partition": stream.key.partition, "detail": str(error)},
-            )
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """Streams of a connection that is gone end; they are opened again over the next one."""
@@ -752,9 +783,9 @@ class Tail:
         self._link_name = link_name
         self._tasks = Tasks(f"tail-{broker_id}-{link_name}")
         self._streams: dict[tuple[bytes, int], LeaderStream] = {}
-        self._wake = {False: asyncio.Event(), True: asyncio.Event()}
-        self._tasks.start("idle", self._read_for_ever(busy=False))
-        self._tasks.start("busy", self._read_for_ever(busy=True))
+        self._wake = {lane: asyncio.Event() for lane in Lane}
+        for lane in Lane:
+            self._tasks.start(lane.value, self._read_for_ever(lane))
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -773,18 +804,17 @@ class Tail:
         for event in self._wake.values():
             event.set()
 
-    async def _read_for_ever(self, busy: bool) -> None:
-        lane = f"tail-{self._link_name}-{'busy' if busy else 'idle'}"
+    async def _read_for_ever(self, lane: Lane) -> None:
         turn = 0
         while True:
-            wake = self._wake[busy]
+            wake = self._wake[lane]
             wake.clear()
-            if not busy:
+            if lane is Lane.IDLE:
                 self._take_over_idle(monotonic())
-            streams = [stream for stream in self._streams.values() if stream.busy is busy and not stream.full]
+            streams = [stream for stream in self._streams.values() if stream.lane is lane and not stream.full]
             if not streams:
                 try:
-                    async with asyncio.timeout(BUSY_S if self._streams and not busy else None):
+                    async with asyncio.timeout(BUSY_S if self._streams and lane is Lane.IDLE else None):
                         await wake.wait()
                 except TimeoutError:
                     pass  # a busy stream may be idle by now
@@ -792,8 +822,10 @@ class Tail:
             turn = (turn + 1) % len(streams)
             connection: FetchConnection | None = None
             try:
-                connection = await self._context.cluster.fetch_connection(self._broker_id, lane)
-                await self._read(connection, streams[turn:] + streams[:turn])
+                connection = await self._context.cluster.fetch_connection(
+                    self._broker_id, f"tail-{self._link_name}-{lane.value}"
+                )
+                await self._read(connection, streams[turn:] + streams[:turn], lane)
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})
                 if connection is not None:
@@ -807,15 +839,17 @@ class Tail:
             if stream.busy and stream.at_end and now - stream.last_read > BUSY_S:
                 stream.busy = False
 
-    async def _read(self, connection: FetchConnection, streams: list[LeaderStream]) -> None:
+    async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.next_offset) for stream in streams}
+        settling = lane is Lane.SETTLING
         fetched = await connection.fetch(
             [
                 FetchPartition(*place, offset, PARTITION_BYTES_MAX, stream.leader_epoch)
                 for place, (stream, offset) in asked.items()
             ],
-            TAIL_WAIT_MS,
+            0 if settling else TAIL_WAIT_MS,  # what has ended is there, or nothing is
             FETCH_BYTES_MAX,
+            read_committed=settling,
         )
         now = monotonic()
         for part in fetched:
@@ -823,41 +857,76 @@ class Tail:
             stream, offset = asked[place]
             # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the log.
             if self._streams.get(place) is stream and stream.next_offset == offset:
-                self._take(stream, part, now)
+                self._take(stream, part, lane, now)
 
-    def _take(self, stream: LeaderStream, part: Fetched, now: float) -> None:
+    def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, now: float) -> None:
         if part.error_code:
             self._refused(stream, part)
             return
         stream.saw_end(part.high_watermark, now)
-        end, next_offset = 0, stream.next_offset
-        broken: BatchError | None = None
-        try:
-            for _, batch_end, header in walk(part.records):
-                end, next_offset = batch_end, header.next_offset
-        except BatchError as error:
-            broken = error
-        if end or stream.told_end != stream.source_end:
-            stream.told_end = stream.source_end
+        find = self._settled if lane is Lane.SETTLING else self._found
+        records, next_offset, broken = find(stream, part)
+        told = (part.log_start, stream.source_end)
+        if records or stream.told != told:
+            stream.told = told
             stream.connection.send(
-                link.encode_append_head(stream.stream_id, stream.source_end, stream.age_ms(now), end),
-                part.records[:end],
+                link.encode_append_head(stream.stream_id, stream.read_from, *told, stream.age_ms(now), len(records)),
+                records,
             )
-        if end:
+            stream.read_from = next_offset
+        if records:
             stream.last_read = now
-            stream.sent(next_offset, end)
+            stream.sent(next_offset, len(records))
         elif broken is not None:
             code, message = ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(broken)
             self._end.block(stream, lambda: self._end.stop_stream(stream, code, message, STOPPED_RETRY_S))
             return
-        if part.log_start > stream.log_start_told:
-            self._end.trim(stream, part.log_start, now)
+        elif lane is Lane.SETTLING and next_offset == stream.next_offset:
+            stream.settling = False  # nothing that has ended is left
+            self.resume()
         stream.at_end = next_offset >= part.high_watermark
         if stream.at_end and not stream.lag:
             self._end.caught_up(stream)
-        if (end or not stream.at_end) and not stream.busy:
+        if (records or not stream.at_end) and not stream.busy:
             stream.busy = True
-            self._wake[True].set()
+            self._wake[Lane.BUSY].set()
+
+    def _found(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """What is to be sent of what was read, where it ends, and why it does not go further."""
+        end, next_offset = 0, stream.next_offset
+        try:
+            for start, batch_end, header in walk(part.records):
+                has_ended = header.base_offset < part.last_stable_offset
+                if stream.compacted and has_ended and header.is_transactional and not header.is_control:
+                    stream.settling = True
+                    self._wake[Lane.SETTLING].set()
+                    return part.records[:start], next_offset, None
+                end, next_offset = batch_end, header.next_offset
+        except BatchError as error:
+            return part.records[:end], next_offset, error
+        return part.records[:end], next_offset, None
+
+    def _settled(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """Records of transactions that have ended: the committed ones as plain, the aborted ones as they are."""
+        aborted = sorted(part.aborted, key=lambda transaction: transaction[1], reverse=True)
+        aborting: set[int] = set()
+        found: list[Frame] = []
+        next_offset = stream.next_offset
+        broken: BatchError | None = None
+        try:
+            for start, end, header in walk(part.records):
+                batch: Frame = part.records[start:end]
+                while aborted and aborted[-1][1] <= header.last_offset:
+                    aborting.add(aborted.pop()[0])
+                if header.is_control:
+                    aborting.discard(header.producer_id)
+                elif header.is_transactional and header.producer_id not in aborting:
+                    batch = as_committed(batch)
+                found.append(batch)
+                next_offset = header.next_offset
+        except BatchError as error:
+            broken = error
+        return b"".join(found), next_offset, broken
 
     def _refused(self, stream: LeaderStream, part: Fetched) -> None:
         if part.error_code == OFFSET_OUT_OF_RANGE:

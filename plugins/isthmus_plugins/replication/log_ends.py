@@ -1,8 +1,8 @@
 """What stands last in a log, and whether it is what stands there in the other one.
 
-A follower's log is a prefix of the source's, batch by batch. Whoever else writes to it writes at its end, and whatever
-comes after stands at wrong offsets: so two logs whose batches are equal at the follower's end are equal before it (as
-with the previous entry's term in Raft). Each new stream begins with this question.
+A follower's log is a prefix of the source's. Whoever else writes to it writes at its end, and whatever comes after
+stands at wrong offsets: so two logs that are equal at the follower's end are equal before it (as with the previous
+entry's term in Raft). Each new stream begins with this question.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class LastBatch(NamedTuple):
     next_offset: int
     digest: str
     """Equal for batches that are equal as whole batches (:func:`isthmus_protocol.record_equality.batch_digest`)."""
+    control: bool
+    """Whether it is a transaction marker."""
 
 
 async def last_batch(
@@ -45,9 +47,8 @@ async def last_batch(
     try:
         for start, stop, header in walk(part.records):
             if header.next_offset >= end:
-                return LastBatch(
-                    header.base_offset, header.next_offset, batch_digest(part.records[start:stop], own_index).hex()
-                )
+                digest = batch_digest(part.records[start:stop], own_index).hex()
+                return LastBatch(header.base_offset, header.next_offset, digest, header.is_control)
     except BatchError:
         pass  # it has a reason of its own to stop
     return None

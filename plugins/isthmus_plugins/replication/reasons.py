@@ -38,10 +38,7 @@ REFUSED: Final = frozenset(
 )
 STOPPED: Final = frozenset(
     {
-        ReasonCode.TRANSACTIONS_NOT_SUPPORTED,
-        ReasonCode.COMPACTION_NOT_SUPPORTED,
-        ReasonCode.HEAD_GAP_NOT_SUPPORTED,
-        ReasonCode.RETENTION_OVERTOOK,
+        ReasonCode.TRANSACTION_VERIFICATION_ENABLED,
         ReasonCode.UNSUPPORTED_MESSAGE_FORMAT,
         ReasonCode.TARGET_REFUSES_RECORDS,
         ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,

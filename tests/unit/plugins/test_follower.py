@@ -52,10 +52,13 @@ def answering(monkeypatch: pytest.MonkeyPatch, code: int, name: str, times: int)
     produce = FakeProduceConnection.produce
 
     async def refuse(
-        self: FakeProduceConnection, batches: Mapping[tuple[str, int], bytes], timeout_ms: int
+        self: FakeProduceConnection,
+        batches: Mapping[tuple[str, int], bytes],
+        timeout_ms: int,
+        transactional_id: str | None = None,
     ) -> dict[tuple[str, int], ProduceResult]:
         if len(asked) >= times:
-            return await produce(self, batches, timeout_ms)
+            return await produce(self, batches, timeout_ms, transactional_id)
         asked.extend(whole_header(data) for data in batches.values())
         return {place: ProduceResult(code, name, -1, "no") for place in batches}
 
@@ -110,10 +113,13 @@ def test_a_lost_request_is_not_sent_again_before_it_must_have_landed(monkeypatch
         late: list[float] = []
 
         async def lose(
-            self: FakeProduceConnection, batches: Mapping[tuple[str, int], bytes], timeout_ms: int
+            self: FakeProduceConnection,
+            batches: Mapping[tuple[str, int], bytes],
+            timeout_ms: int,
+            transactional_id: str | None = None,
         ) -> dict[tuple[str, int], ProduceResult]:
             if late:
-                return await produce(self, batches, timeout_ms)
+                return await produce(self, batches, timeout_ms, transactional_id)
             late.append(loop.time())
             replicas.b.down.add(1)  # for a minute it answers nothing; then all at once
 

@@ -3,31 +3,61 @@
 from __future__ import annotations
 
 import pytest
-from support.fake_cluster import batch
+from support.fake_cluster import batch, control_batch
 
 from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import ProducerState
 from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.follower_log import FollowerLog, LogState, Numbering, StopReason, not_copyable
+from isthmus_plugins.replication.follower_log import (
+    GAP_OF_MARKERS_MAX,
+    MARKERS_AT_ONCE,
+    Append,
+    FollowerLog,
+    LogState,
+    Mark,
+    Numbering,
+    StopReason,
+)
 from isthmus_protocol.producer_ids import IDS_PER_CLUSTER, ProducerIdOverflow, translate
+from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import (
     CONTROL_BIT,
-    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
     SEQUENCE_MAX,
     TRANSACTIONAL_BIT,
+    BatchHeader,
     CorruptBatch,
     MalformedBatch,
+    UnsupportedBatch,
+    seal,
     whole_header,
 )
 
 NUMBERING = Numbering(source_index=3, target_index=5, link_number=1)
 
 
+def states(last_sequence: int | None) -> dict[int, ProducerState]:
+    """The link's stamp, if the target knows it."""
+    return {} if last_sequence is None else {NUMBERING.stamp_id: ProducerState(0, last_sequence, -1, -1)}
+
+
 def opened(end: int = 0, last_sequence: int | None = None) -> FollowerLog:
     log = FollowerLog(NUMBERING)
     log.epoch = 0
-    log.resume(end, last_sequence)
+    log.resume(0, end, states(last_sequence))
     return log
+
+
+def taken(log: FollowerLog) -> Append:
+    operation = log.take()
+    assert isinstance(operation, Append)
+    return operation
+
+
+def header_of(log: FollowerLog) -> BatchHeader:
+    """Of the batch that is taken now."""
+    return whole_header(taken(log).data)
 
 
 def three(*base_offsets: int, **more: int) -> memoryview:
@@ -36,11 +66,16 @@ def three(*base_offsets: int, **more: int) -> memoryview:
 
 
 def append_all(log: FollowerLog) -> list[int]:
-    """Have everything appended where it belongs; the base offsets."""
+    """Have everything written where it belongs; the offsets at which operations began."""
     offsets = []
-    while log.take() is not None:
+    while log.state is LogState.WRITING and (operation := log.take()) is not None:
         offsets.append(log.end)
-        log.appended(log.end)
+        if isinstance(operation, Append):
+            log.appended(log.end)
+        else:
+            log.marked()
+        if log.state is LogState.RESUMING:
+            log.resume(log.start, log.end, {})
     return offsets
 
 
@@ -56,14 +91,12 @@ def test_batches_are_appended_one_at_a_time_in_order() -> None:
     log = opened()
     log.offer(three(0, 3, 6))
     assert (log.queued, log.accepted_end) == (3, 9)
-    first = log.take()
-    assert first is not None
-    assert whole_header(first).base_offset == 0  # as brokers want it
+    assert header_of(log).base_offset == 0  # as brokers want it
     assert log.take() is None
     log.appended(0)
     assert log.end == 3
     assert append_all(log) == [3, 6]
-    assert (log.end, log.queued, log.queued_bytes, log.state) == (9, 0, 0, LogState.APPENDING)
+    assert (log.end, log.queued, log.queued_bytes, log.state) == (9, 0, 0, LogState.WRITING)
 
 
 def test_what_the_log_has_already_is_left_out() -> None:
@@ -77,7 +110,7 @@ def test_plain_batches_are_stamped_with_a_sequence_that_goes_on() -> None:
     log.offer(three(0, 3))
     sequences = []
     for offset in (0, 3):
-        header = whole_header(log.take() or b"")
+        header = header_of(log)
         assert header.producer_id == NUMBERING.stamp_id
         sequences.append(header.base_sequence)
         log.appended(offset)
@@ -87,30 +120,30 @@ def test_plain_batches_are_stamped_with_a_sequence_that_goes_on() -> None:
 def test_stamped_sequences_wrap() -> None:
     log = opened(0, last_sequence=SEQUENCE_MAX - 1)
     log.offer(three(0, 3))
-    assert whole_header(log.take() or b"").base_sequence == SEQUENCE_MAX
+    assert header_of(log).base_sequence == SEQUENCE_MAX
     log.appended(0)
-    assert whole_header(log.take() or b"").base_sequence == 2
+    assert header_of(log).base_sequence == 2
 
 
 def test_a_refused_batch_keeps_its_sequence() -> None:
     log = opened()
     log.offer(three(0))
     first = log.take()
-    log.not_appended()
+    log.not_written()
     assert log.take() == first
 
 
 def test_idempotent_batches_keep_epoch_and_sequence_under_a_translated_id() -> None:
     log = opened()
     log.offer(three(0, producer_id=7, producer_epoch=2, base_sequence=30))
-    header = whole_header(log.take() or b"")
+    header = header_of(log)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (translate(7, 3), 2, 30)
 
 
 def test_a_producer_id_that_comes_home_is_what_it_was() -> None:
     log = opened()
     log.offer(three(0, producer_id=translate(7, 5), producer_epoch=0, base_sequence=0))
-    assert whole_header(log.take() or b"").producer_id == 7
+    assert header_of(log).producer_id == 7
 
 
 def test_an_answer_at_another_offset_is_a_divergence() -> None:
@@ -122,7 +155,7 @@ def test_an_answer_at_another_offset_is_a_divergence() -> None:
     assert log.reason is not None
     assert log.reason.code == ReasonCode.TARGET_WRITTEN_BY_OTHERS
     assert log.take() is None
-    log.resume(103, None)
+    log.resume(0, 103, {})
     assert log.state is LogState.DIVERGED
 
 
@@ -139,26 +172,26 @@ class TestUnknownFate:
 
     def test_it_had_landed(self) -> None:
         log = self.lost()
-        log.resume(3, 2)
-        assert (log.state, log.end, log.uncertain) == (LogState.APPENDING, 3, False)
-        header = whole_header(log.take() or b"")
+        log.resume(0, 3, states(2))
+        assert (log.state, log.end, log.uncertain) == (LogState.WRITING, 3, False)
+        header = header_of(log)
         assert header.base_sequence == 3
         log.appended(3)
         assert log.end == 6
 
     def test_it_had_not(self) -> None:
         log = self.lost()
-        log.resume(0, None)
+        log.resume(0, 0, {})
         assert append_all(log) == [0, 3]
 
     def test_the_log_ends_inside_it(self) -> None:
         log = self.lost()
-        log.resume(1, None)
+        log.resume(0, 1, {})
         assert log.state is LogState.DIVERGED
 
     def test_the_log_goes_beyond_what_the_source_sent(self) -> None:
         log = self.lost()
-        log.resume(7, None)
+        log.resume(0, 7, {})
         assert log.state is LogState.DIVERGED
 
     def test_the_log_was_cut(self) -> None:
@@ -166,18 +199,10 @@ class TestUnknownFate:
         log.offer(three(0, 3))
         append_all(log)
         log.unknown()
-        log.resume(3, None)
+        log.resume(0, 3, {})
         assert log.state is LogState.STOPPED
         assert log.reason is not None
         assert log.reason.code == reasons.MOVED  # a new stream goes on from there
-
-    def test_a_reason_to_stop_takes_effect_when_what_was_under_way_is_found(self) -> None:
-        log = opened()
-        log.offer(memoryview(bytes(three(0)) + batch(3, [b"x"], attributes=TRANSACTIONAL_BIT)))
-        log.take()
-        log.unknown()
-        log.resume(3, 2)
-        assert (log.state, log.end) == (LogState.STOPPED, 3)
 
 
 def test_an_uncertain_end_stays_uncertain() -> None:
@@ -242,49 +267,252 @@ class TestNobodyElseWrites:
         log.offer(three(0))
         log.take()
         log.checked(3)
-        assert log.state is LogState.APPENDING
+        assert log.state is LogState.WRITING
 
 
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        (batch(2, [b"x"]), ReasonCode.COMPACTION_NOT_SUPPORTED),
-        (batch(0, [b"x"], attributes=TRANSACTIONAL_BIT, producer_id=1), ReasonCode.TRANSACTIONS_NOT_SUPPORTED),
-        (batch(0, [b"x"], attributes=CONTROL_BIT | TRANSACTIONAL_BIT), ReasonCode.TRANSACTIONS_NOT_SUPPORTED),
-    ],
-)
-def test_what_cannot_be_copied_exactly_is_not_copied(data: bytes, code: str) -> None:
+class TestTransactions:
+    def test_transactional_batches_keep_what_they_are(self) -> None:
+        log = opened()
+        log.offer(three(0, producer_id=7, producer_epoch=2, base_sequence=30, attributes=TRANSACTIONAL_BIT))
+        assert log.transaction_of == translate(7, 3)
+        operation = taken(log)
+        header = whole_header(operation.data)
+        assert operation.transactional
+        assert header.is_transactional
+        assert (header.producer_id, header.producer_epoch, header.base_sequence) == (translate(7, 3), 2, 30)
+
+    def marker(self, log: FollowerLog, offset: int, coordinator_epoch: int = 4, committed: bool = True) -> Mark:
+        log.offer(
+            memoryview(
+                control_batch(offset, committed, producer_id=7, producer_epoch=2, coordinator_epoch=coordinator_epoch)
+            )
+        )
+        assert log.transaction_of is None
+        operation = log.take()
+        assert isinstance(operation, Mark)
+        return operation
+
+    def test_a_marker_is_the_sources(self) -> None:
+        for committed in (True, False):
+            assert self.marker(opened(), 0, 4, committed) == Mark(0, 1, translate(7, 3), 2, committed, 4)
+
+    def test_the_log_end_is_read_after_the_first_marker(self) -> None:
+        log = opened()
+        self.marker(log, 0)
+        log.marked()
+        assert (log.end, log.state, log.uncertain) == (1, LogState.RESUMING, False)
+        log.resume(0, 1, {})
+        self.marker(log, 1)
+        log.marked()
+        assert (log.end, log.state) == (2, LogState.WRITING)
+
+    def test_a_marker_of_an_owner_before_that_landed_late_shows(self) -> None:
+        log = opened()
+        self.marker(log, 0)
+        log.marked()
+        log.resume(0, 2, {})
+        assert log.state is LogState.DIVERGED
+
+    def test_a_marker_that_is_sent_again_outranks_the_one_whose_fate_is_unknown(self) -> None:
+        log = opened()
+        self.marker(log, 0, 4)
+        log.unknown()
+        log.resume(0, 0, {})
+        again = log.take()
+        assert isinstance(again, Mark)
+        assert again.coordinator_epoch == 5
+        log.marked()
+        log.resume(0, 1, {translate(7, 3): ProducerState(2, -1, 5, -1)})
+        assert self.marker(log, 1, 4).coordinator_epoch >= 5
+        log.marked()
+        assert self.marker(log, 2, 9).coordinator_epoch >= 9
+
+    def test_a_marker_that_is_fenced_is_sent_again_with_a_higher_epoch(self) -> None:
+        log = opened()
+        self.marker(log, 0, 4)
+        log.fenced()
+        assert (log.state, log.uncertain) == (LogState.RESUMING, False)
+        log.resume(0, 0, {translate(7, 3): ProducerState(2, -1, 11, -1)})
+        again = log.take()
+        assert isinstance(again, Mark)
+        assert again.coordinator_epoch == 12
+
+    def test_a_marker_that_had_landed(self) -> None:
+        log = opened()
+        self.marker(log, 0)
+        log.unknown()
+        log.resume(0, 1, {})
+        assert (log.end, log.queued) == (1, 0)
+
+
+class TestGaps:
+    def test_a_gap_is_filled_with_aborts_of_nobody(self) -> None:
+        log = opened()
+        log.offer(three(5))
+        assert log.take() == Mark(0, 5, NUMBERING.filler_id, 0, False, 0, True)
+        log.marked()
+        log.resume(0, 5, {NUMBERING.filler_id: ProducerState(0, -1, 0, -1)})
+        assert append_all(log) == [5]
+        assert (log.end, log.filled) == (8, 5)
+
+    def test_part_of_a_gap_was_filled(self) -> None:
+        log = opened()
+        log.offer(three(5))
+        log.take()
+        log.unknown()
+        log.resume(0, 2, {NUMBERING.filler_id: ProducerState(0, -1, 3, -1)})
+        assert log.take() == Mark(2, 5, NUMBERING.filler_id, 0, False, 4, True)
+
+    def test_a_gap_is_filled_in_portions(self) -> None:
+        log = opened()
+        log.offer(three(GAP_OF_MARKERS_MAX))
+        offsets = append_all(log)
+        assert offsets == [*range(0, GAP_OF_MARKERS_MAX, MARKERS_AT_ONCE), GAP_OF_MARKERS_MAX]
+
+    def test_a_long_gap_is_filled_with_an_aborted_transaction(self) -> None:
+        log = opened()
+        gap = 10**9
+        log.offer(three(gap))
+        assert log.transaction_of == NUMBERING.filler_id
+        operations: list[Append | Mark] = []
+        while (operation := log.take()) is not None and log.end < gap:
+            operations.append(operation)
+            if isinstance(operation, Append):
+                log.appended(operation.first_offset)
+            else:
+                log.marked()
+        assert len(operations) == 2001
+        assert all(isinstance(each, Append) and each.transactional for each in operations[:-1])
+        assert [each.first_offset for each in operations[1:]] == [each.next_offset for each in operations[:-1]]
+        sequences = [whole_header(each.data).base_sequence for each in operations[:3] if isinstance(each, Append)]
+        assert sequences == [0, 500_000, 1_000_000]
+        assert operations[-1] == Mark(gap - 1, gap, NUMBERING.filler_id, 0, False, 0, True)
+
+    def test_an_open_transaction_of_tombstones_is_aborted_by_whoever_goes_on(self) -> None:
+        log = FollowerLog(NUMBERING)
+        log.epoch = 0
+        log.resume(0, 500_000, {NUMBERING.filler_id: ProducerState(0, 499_999, -1, 0)})
+        log.offer(three(1_000_000))
+        assert header_of(log).base_sequence == 500_000
+        log.appended(500_000)
+        assert log.take() == Mark(999_999, 1_000_000, NUMBERING.filler_id, 0, False, 0, True)
+
+    def test_holes_are_filled_between_runs_of_records(self) -> None:
+        like = whole_header(three(0))._replace(last_offset_delta=9)
+        data = encode_batch([Record(offset, 1, None, b"v") for offset in (2, 3, 7)], like, last_offset=9)
+        log = opened(2)
+        log.offer(memoryview(data))
+        assert append_all(log) == [2, 4, 7, 8]
+        assert (log.end, log.filled, log.queued, log.queued_bytes) == (10, 5, 0, 0)
+
+    def test_an_emptied_batch_is_a_gap(self) -> None:
+        header = whole_header(three(0))._replace(record_count=0)
+        log = opened()
+        log.offer(memoryview(seal(header, b"")))
+        assert log.take() == Mark(0, 3, NUMBERING.filler_id, 0, False, 0, True)
+
+    def test_what_the_follower_has_of_a_batch_is_cut_off(self) -> None:
+        log = opened(1)
+        log.offer(three(0))
+        operation = taken(log)
+        assert (operation.first_offset, operation.next_offset) == (1, 3)
+        assert [record.value for record in decode_records(operation.data)] == [b"b", b"c"]
+
+    def test_append_time_becomes_the_records_own_time(self) -> None:
+        header = whole_header(three(0))
+        data = seal(
+            header._replace(attributes=LOG_APPEND_TIME_BIT, max_timestamp=header.base_timestamp + 5),
+            bytes(three(0))[HEADER_SIZE:],
+        )
+        log = opened()
+        log.offer(memoryview(data))
+        operation = taken(log)
+        assert not whole_header(operation.data).is_log_append_time
+        assert {record.timestamp for record in decode_records(operation.data)} == {header.base_timestamp + 5}
+
+    def test_what_is_made_here_is_sent_in_smaller_parts_if_it_is_too_large(self) -> None:
+        log = opened(1)
+        log.offer(three(0))
+        assert taken(log).divisible
+        log.too_large()
+        first = taken(log)
+        assert (first.first_offset, first.next_offset, first.divisible) == (1, 2, False)
+        log.appended(1)
+        assert append_all(log) == [2]
+
+
+class TestLogStart:
+    def test_offsets_before_the_sources_start_are_filled_and_deleted(self) -> None:
+        log = opened()
+        log.offer(three(2_500_000), 2_500_000)
+        assert append_all(log) == [0, 1_000_000, 2_000_000]
+        assert (log.end, log.trim_to) == (2_500_000, 2_500_000)
+        assert log.take() is None  # not before that is done
+        log.trimmed(2_500_000)
+        assert log.trim_to is None
+        assert header_of(log).base_sequence == 2_500_000
+
+    def test_a_source_that_is_empty_but_for_its_start(self) -> None:
+        log = opened()
+        log.offer(memoryview(b""), 10)
+        assert (log.queued, log.accepted_end) == (1, 10)
+        assert append_all(log) == [0]
+        assert (log.end, log.trim_to, log.queued) == (10, 10, 0)
+
+    def test_retention_that_overtook(self) -> None:
+        log = opened(3)
+        log.offer(three(12), 10)
+        assert append_all(log) == [3]
+        assert (log.end, log.trim_to) == (10, 10)
+        log.trimmed(10)
+        assert append_all(log) == [10, 12]
+        assert log.filled == 9
+
+    def test_what_expires_later_is_deleted(self) -> None:
+        log = opened()
+        log.offer(three(0, 3))
+        append_all(log)
+        log.offer(memoryview(b""), 4)
+        assert log.trim_to == 4
+        log.trimmed(4)
+        assert log.trim_to is None
+
+
+class TestSequencesWithHoles:
+    def refused(self) -> FollowerLog:
+        log = opened()
+        log.offer(three(0, 3, producer_id=7, producer_epoch=2, base_sequence=30))
+        log.take()
+        log.out_of_sequence()
+        assert (log.state, log.uncertain) == (LogState.RESUMING, False)
+        return log
+
+    def test_they_go_on_from_what_the_target_knows(self) -> None:
+        log = self.refused()
+        log.resume(0, 0, {translate(7, 3): ProducerState(2, 11, -1, -1)})
+        assert header_of(log).base_sequence == 12
+        log.appended(0)
+        assert header_of(log).base_sequence == 15
+
+    def test_a_new_epoch_begins_at_0(self) -> None:
+        log = self.refused()
+        log.resume(0, 0, {translate(7, 3): ProducerState(1, 11, -1, -1)})
+        assert header_of(log).base_sequence == 0
+
+    def test_a_producer_that_is_unknown_keeps_its_own(self) -> None:
+        log = self.refused()
+        log.resume(0, 0, {})
+        assert header_of(log).base_sequence == 30
+
+
+def test_control_records_of_another_kind_are_not_copied() -> None:
+    header = whole_header(three(0))._replace(attributes=CONTROL_BIT, last_offset_delta=0)
+    data = encode_batch([Record(0, 1, bytes((0, 0, 0, 5)), b"value")], header)
     log = opened()
     log.offer(memoryview(data))
-    assert log.state is LogState.STOPPED
-    assert log.reason is not None
-    assert log.reason.code == code
-    assert log.take() is None
-    assert reasons.waiting_state(code) is not None
-
-
-def test_batches_before_a_bad_one_are_copied() -> None:
-    log = opened()
-    bad = batch(3, [b"x"], attributes=TRANSACTIONAL_BIT)
-    log.offer(memoryview(bytes(three(0)) + bad + batch(4, [b"after"])))
-    assert log.state is LogState.APPENDING
-    log.offer(three(5))  # nothing after it is taken
-    assert append_all(log) == [0]
-    assert (log.state, log.end) == (LogState.STOPPED, 3)
-
-
-def test_headers_that_cannot_be_copied() -> None:
-    header = whole_header(batch(10, [b"x", b"y"]))
-    assert not_copyable(header, 10) is None
-    for changed, expected in (
-        (header, 11),  # the follower ends inside it
-        (header._replace(record_count=1), 10),
-        (header._replace(attributes=LOG_APPEND_TIME_BIT), 10),
-        (header._replace(attributes=DELETE_HORIZON_BIT), 10),
-    ):
-        reason = not_copyable(changed, expected)
-        assert reason is not None
-        assert str(header.base_offset) in reason.message
+    with pytest.raises(UnsupportedBatch):
+        log.take()
+    assert log.queued == 1
 
 
 def test_damaged_batches_are_not_blessed_with_a_new_crc() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from support.fake_cluster import batch, run_simulated
-from support.replicas import LINK, Replicas, simulate_clock
+from support.replicas import LINK, Replicas, records_of, simulate_clock
 
 from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.replication import leader as module
 from isthmus_plugins.replication.leader import Flow, LeaderStream, LedPartition
-from isthmus_protocol.records import TRANSACTIONAL_BIT
+from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
 
 
 class Connection:
@@ -96,9 +97,9 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
     async def work(replicas: Replicas) -> None:
         source = replicas.a.add_topic("local-t").partitions[0]
         source.write_values(b"a", b"b")
-        source.write(batch(2, [b"x"], attributes=TRANSACTIONAL_BIT))
+        source.write(batch(2, [b"x"], attributes=CONTROL_BIT))  # control records of a kind that nobody knows
         source.write_values(b"after")
-        why = await stopped(replicas, ReasonCode.TRANSACTIONS_NOT_SUPPORTED)
+        why = await stopped(replicas, ReasonCode.UNSUPPORTED_MESSAGE_FORMAT)
         assert (why.end_offset, why.source_end) == (2, 4)
         opened = 0
         for _ in range(300):  # it is tried again, and shows as stopped all the time
@@ -135,12 +136,8 @@ def test_batches_of_an_old_format_stop_after_those_before_them(monkeypatch: pyte
     on_replicas(monkeypatch, work)
 
 
-@pytest.mark.parametrize(
-    ("follower_has", "code"), [(0, ReasonCode.HEAD_GAP_NOT_SUPPORTED), (2, ReasonCode.RETENTION_OVERTOOK)]
-)
-def test_a_log_that_starts_beyond_the_followers_end(
-    follower_has: int, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("follower_has", [0, 2])
+def test_a_log_that_starts_beyond_the_followers_end(follower_has: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(replicas: Replicas) -> None:
         source = replicas.a.add_topic("local-t").partitions[0]
         if follower_has:
@@ -152,9 +149,62 @@ def test_a_log_that_starts_beyond_the_followers_end(
         source.start = 7
         replicas.start("A")
         await replicas.connect()
-        why = await stopped(replicas, code)
-        assert (why.end_offset, why.source_end) == (follower_has, source.end)
-        assert "starts at 7" in why.message
+        await replicas.until("copied", replicas.equal)
+        await replicas.until("trimmed", lambda: replicas.b.partition("remote-t").start == 7)
+        assert KEY not in replicas.ends["A"].leader.stopped
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_log_that_is_empty_but_for_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.write_values(*[b"x"] * 5)
+        source.start = 5
+        await replicas.until("copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
+        await replicas.until("trimmed", lambda: replicas.b.partition("remote-t").start == 5)
+        source.write_values(b"y")
+        await replicas.until("it goes on", replicas.equal)
+
+    on_replicas(monkeypatch, work)
+
+
+def test_transactions_are_copied_with_their_markers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        for number in range(6):
+            source.transact(number % 2, [b"%d" % number] * 3, committed=number % 3 != 0)
+        source.produce(
+            batch(0, [b"open"], producer_id=9, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT)
+        )
+        await replicas.until("copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
+        target = replicas.b.partition("remote-t")
+        assert [each[1:] for each in target.aborted] == [each[1:] for each in source.aborted]
+        assert target.last_stable_offset == source.end - 1
+
+    on_replicas(monkeypatch, work)
+
+
+def test_committed_records_of_a_compacted_topic_need_no_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        topic = replicas.a.add_topic("local-t", configs={"cleanup.policy": "compact"})
+        source = topic.partitions[0]
+        source.transact(1, [b"a"] * 3, committed=True)
+        source.transact(2, [b"b"] * 3, committed=False)
+        source.transact(1, [b"c"] * 3, committed=True)
+        source.clean({3, 9, 10})  # the first marker, and a record of the last transaction
+        source.produce(
+            batch(0, [b"open"], producer_id=9, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT)
+        )
+        await replicas.until("copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
+        target = replicas.b.partition("remote-t")
+        assert [each[1:] for each in target.aborted] == [(4, 7)]
+        assert target.last_stable_offset == source.end - 1
+        assert records_of(target, 0, 8) == records_of(source, 0, 8)
+        source.mark(TransactionMarkers("", 0, 9, 0, True, 0))
+        source.transact(2, [b"d"] * 3, committed=True)
+        await replicas.until("it goes on", replicas.equal)
+        assert target.last_stable_offset == source.end
 
     on_replicas(monkeypatch, work)
 

@@ -315,7 +315,7 @@ def test_a_silent_peer_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_records_that_nobody_asked_for_end_the_connection() -> None:
     async def work(listener: Listener) -> None:
         dialler, acceptor = await listener.pair()
-        dialler.send(link.encode_append_head(1, 10, 0, 3), b"abc")
+        dialler.send(link.encode_append_head(1, 7, 3, 10, 0, 3), b"abc")
         assert await acceptor.lost_within(5)
         assert "no open stream" in acceptor.lost_reason
 
@@ -340,7 +340,7 @@ def test_backpressure_shows_and_ends() -> None:
         acceptor._transport.pause_reading()
         sent = 0
         while dialler.writable:
-            dialler.send(link.encode_append_head(1, 0, 0, 1_000_000), bytes(1_000_000))
+            dialler.send(link.encode_append_head(1, 0, 0, 0, 0, 1_000_000), bytes(1_000_000))
             sent += 1
             assert sent < 100
             await asyncio.sleep(0)
@@ -360,7 +360,7 @@ def test_what_is_queued_for_a_stuck_peer_is_given_up(monkeypatch: pytest.MonkeyP
         dialler, acceptor = await listener.pair()
         acceptor._transport.pause_reading()
         for _ in range(40):
-            dialler.send(link.encode_append_head(1, 0, 0, 1_000_000), bytes(1_000_000))
+            dialler.send(link.encode_append_head(1, 0, 0, 0, 0, 1_000_000), bytes(1_000_000))
         dialler.close()
         await asyncio.sleep(0.3)
         assert dialler._transport.get_write_buffer_size() == 0

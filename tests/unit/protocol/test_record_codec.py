@@ -21,7 +21,6 @@ from isthmus_protocol.record_codec import (
     Marker,
     Record,
     Run,
-    as_create_time,
     decode_control,
     decode_records,
     encode_batch,
@@ -351,15 +350,15 @@ def test_append_time_becomes_each_records_own_time(
     source = batch_of(records, LOG_APPEND_TIME_BIT | compression, max_timestamp=append_time)
     expected = [r._replace(timestamp=append_time) for r in records]
     assert decode_records(source) == expected
-    copy = as_create_time(source)
-    verify_crc(copy)
-    header = whole_header(copy)
-    assert not header.is_log_append_time
-    assert header.compression is compression
-    assert header.base_timestamp == header.max_timestamp == append_time
-    assert (header.base_offset, header.last_offset) == (records[0].offset, records[-1].offset)
-    assert decode_records(copy) == expected
-    assert as_create_time(copy) == copy
+    runs = [run.batch for run in split_runs(source) if run.batch is not None]
+    for run in runs:
+        verify_crc(run)
+        header = whole_header(run)
+        assert not header.is_log_append_time
+        assert header.compression is compression
+        assert header.base_timestamp == header.max_timestamp == append_time
+        assert split_runs(run) == [Run(header.base_offset, header.last_offset_delta + 1, run)]
+    assert [r for run in runs for r in decode_records(run)] == expected
 
 
 def test_append_time_with_holes() -> None:
@@ -377,14 +376,31 @@ def test_append_time_with_holes() -> None:
             assert {r.timestamp for r in decode_records(run.batch)} == {NOW + 7}
 
 
-def test_append_time_of_an_emptied_batch() -> None:
-    emptied = seal(
-        PLAIN._replace(last_offset_delta=4, record_count=0, attributes=LOG_APPEND_TIME_BIT, max_timestamp=NOW), b""
-    )
-    copy = as_create_time(emptied)
-    assert not whole_header(copy).is_log_append_time
-    assert whole_header(copy).next_offset == 5
-    assert decode_records(copy) == []
+def test_a_batch_is_cut_at_its_front() -> None:
+    records = [Record(o, NOW + o, b"k", b"v") for o in (10, 11, 15, 16)]
+    batch = batch_of(records, producer_id=1, producer_epoch=0, base_sequence=100)
+    for offset, kept in ((11, records[1:]), (12, records[2:]), (16, records[3:])):
+        runs = split_runs(batch, from_offset=offset)
+        assert (runs[0].first_offset, runs[-1].next_offset) == (offset, 17)
+        assert [r for run in runs if run.batch for r in decode_records(run.batch)] == kept
+    assert [whole_header(r.batch).base_sequence for r in split_runs(batch, from_offset=11) if r.batch] == [101, 105]
+
+
+def test_runs_of_so_many_records_at_most() -> None:
+    records = [Record(o, NOW, b"k", b"v") for o in range(10, 20)]
+    batch = batch_of(records)
+    runs = split_runs(batch, records_max=4)
+    assert [(r.first_offset, r.length) for r in runs] == [(10, 4), (14, 4), (18, 2)]
+    assert [r for run in runs if run.batch for r in decode_records(run.batch)] == records
+    assert split_runs(batch, records_max=10) == [Run(10, 10, batch)]
+
+
+def test_the_delete_horizon_is_left_out() -> None:
+    batch = batch_of([Record(5, NOW, b"k", None)], DELETE_HORIZON_BIT)
+    (run,) = split_runs(batch)
+    assert run.batch is not None
+    assert not whole_header(run.batch).has_delete_horizon
+    assert decode_records(run.batch) == decode_records(batch)
 
 
 # -- Markers -----------------------------------------------------------------------------------------------------------
@@ -474,7 +490,7 @@ def test_an_emptied_batch_holds_nothing() -> None:
 
 
 def check_everything(batch: bytes) -> None:
-    for read in (decode_records, split_runs, as_create_time, decode_control):
+    for read in (decode_records, split_runs, decode_control):
         try:
             read(batch)
         except (MalformedBatch, UnsupportedBatch):
