@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from support.kafka import unique
 from support.links import Linked, linked, until
 
@@ -151,66 +151,7 @@ def test_status_and_metrics_tell_lag(link: Linked) -> None:
     link.wait_state(target, "Following")
 
 
-# ---- what is not copied (yet) ----
-
-
-def stopped(link: Linked, source: str, target: str, state: str, reason: str, offset: int) -> None:
-    """Both ends tell that a partition goes no further, why, and how far it came."""
-    for side, topic in ((link.b, target), (link.a, source)):
-        until(
-            f"{topic} is {state}",
-            lambda side=side, topic=topic: (
-                (found := side.partition(link.name, topic)) is not None
-                and (found["state"], found["reason"]) == (state, reason)
-            ),
-        )
-        found = side.partition(link.name, topic)
-        assert found is not None
-        assert found["follower_end"] == offset
-        assert found["message"]
-
-
-def test_transactions_stop_a_partition_and_no_other(link: Linked) -> None:
-    source, target = names(link, "transactional")
-    link.a.create_topic(source, 2)
-    link.a.produce(source, [b"plain"] * 5)
-    producer = Producer({"bootstrap.servers": link.a.bootstrap, "transactional.id": unique("tx")})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce(source, b"in a transaction", partition=0)
-    producer.commit_transaction(30)
-    link.a.produce(source, [b"after"] * 3)
-    link.a.produce(source, [b"elsewhere"] * 4, partition=1)
-    link.wait_end(target, 4, partition=1)
-    stopped(link, source, target, "Stopped", "TRANSACTIONS_NOT_SUPPORTED", 5)
-    assert link.b.end(target) == 5
-    link.wait_state(target, "Following", partition=1)
-    assert link.b.link(link.name)["state"] == "Following"  # what waits for somebody shows on its own
-    report = link.verify(check=False)
-    verdicts = {each["partition"]: each for each in report["partitions"] if each["topic"] == source}
-    assert verdicts[0]["equal"]
-    assert verdicts[0]["compared_to"] == 5
-    assert verdicts[0]["source_end"] == 10
-
-
-def test_log_append_time_stops_a_partition(link: Linked) -> None:
-    source, target = names(link, "appendtime")
-    link.a.create_topic(source, config={"message.timestamp.type": "LogAppendTime"})
-    link.a.produce(source, [b"x"])
-    stopped(link, source, target, "Stopped", "UNSUPPORTED_MESSAGE_FORMAT", 0)
-    assert link.b.topic_config(target)["message.timestamp.type"] == "CreateTime"
-
-
-def test_a_log_that_starts_later_stops_a_partition(link: Linked) -> None:
-    source, target = names(link, "headless")
-    link.detach()
-    link.a.create_topic(source)
-    link.a.produce(source, [b"x"] * 20)
-    link.a.admin(direct=True).delete_records([TopicPartition(source, 0, 12)])
-    until("the log starts at 12", lambda: link.a.read(source)[0].offset == 12)
-    link.attach()
-    stopped(link, source, target, "Stopped", "HEAD_GAP_NOT_SUPPORTED", 0)
-    assert link.b.end(target) == 0
+# ---- the life of a source ----
 
 
 def test_a_follower_is_trimmed_with_its_source(link: Linked) -> None:

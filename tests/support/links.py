@@ -18,8 +18,12 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, Ne
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
+from isthmus_protocol.schema import ApiKey
 from support.kafka import unique
+from support.wire import Wire
 
+VERIFICATION: Final = "transaction.partition.verification.enable"
+BROKER_RESOURCE: Final = 4
 WAIT_S: Final = 60.0
 LEASE_S: Final = 3.0
 """Short, so that a proxy which was killed is not waited for long."""
@@ -136,14 +140,30 @@ class Side:
             raise KafkaException(errors[0])
         return offsets
 
-    def read(self, topic: str, partition: int = 0, direct: bool = False, timeout_s: float = 30.0) -> list[Read]:
-        """All records of a partition, read uncommitted, up to the high watermark at the start."""
+    def verify_transactions(self, enabled: bool) -> None:
+        """Set the cluster-wide setting that keeps copies of transactions out (KIP-890); the default is true."""
+        setting = {"name": VERIFICATION, "config_operation": 0, "value": str(enabled).lower()}
+        resource = {"resource_type": BROKER_RESOURCE, "resource_name": "", "configs": [setting]}
+        with Wire(self.kafka.bootstrap_servers.split(",")[0]) as wire:
+            values = {"resources": [resource], "validate_only": False}
+            [answer] = wire.request(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, values).responses
+        assert answer.error_code == 0, answer
+
+    def read(
+        self,
+        topic: str,
+        partition: int = 0,
+        direct: bool = False,
+        timeout_s: float = 30.0,
+        isolation: str = "read_uncommitted",
+    ) -> list[Read]:
+        """All records of a partition up to the high watermark, or the last stable offset, at the start."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.kafka.bootstrap_servers if direct else self.bootstrap,
                 "group.id": unique("reader"),
                 "enable.auto.commit": False,
-                "isolation.level": "read_uncommitted",
+                "isolation.level": isolation,
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": True,
             }
@@ -166,7 +186,13 @@ class Side:
 
     def end(self, topic: str, partition: int = 0) -> int:
         """The high watermark, as the brokers know it."""
-        consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap_servers, "group.id": "ends"})
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap_servers,
+                "group.id": "ends",
+                "isolation.level": "read_uncommitted",  # else it is the last stable offset
+            }
+        )
         try:
             return int(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)[1])
         finally:
