@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, columns, example, show
+from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, example, show
+from isthmus_bench import tables as table_text
+from isthmus_bench.replicate_cli import replicate
+from isthmus_bench.tables import Table, number, text_lines
 
 if TYPE_CHECKING:
     from isthmus_bench.passthrough import Report, Sample
@@ -17,14 +20,18 @@ if TYPE_CHECKING:
 bench_app: Final = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Benchmarks: what the proxy costs, beside what it is compared with.",
-    epilog=example("isthmus bench passthrough", "isthmus bench passthrough --broker canned --quick -o json"),
+    help="Benchmarks: what the proxy costs and does, beside what it is compared with.",
+    epilog=example("isthmus bench passthrough", "isthmus bench replicate --quick -o json"),
 )
+bench_app.command(
+    epilog=example("isthmus bench replicate", "isthmus bench replicate --rounds 3 --no-mirror-maker -o json")
+    + EXIT_CODES
+)(replicate)
 
 
 @bench_app.callback()
 def _bench() -> None:
-    """Benchmarks: what the proxy costs, beside what it is compared with."""
+    """Benchmarks: what the proxy costs and does, beside what it is compared with."""
 
 
 @bench_app.command(
@@ -83,16 +90,12 @@ def passthrough(
         raise typer.Exit(Exit.FAILED)
 
 
-Table = tuple[str, list[str], list[list[str]]]
-"""Title, heads, rows."""
-
-
 def tables(report: Report) -> Iterator[Table]:
     """The report as tables of text."""
     for workload in dict.fromkeys(figure.workload for figure in report.figures):
         heads = ["path", "requests/s", "MB/s", "p50 us", "p99 us", "CPU us", "CPU ns/B", "of relay", "core", "load"]
         rows = [
-            [figure.path, *_cells(figure.sample), _number(figure.cpu_ratio, 2), *_shares(figure.sample)]
+            [figure.path, *_cells(figure.sample), number(figure.cpu_ratio, 2), *_shares(figure.sample)]
             for figure in report.figures
             if figure.workload == workload
         ]
@@ -102,23 +105,23 @@ def tables(report: Report) -> Iterator[Table]:
         [
             each.path,
             str(each.connections),
-            _number(each.bytes_each / 1024, 1),
+            number(each.bytes_each / 1024, 1),
             f"{each.given_back:.0%}",
-            _number(each.bytes_each_again / 1024, 1),
-            _number(each.resident_bytes / 1e6, 1),
+            number(each.bytes_each_again / 1024, 1),
+            number(each.resident_bytes / 1e6, 1),
         ]
         for each in report.idle
     ]
     yield "Idle connections", heads, rows
     heads = ["path", "at rest", "process MB", "requests/s", "MB/s", "p50 us", "p99 us", "CPU us", "CPU ns/B"]
     rows = [
-        [each.path, str(each.connections), _number(each.resident_bytes / 1e6, 1), *_cells(each.sample)]
+        [each.path, str(each.connections), number(each.resident_bytes / 1e6, 1), *_cells(each.sample)]
         for each in report.carried
     ]
     yield "Produce 1 x 100 B on 10 connections, others at rest", heads, rows
     heads = ["target", "limit", "measured", "met"]
     rows = [
-        [each.target, _number(each.limit, 2), _number(each.measured, 2), "yes" if each.met else "NO"]
+        [each.target, number(each.limit, 2), number(each.measured, 2), "yes" if each.met else "NO"]
         for each in report.verdicts
     ]
     yield "Targets", heads, rows
@@ -126,41 +129,29 @@ def tables(report: Report) -> Iterator[Table]:
 
 def table_lines(report: Report) -> Iterator[str]:
     """For a terminal."""
-    yield f"broker: {report.broker}"
-    yield f"machine: {report.machine}; medians of {report.rounds} rounds of {report.seconds} s"
-    for title, heads, rows in tables(report):
-        yield ""
-        yield title
-        yield from columns(heads, rows)
+    heads = (
+        f"broker: {report.broker}",
+        f"machine: {report.machine}; medians of {report.rounds} rounds of {report.seconds} s",
+    )
+    return text_lines(heads, tables(report))
 
 
 def markdown_lines(report: Report) -> Iterator[str]:
     """For a document."""
-    yield f"Broker: {report.broker}. {report.machine}. Medians of {report.rounds} rounds of {report.seconds} s."
-    for title, heads, rows in tables(report):
-        yield ""
-        yield f"**{title}**"
-        yield ""
-        yield "| " + " | ".join(heads) + " |"
-        yield "|---" + "|--:" * (len(heads) - 1) + "|"
-        for row in rows:
-            yield "| " + " | ".join(row) + " |"
+    head = f"Broker: {report.broker}. {report.machine}. Medians of {report.rounds} rounds of {report.seconds} s."
+    return table_text.markdown_lines(head, tables(report))
 
 
 def _cells(sample: Sample) -> list[str]:
     return [
-        _number(sample.requests_per_s, 0),
-        _number(sample.mb_per_s, 1),
-        _number(sample.p50_us, 0),
-        _number(sample.p99_us, 0),
-        _number(sample.cpu_us, 1),
-        _number(sample.cpu_ns_per_byte, 3),
+        number(sample.requests_per_s, 0),
+        number(sample.mb_per_s, 1),
+        number(sample.p50_us, 0),
+        number(sample.p99_us, 0),
+        number(sample.cpu_us, 1),
+        number(sample.cpu_ns_per_byte, 3),
     ]
 
 
 def _shares(sample: Sample) -> list[str]:
     return ["-" if share is None else f"{share:.0%}" for share in (sample.cpu_share, sample.load_share)]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"

