@@ -76,19 +76,19 @@ def fetch_frame(topic: str, identity: UUID, version: int, offsets: Sequence[int]
     return encode_request(build_request(ApiKey.FETCH, version, values), 0, CLIENT_ID)
 
 
-def ends(client: RawClient, versions: Mapping[int, int], topic: str, partitions: int) -> list[int]:
-    """The high watermarks of a topic's partitions; 0 where there is no such partition yet. Raises LoadError."""
+def ends(client: RawClient, versions: Mapping[int, int], topic: str, partitions: int) -> list[int | None]:
+    """The high watermarks of a topic's partitions; None where there is no such partition yet. Raises LoadError."""
     version = versions[ApiKey.LIST_OFFSETS]
     wanted = [{"partition_index": index, "timestamp": -1, "current_leader_epoch": -1} for index in range(partitions)]
     values = {"replica_id": -1, "topics": [{"name": topic, "partitions": wanted}]}
     frame = client.ask_frame(ApiKey.LIST_OFFSETS, version, values)
     answer: Any = decode_response(ApiKey.LIST_OFFSETS, version, frame)[1]
-    found = [0] * partitions
+    found: list[int | None] = [None] * partitions
     for each in answer.topics[0].partitions:
         code = int(each.error_code)
         if code and code not in NOT_THERE:
             raise LoadError(f"{topic}-{each.partition_index}: ListOffsets was answered with error code {code}")
-        found[each.partition_index] = 0 if code else each.offset
+        found[each.partition_index] = None if code else each.offset
     return found
 
 
@@ -105,6 +105,7 @@ def fill(target: Target, partitions: int, batches: int, records: int, record_byt
         every = range(partitions)
         values = [{"index": index, "records": data} for index in every]
         topic = {"name": target.topic, "topic_id": identity, "partition_data": values}
+        _wait_until_led(client, versions, target.topic, partitions)
         answer = client.ask_frame(ApiKey.PRODUCE, version, {"acks": -1, "timeout": 30_000, "topic_data": [topic]})
         errors = peeks.error_codes(ApiKey.PRODUCE, version, answer) - {0}
         if errors:
@@ -120,6 +121,15 @@ def fill(target: Target, partitions: int, batches: int, records: int, record_byt
         finally:
             connection.close()
     return {"records": partitions * batches * records}
+
+
+def _wait_until_led(client: RawClient, versions: Mapping[int, int], topic: str, partitions: int) -> None:
+    """A broker takes up the partitions of a new topic a moment after it has told of them."""
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while None in ends(client, versions, topic, partitions):
+        if time.monotonic() > deadline:
+            raise LoadError(f"{topic} has partitions without a leader")
+        time.sleep(0.02)
 
 
 def _repeat(flow: Flow, count: int) -> None:
@@ -150,7 +160,7 @@ def follow(
         versions = newest_versions(client)
         deadline = time.monotonic() + timeout_s
         while True:
-            found = sum(ends(client, versions, target.topic, partitions))
+            found = sum(end or 0 for end in ends(client, versions, target.topic, partitions))
             now = time.monotonic()
             samples.append((now, found, sum(map(cpu_seconds, pids))))
             if found >= records:
@@ -249,10 +259,11 @@ class Pacer:
         self._writer, self._reader = RawClient(source), RawClient(sink)
         self._answers, self._fetched = _Frames(self._writer), _Frames(self._reader)
         write, read = newest_versions(self._writer), newest_versions(self._reader)
-        self._offsets = ends(self._reader, read, sink.topic, pace.partitions)
+        at_target = ends(self._reader, read, sink.topic, pace.partitions)
         at_source = ends(self._writer, write, source.topic, pace.partitions)
-        if self._offsets != at_source:
-            raise LoadError(f"{sink.topic} ends at {self._offsets}, its source at {at_source}")
+        if at_target != at_source:
+            raise LoadError(f"{sink.topic} ends at {at_target}, its source at {at_source}")
+        self._offsets = [end or 0 for end in at_target]
         self._arrivals = [Arrivals() for _ in range(pace.partitions)]
         self._produce_version, self._fetch_version = write[ApiKey.PRODUCE], read[ApiKey.FETCH]
         self._sink_topic, self._sink_id = sink.topic, topic_id(self._reader, read, sink.topic)
