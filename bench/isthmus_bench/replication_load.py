@@ -349,7 +349,7 @@ class Pacer:
             if error_code:
                 raise LoadError(f"a Fetch was answered with error code {error_code}")
             for _, partitions in topics:
-                for index, code, _, _, _, records in partitions:
+                for index, code, _, _, _, _, records in partitions:
                     if code:
                         raise LoadError(f"a Fetch of partition {index} was answered with error code {code}")
                     last = deque(walk(records or b""), maxlen=1)
