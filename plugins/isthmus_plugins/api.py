@@ -299,6 +299,9 @@ class ClusterApi(Protocol):
 
     async def high_watermark(self, topic: str, partition: int) -> int: ...
 
+    async def last_stable_offset(self, topic: str, partition: int) -> int:
+        """All transactions that began before it have ended."""
+
     async def log_start(self, topic: str, partition: int) -> int: ...
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:

@@ -81,6 +81,11 @@ def is_links_own(producer_id: int) -> bool:
     return producer_id >= REPLICATED and bool(producer_id & _OWN)
 
 
+def is_filler(producer_id: int) -> bool:
+    """Whether the id is that of a link's fillers: its batches stand where the source has no records."""
+    return is_links_own(producer_id) and bool(producer_id & 1)
+
+
 def translate(producer_id: int, range_index: int) -> int:
     """The id under which batches of cluster `range_index` are stored elsewhere.
 

@@ -20,7 +20,7 @@ from enum import IntEnum
 from hashlib import blake2b
 from typing import NamedTuple
 
-from isthmus_protocol.producer_ids import NO_PRODUCER_ID, is_links_own, translate
+from isthmus_protocol.producer_ids import NO_PRODUCER_ID, is_filler, is_links_own, translate
 from isthmus_protocol.record_codec import Record, decode_control, decode_records
 from isthmus_protocol.record_compression import DECOMPRESSED_MAX
 from isthmus_protocol.records import HEADER_SIZE, NO_SEQUENCE, BatchHeader, Frame, UnsupportedBatch, whole_header
@@ -96,13 +96,21 @@ class RecordsDigest:
         self.records = 0
 
     def add(
-        self, batch: Frame, *, from_offset: int = 0, to_offset: int | None = None, limit: int = DECOMPRESSED_MAX
+        self,
+        batch: Frame,
+        *,
+        from_offset: int = 0,
+        to_offset: int | None = None,
+        aborted: bool = False,
+        limit: int = DECOMPRESSED_MAX,
     ) -> None:
-        """Adds a batch's records from `from_offset` on, before `to_offset`. Markers add nothing.
+        """Adds a batch's records from `from_offset` on, before `to_offset`. Markers and fillers add nothing.
 
+        `aborted`: they are part of an aborted transaction, so consumers that read committed records do not see them.
         Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
         """
-        if whole_header(batch).is_control:
+        header = whole_header(batch)
+        if header.is_control or is_filler(header.producer_id):
             return
         parts: list[bytes] = []
         for offset, timestamp, key, value, headers, _ in decode_records(batch, limit=limit):
@@ -111,19 +119,53 @@ class RecordsDigest:
             if to_offset is not None and offset >= to_offset:
                 break
             self.records += 1
-            parts.append(_RECORD.pack(offset, timestamp, _length(key), _length(value), len(headers)))
-            if key:
-                parts.append(key)
-            if value:
-                parts.append(value)
-            for name, content in headers:
-                encoded = name.encode("utf-8", "surrogateescape")
-                parts += (_LENGTH.pack(len(encoded)), encoded, _LENGTH.pack(_length(content)), content or b"")
+            parts += _canonical_record(offset, timestamp, key, value, headers)
+            if aborted:
+                parts.append(b"aborted")
         self._digest.update(b"".join(parts))
 
     def digest(self) -> bytes:
         """16 bytes that stand for the records added so far."""
         return self._digest.digest()
+
+
+class LatestDigest:
+    """A digest of the latest committed record of each key: what the cleaner leaves of a compacted topic in the end.
+
+    Keys whose latest record is a tombstone count as absent: the cleaner takes it out, too, in its own time. Holds 32
+    bytes for each key, and a little more.
+    """
+
+    __slots__ = ("_latest",)
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, tuple[int, bytes | None]] = {}
+
+    def add(self, batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> None:
+        """Adds a batch of committed records; batches come in the order of the log. Markers and fillers add nothing.
+
+        Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
+        """
+        header = whole_header(batch)
+        if header.is_control or is_filler(header.producer_id):
+            return
+        for offset, timestamp, key, value, headers, _ in decode_records(batch, limit=limit):
+            # Without a key, which only topics that were not compacted before can have, each record stands for itself.
+            name = blake2b(key if key is not None else b"%d" % offset, digest_size=DIGEST_SIZE).digest()
+            record = None
+            if value is not None:
+                parts = _canonical_record(offset, timestamp, key, value, headers)
+                record = blake2b(b"".join(parts), digest_size=DIGEST_SIZE).digest()
+            self._latest[name] = (offset, record)
+
+    def digest(self, from_offset: int, to_offset: int) -> tuple[bytes, int]:
+        """16 bytes that stand for the latest records in a range of offsets, in any order, and how many they are."""
+        total = count = 0
+        for offset, record in self._latest.values():
+            if record is not None and from_offset <= offset < to_offset:
+                total += int.from_bytes(record, "big")
+                count += 1
+        return (total % (1 << 8 * DIGEST_SIZE)).to_bytes(DIGEST_SIZE, "big"), count
 
 
 def first_difference(first: Iterable[Record], second: Iterable[Record]) -> Difference | None:
@@ -143,6 +185,24 @@ def first_difference(first: Iterable[Record], second: Iterable[Record]) -> Diffe
             for what in ("timestamp", "key", "value", "headers"):
                 if getattr(a, what) != getattr(b, what):
                     return Difference(a.offset, what)
+
+
+def _canonical_record(
+    offset: int,
+    timestamp: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: tuple[tuple[str, bytes | None], ...],
+) -> list[bytes]:
+    parts = [
+        _RECORD.pack(offset, timestamp, _length(key), _length(value), len(headers)),
+        key or b"",
+        value or b"",
+    ]
+    for name, content in headers:
+        encoded = name.encode("utf-8", "surrogateescape")
+        parts += (_LENGTH.pack(len(encoded)), encoded, _LENGTH.pack(_length(content)), content or b"")
+    return parts
 
 
 def _length(content: bytes | None) -> int:

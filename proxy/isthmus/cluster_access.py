@@ -134,6 +134,10 @@ class ClusterAccess:
     async def high_watermark(self, topic: str, partition: int) -> int:
         return await self._offset(topic, partition, LATEST)
 
+    async def last_stable_offset(self, topic: str, partition: int) -> int:
+        """All transactions that began before it have ended."""
+        return await self._offset(topic, partition, LATEST, READ_COMMITTED)
+
     async def log_start(self, topic: str, partition: int) -> int:
         return await self._offset(topic, partition, EARLIEST)
 

@@ -163,3 +163,5 @@ def test_a_compacted_topic(link: Linked) -> None:
                 each.key: each for each in side.read(topic, isolation=isolation) if each.key is not None
             }
     assert latest[True, "read_committed"] == latest[False, "read_committed"]
+    verdict = next(each for each in link.verify(check=False)["partitions"] if each["topic"] == source)
+    assert verdict["equal"], verdict

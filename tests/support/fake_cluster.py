@@ -434,6 +434,10 @@ class FakeCluster:
         found.lag = 0 if self.random.random() < 0.7 else found.lag
         return found.high_watermark
 
+    async def last_stable_offset(self, topic: str, partition: int) -> int:
+        await self._request()
+        return self._found(topic, partition).last_stable_offset
+
     async def log_start(self, topic: str, partition: int) -> int:
         await self._request()
         return self._found(topic, partition).start

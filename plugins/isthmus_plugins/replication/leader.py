@@ -46,6 +46,7 @@ from isthmus_plugins.replication.verify import RECORDS, Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.records import BatchError, Frame, as_committed, walk
+from isthmus_protocol.transactions import AbortedTransactions
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -908,19 +909,14 @@ class Tail:
 
     def _settled(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
         """Records of transactions that have ended: the committed ones as plain, the aborted ones as they are."""
-        aborted = sorted(part.aborted, key=lambda transaction: transaction[1], reverse=True)
-        aborting: set[int] = set()
+        aborted = AbortedTransactions(part.aborted)
         found: list[Frame] = []
         next_offset = stream.next_offset
         broken: BatchError | None = None
         try:
             for start, end, header in walk(part.records):
                 batch: Frame = part.records[start:end]
-                while aborted and aborted[-1][1] <= header.last_offset:
-                    aborting.add(aborted.pop()[0])
-                if header.is_control:
-                    aborting.discard(header.producer_id)
-                elif header.is_transactional and header.producer_id not in aborting:
+                if not aborted.hold(header) and header.is_transactional and not header.is_control:
                     batch = as_committed(batch)
                 found.append(batch)
                 next_offset = header.next_offset

@@ -1,8 +1,10 @@
 """Verification: reads both sides of a link's partitions and says up to which offset they are equal.
 
 "Equal" is the project's one definition (ARCHITECTURE.md). Whole batches are compared by digest, so a range costs the
-link 16 bytes however large it is; where batches differ, records are, since a batch may have been re-encoded; where
-records differ, the range is halved until the first one that does is found, and named by its offset.
+link 16 bytes however large it is; where batches differ, records are, with what became of their transactions, since a
+batch may have been re-encoded; where records differ, the range is halved until the first one that does is found, and
+named by its offset. Each side's cleaner comes by when it likes: of compacted topics, the latest record of each key is
+compared. What moves while it is read may look different, so a difference counts if it is still there a second later.
 """
 
 from __future__ import annotations
@@ -14,11 +16,19 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import Link, ResourceType, Role
-from isthmus_plugins.api import BrokerUnavailable, FetchConnection, FetchPartition, PluginContext, TopicInfo
+from isthmus_plugins.api import (
+    BrokerUnavailable,
+    FetchConnection,
+    FetchPartition,
+    KafkaRefused,
+    PluginContext,
+    TopicInfo,
+)
 from isthmus_plugins.links import OperationError, PartitionVerdict, VerifyReport
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_protocol.record_equality import RecordsDigest, batch_digest
-from isthmus_protocol.records import BatchError, walk
+from isthmus_protocol.record_equality import LatestDigest, RecordsDigest, batch_digest
+from isthmus_protocol.records import BatchError, BatchHeader, walk
+from isthmus_protocol.transactions import AbortedTransactions
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 READ_WAIT_MS: Final = 500
@@ -27,6 +37,9 @@ READ_RETRY_S: Final = 0.2
 LANE: Final = "verify"
 BATCHES: Final = "batches"
 RECORDS: Final = "records"
+LATEST: Final = "latest"
+RECHECK_TIMES: Final = 3
+RECHECK_S: Final = 1.0
 AT_ONCE: Final = 4
 """Partitions that are compared at the same time."""
 
@@ -43,6 +56,7 @@ class Digest(NamedTuple):
 class Ends(NamedTuple):
     log_start: int
     high_watermark: int
+    last_stable_offset: int
 
 
 class Verification:
@@ -54,9 +68,12 @@ class Verification:
     # ---- reading ----
 
     async def _batches(
-        self, topic: TopicInfo, partition: int, offset: int, to: int
-    ) -> AsyncIterator[tuple[memoryview, int, int]]:
-        """Whole batches that hold ``[offset, to)``: (bytes, first offset, next offset). Raises OperationError."""
+        self, topic: TopicInfo, partition: int, offset: int, to: int, read_committed: bool = False
+    ) -> AsyncIterator[tuple[memoryview, BatchHeader, bool]]:
+        """Whole batches that hold ``[offset, to)``: (bytes, header, whether aborted). Raises OperationError.
+
+        ``read_committed``: no further than the last stable offset; else nothing is known to be aborted.
+        """
         connection: FetchConnection | None = None
         tries = 0
         while offset < to:
@@ -65,7 +82,8 @@ class Verification:
                     leader = await self._context.cluster.leader_of(topic.name, partition)
                     connection = await self._context.cluster.fetch_connection(-1 if leader is None else leader, LANE)
                 asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES)]
-                (part,) = await connection.fetch(asked, READ_WAIT_MS, CHUNK_BYTES)
+                wait_max_ms = 0 if read_committed else READ_WAIT_MS
+                (part,) = await connection.fetch(asked, wait_max_ms, CHUNK_BYTES, read_committed)
                 if part.error_code:
                     raise BrokerUnavailable(f"{topic.name}-{partition}: error {part.error_code} at offset {offset}")
             except BrokerUnavailable as error:
@@ -76,45 +94,72 @@ class Verification:
                 await asyncio.sleep(READ_RETRY_S)
                 continue
             read = offset
+            aborted = AbortedTransactions(part.aborted)
             for start, end, header in walk(part.records):
+                is_aborted = aborted.hold(header)
                 if header.next_offset <= offset:
                     continue
                 if header.base_offset >= to:
                     return
-                yield part.records[start:end], header.base_offset, header.next_offset
+                yield part.records[start:end], header, is_aborted
                 read = header.next_offset
             if read == offset:  # nothing is left before the high watermark: the rest are offsets without records
                 return
             offset = read
 
     async def ends(self, topic: TopicInfo, partition: int) -> Ends:
-        """Log start and high watermark. Raises BrokerUnavailable."""
+        """The log's limits. Raises BrokerUnavailable."""
         cluster = self._context.cluster
-        return Ends(await cluster.log_start(topic.name, partition), await cluster.high_watermark(topic.name, partition))
+        return Ends(
+            await cluster.log_start(topic.name, partition),
+            await cluster.high_watermark(topic.name, partition),
+            await cluster.last_stable_offset(topic.name, partition),
+        )
 
     async def digest(
         self, topic: TopicInfo, partition: int, offset: int, to: int, level: str, bytes_max: int | None
     ) -> Digest:
-        """The digest of ``[offset, to)``; with ``bytes_max`` up to the batch that reaches so many bytes."""
+        """The digest of ``[offset, to)``; with ``bytes_max`` up to the batch that reaches so many bytes.
+
+        Levels: BATCHES, whole batches; RECORDS, records and whether they were aborted.
+        """
         own_index = self._context.control.state.producer_id_ranges[self._context.cluster_id]
         whole = blake2b(digest_size=16)
         single = RecordsDigest()
         size = records = 0
         reached = to
-        async for batch, first, next_offset in self._batches(topic, partition, offset, to):
-            if level == BATCHES and first >= offset and next_offset <= to:
-                whole.update(first.to_bytes(8, "big"))
+        if level == RECORDS:
+            read = offset
+            async for batch, header, aborted in self._batches(topic, partition, offset, to, read_committed=True):
+                single.add(batch, from_offset=offset, to_offset=to, aborted=aborted)
+                read = header.next_offset
+            if read < to:  # beyond the last stable offset nothing was aborted yet
+                async for batch, _, _ in self._batches(topic, partition, read, to):
+                    single.add(batch, from_offset=read, to_offset=to)
+            return Digest(single.digest().hex(), single.records, to)
+        async for batch, header, _ in self._batches(topic, partition, offset, to):
+            if header.base_offset >= offset and header.next_offset <= to:
+                whole.update(header.base_offset.to_bytes(8, "big"))
                 whole.update(batch_digest(batch, own_index))
-                records += next_offset - first
+                records += 0 if header.is_control else header.record_count
             else:
                 single.add(batch, from_offset=offset, to_offset=to)
-                if level == BATCHES:
-                    whole.update(b"cut")
+                whole.update(b"cut")
             size += len(batch)
-            if bytes_max is not None and size >= bytes_max and next_offset < to:
-                reached = next_offset
+            if bytes_max is not None and size >= bytes_max and header.next_offset < to:
+                reached = header.next_offset
                 break
         return Digest(whole.hexdigest() + single.digest().hex(), records + single.records, reached)
+
+    async def latest(self, topic: TopicInfo, partition: int, until: int, offset: int, to: int) -> Digest:
+        """The digest of those records in ``[offset, to)`` that are the latest of their keys before ``until``."""
+        found = LatestDigest()
+        start = await self._context.cluster.log_start(topic.name, partition)
+        async for batch, header, aborted in self._batches(topic, partition, start, until, read_committed=True):
+            if not aborted and header.next_offset <= until:
+                found.add(batch)
+        digest, records = found.digest(offset, to)
+        return Digest(digest.hex(), records, to)
 
     async def digest_of(self, topic: str, partition: int, offset: int, to: int) -> Digest:
         """The digest of the records of ``[offset, to)``. Raises BrokerUnavailable."""
@@ -126,27 +171,38 @@ class Verification:
         except (OperationError, BatchError) as error:
             raise BrokerUnavailable(str(error)) from error
 
+    async def compacts(self, topic: TopicInfo) -> bool:
+        """Whether the cleaner compacts a topic. Raises BrokerUnavailable."""
+        try:
+            configs = await self._context.cluster.topic_configs(topic.name)
+        except KafkaRefused as error:
+            raise BrokerUnavailable(str(error)) from error
+        return "compact" in (configs["cleanup.policy"][0] or "")
+
     # ---- the peer's calls ----
 
     async def on_digest(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """The digest of a range of one of this cluster's partitions, for the peer that verifies."""
         topic = await self._linked_topic(connection, str(params["topic"]))
+        partition, offset, to = int(params["partition"]), int(params["from"]), int(params["to"])
         try:
-            found = await self.digest(
-                topic, int(params["partition"]), int(params["from"]), int(params["to"]), str(params["level"]), None
-            )
-        except (OperationError, BatchError) as error:
+            if params["level"] == LATEST:
+                found = await self.latest(topic, partition, int(params["until"]), offset, to)
+            else:
+                found = await self.digest(topic, partition, offset, to, str(params["level"]), None)
+        except (OperationError, BatchError, BrokerUnavailable) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
         return found._asdict()
 
     async def on_ends(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Log start and high watermark of each partition of one of this cluster's topics."""
+        """The limits of each partition's log of one of this cluster's topics."""
         topic = await self._linked_topic(connection, str(params["topic"]))
         try:
             ends = await asyncio.gather(*(self.ends(topic, partition) for partition in range(len(topic.partitions))))
+            compacts = await self.compacts(topic)
         except BrokerUnavailable as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
-        return {"partitions": [list(pair) for pair in ends]}
+        return {"partitions": [list(each) for each in ends], "compacts": compacts}
 
     async def on_linked_topics(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """This cluster's topics in the namespaces of the link."""
@@ -196,15 +252,17 @@ class Verification:
         jobs = []
         for leads, name, remote in pairs:
             remote_ends: list[list[int]] = []
+            compacts = False
             if remote in there:
                 try:
-                    remote_ends = (await connection.call("ends", {"topic": remote}))["partitions"]
+                    answer = await connection.call("ends", {"topic": remote})
+                    remote_ends, compacts = answer["partitions"], bool(answer["compacts"])
                 except LinkRejected:
                     pass  # deleted since then
             local = topics.get(name)
             for partition in range(max(len(remote_ends), 0 if local is None else len(local.partitions))):
                 remote_end = Ends(*remote_ends[partition]) if partition < len(remote_ends) else None
-                jobs.append(_Comparison(self, connection, name, local, remote, partition, leads, remote_end))
+                jobs.append(_Comparison(self, connection, name, local, remote, partition, leads, remote_end, compacts))
         verdicts = await asyncio.gather(*(job.run(limit, counter) for job in jobs))
         return VerifyReport(
             link_name=link.name,
@@ -244,6 +302,7 @@ class _Comparison:
         partition: int,
         leads: bool,
         remote_ends: Ends | None,
+        compacts: bool,
     ) -> None:
         self._verification = verification
         self._connection = connection
@@ -253,6 +312,7 @@ class _Comparison:
         self._partition = partition
         self._leads = leads
         self._remote_ends = remote_ends
+        self._compacts = compacts
         self._records = 0
 
     async def run(self, limit: asyncio.Semaphore, counter: _Counter) -> PartitionVerdict:
@@ -260,7 +320,7 @@ class _Comparison:
             try:
                 return await self._compare(counter)
             except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, OperationError, BatchError) as error:
-                return self._verdict(0, 0, Ends(0, 0), f"not compared: {error or type(error).__name__}")
+                return self._verdict(0, 0, Ends(0, 0, 0), f"not compared: {error or type(error).__name__}")
 
     @property
     def _topic(self) -> TopicInfo:
@@ -269,7 +329,7 @@ class _Comparison:
 
     async def _compare(self, counter: _Counter) -> PartitionVerdict:
         if self._local_topic is None or self._partition >= len(self._local_topic.partitions):
-            return self._verdict(0, 0, Ends(0, 0), f"{self._name}-{self._partition} does not exist on this cluster")
+            return self._verdict(0, 0, Ends(0, 0, 0), f"{self._name}-{self._partition} does not exist on this cluster")
         here = await self._verification.ends(self._topic, self._partition)
         there = self._remote_ends
         if there is None:
@@ -283,15 +343,28 @@ class _Comparison:
         while offset < to:
             mine = await self._local(offset, to, BATCHES, CHUNK_BYTES)
             theirs = await self._far(offset, mine.to, BATCHES)
-            if (
-                mine.digest != theirs.digest
-                and (difference := await self._first_difference(offset, mine.to)) is not None
-            ):
-                return self._verdict(start, difference, here, self._what(difference))
+            if mine.digest != theirs.digest:
+                difference = await self._lasting_difference(start, offset, mine.to, here, there)
+                if difference is not None:
+                    return self._verdict(start, difference, here, self._what(difference))
             self._records += mine.records
             counter.add(mine.to - offset)
             offset = mine.to
         return self._verdict(start, to, here, None)
+
+    async def _lasting_difference(self, start: int, offset: int, to: int, here: Ends, there: Ends) -> int | None:
+        """Where ``[offset, to)`` differs, if it does so for a while: both sides may be on the move."""
+        for again in range(RECHECK_TIMES):
+            difference = await self._first_difference(offset, to)
+            if difference is not None and (self._compacts or await self._verification.compacts(self._topic)):
+                stable = min(to, here.last_stable_offset, there.last_stable_offset)
+                difference = await self._first_latest_difference(start, stable)
+                if difference is None and stable < to:
+                    difference = await self._first_difference(max(offset, stable), to)
+            if difference is None or again == RECHECK_TIMES - 1:
+                break
+            await asyncio.sleep(RECHECK_S)
+        return difference
 
     async def _first_difference(self, offset: int, to: int) -> int | None:
         """The first offset at which the records differ, None if they do not: batches may be cut differently."""
@@ -306,13 +379,37 @@ class _Comparison:
                 to = middle
         return offset
 
+    async def _first_latest_difference(self, offset: int, until: int) -> int | None:
+        """The first offset at which the latest records of keys differ."""
+        to = until
+        if await self._equal_latest(until, offset, to):
+            return None
+        while to - offset > 1:
+            middle = (offset + to) // 2
+            if await self._equal_latest(until, offset, middle):
+                offset = middle
+            else:
+                to = middle
+        return offset
+
+    async def _equal_latest(self, until: int, offset: int, to: int) -> bool:
+        mine = await self._verification.latest(self._topic, self._partition, until, offset, to)
+        return mine.digest == (await self._far(offset, to, LATEST, until)).digest
+
     async def _local(self, offset: int, to: int, level: str, bytes_max: int | None) -> Digest:
         return await self._verification.digest(self._topic, self._partition, offset, to, level, bytes_max)
 
-    async def _far(self, offset: int, to: int, level: str) -> Digest:
+    async def _far(self, offset: int, to: int, level: str, until: int = 0) -> Digest:
         answer = await self._connection.call(
             "digest",
-            {"topic": self._remote, "partition": self._partition, "from": offset, "to": to, "level": level},
+            {
+                "topic": self._remote,
+                "partition": self._partition,
+                "from": offset,
+                "to": to,
+                "level": level,
+                "until": until,
+            },
             timeout_s=120,
         )
         return Digest(str(answer["digest"]), int(answer["records"]), int(answer["to"]))
@@ -321,7 +418,7 @@ class _Comparison:
         return f"the records at offset {offset} differ"
 
     def _verdict(self, start: int, to: int, here: Ends, difference: str | None) -> PartitionVerdict:
-        there = self._remote_ends or Ends(0, 0)
+        there = self._remote_ends or Ends(0, 0, 0)
         source, follower = (here, there) if self._leads else (there, here)
         return PartitionVerdict(
             topic=self._name,

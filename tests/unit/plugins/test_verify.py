@@ -10,9 +10,10 @@ from support.fake_cluster import Partition, batch
 from support.plugins import Two, on_two
 
 from isthmus_plugins import links
-from isthmus_plugins.api import KafkaRefused
+from isthmus_plugins.api import KafkaRefused, TransactionMarkers
 from isthmus_plugins.replication import follower, verify
-from isthmus_protocol.records import Compression
+from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import Compression, whole_header
 
 PROGRESS: list[tuple[int, int]] = []
 
@@ -21,6 +22,7 @@ PROGRESS: list[tuple[int, int]] = []
 def _no_process_was_here_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody needs to wait for what an older process may have sent."""
     monkeypatch.setattr(follower, "LOST_REQUEST_MARGIN_S", 0.0)
+    monkeypatch.setattr(verify, "RECHECK_S", 0.0)
 
 
 async def report(two: Two, by: str = "a") -> links.VerifyReport:
@@ -48,6 +50,10 @@ async def copied(two: Two, values: int = 50) -> tuple[Partition, Partition]:
         "copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end == source.end
     )
     return source, two.clusters["B"].partition("r-t")
+
+
+def keyed(offset: int, key: bytes, value: bytes | None) -> bytes:
+    return encode_batch([Record(offset, 1, key, value)], whole_header(batch(offset, [b""])))
 
 
 def replace_batch(partition: Partition, index: int, data: bytes) -> None:
@@ -107,6 +113,49 @@ def test_batches_that_were_cut_otherwise_hold_equal_records() -> None:
         target.log[6:8] = [batch(12, [b"6", b"more", b"7", b"more"])]
         target.headers[6:8] = [target.headers[6]._replace(last_offset_delta=3)]
         assert (await report(two)).equal
+
+    on_a_link(work)
+
+
+def test_what_became_of_a_transaction_is_compared() -> None:
+    async def work(two: Two) -> None:
+        source, target = await copied(two, 5)
+        source.transact(7, [b"a", b"b"], committed=True)
+        await two.until("copied", lambda: target.end == source.end)
+        assert (await report(two)).equal
+        marker = TransactionMarkers("", 0, target.headers[-1].producer_id, 0, False, 0)
+        target.log.pop()
+        target.headers.pop()
+        target.end -= 1
+        target.producers[marker.producer_id].transaction_start = 10
+        target.mark(marker)
+        (verdict,) = (await report(two)).partitions
+        assert not verdict.equal
+        assert verdict.compared_to == 10
+
+    on_a_link(work)
+
+
+def test_of_compacted_topics_the_latest_records_are_compared() -> None:
+    async def work(two: Two) -> None:
+        topic = two.clusters["A"].add_topic("l-t", configs={"cleanup.policy": "compact"})
+        source = topic.partitions[0]
+        for key in (b"a", b"b", b"a", b"c", b"b", b"a"):
+            source.write(keyed(source.end, key, b"%d" % source.end))
+        source.write(keyed(source.end, b"c", None))
+        await two.until(
+            "copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end == source.end
+        )
+        target = two.clusters["B"].partition("r-t")
+        source.clean({0, 3})
+        target.clean({1, 2, 3, 6})
+        for by in "ab":
+            assert (await report(two, by)).equal
+        target.clean({5})
+        for by in "ab":
+            (verdict,) = (await report(two, by)).partitions
+            assert not verdict.equal
+            assert verdict.compared_to == 0  # where the latest record of that key stands now
 
     on_a_link(work)
 
