@@ -1,0 +1,91 @@
+"""User story: a cluster follows one that follows another one, and later the first one follows the second one back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+from support.kafka import unique
+from support.links import Linked, Read, Side, linked, until, whole
+
+from isthmus_bench.kafka import KafkaCluster
+
+pytestmark = pytest.mark.brokers
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    with linked(*kafka_pair) as pair:
+        for side in (pair.a, pair.b):
+            side.verify_transactions(False)
+        pair.attach()
+        yield pair
+        for side in (pair.a, pair.b):
+            side.verify_transactions(True)
+
+
+def write(side: Side, topic: str, round_: int) -> None:
+    """Plain records, an idempotent producer's, and transactions of both outcomes."""
+    side.produce(topic, [b"plain %d" % round_] * 3)
+    side.produce(topic, [b"idempotent %d" % round_] * 3, enable_idempotence=True)
+    producer = Producer({"bootstrap.servers": side.bootstrap, "transactional.id": unique("tx")})
+    producer.init_transactions(30)
+    for commit in (True, False, True):
+        producer.begin_transaction()
+        producer.produce(topic, b"committed %d" % round_ if commit else b"aborted %d" % round_, partition=0)
+        assert producer.flush(30) == 0
+        if commit:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+
+
+def reads(side: Side, topic: str) -> list[list[Read]]:
+    return [side.read(topic, isolation=isolation) for isolation in ("read_uncommitted", "read_committed")]
+
+
+def test_a_chain(link: Linked) -> None:
+    topic = unique("t")
+    source, middle = link.local + topic, link.remote + topic
+    link.a.create_topic(source)
+    write(link.a, source, 1)
+    with KafkaCluster(name="chain-c") as kafka, whole(kafka) as proxy:
+        c = Side(kafka, [proxy])
+        c.verify_transactions(False)
+        name, last = unique("b-to-c"), unique("last-") + "-"
+        link.b.proxy.cli("link", "create", name, "--remote", proxy.link_address)
+        link.b.proxy.cli("link", "attach", name, "--local", link.remote, "--remote", last, "--role", "leader")
+        try:
+            write(link.a, source, 2)
+            end = link.a.end(source)
+            until("C has everything", lambda: last + topic in c.topics() and c.end(last + topic) == end)
+            expected = reads(link.a, source)
+            assert reads(link.b, middle) == expected
+            assert reads(c, last + topic) == expected
+            report = link.b.proxy.cli("verify", name, check=False)
+            verdict = next(each for each in report["partitions"] if each["topic"] == middle)
+            assert verdict["equal"], verdict
+        finally:
+            link.b.proxy.cli("link", "delete", name)
+
+
+def test_a_reversal(link: Linked) -> None:
+    """Records and producer ids that come home are what they were; the old leader's own producers go on after."""
+    topic = unique("back")
+    there, back = link.remote + topic, unique("home-") + "-"
+    link.a.create_topic(link.local + topic)
+    write(link.a, link.local + topic, 1)
+    link.wait_end(there, link.a.end(link.local + topic))
+    link.detach()
+    link.a.proxy.cli("link", "attach", link.name, "--local", back, "--remote", link.remote, "--role", "follower")
+    end = link.b.end(there)
+    until("A has it twice", lambda: back + topic in link.a.topics() and link.a.end(back + topic) == end)
+    assert reads(link.a, back + topic) == reads(link.b, there)
+    verdict = next(each for each in link.verify(check=False)["partitions"] if each["topic"] == back + topic)
+    assert verdict["equal"], verdict
+    link.detach(back)
+    link.a.proxy.cli("namespace", "alter", back, "--no-reserved")
+    before = len(link.a.read(back + topic))
+    write(link.a, back + topic, 2)
+    assert len(link.a.read(back + topic)) == before + 9
