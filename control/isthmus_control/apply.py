@@ -29,7 +29,9 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
     INTERNAL_PREFIX,
     KAFKA_INTERNAL_TOPICS,
+    TRANSACTION_VERIFICATION,
     FollowerTopic,
+    HeldConfig,
     Link,
     LinkMode,
     LinkSettings,
@@ -51,6 +53,7 @@ from isthmus_control.outcome import (
     Change,
     Duplicate,
     FollowerTopicChanged,
+    HeldConfigChanged,
     LeaseChanged,
     LeaseRenewed,
     LinkChanged,
@@ -485,6 +488,11 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         Rejection.INVALID,
         "only the follower's side can agree to truncate its topics",
     )
+    _require(
+        body.role is Role.FOLLOWER or not body.disable_transaction_verification,
+        Rejection.INVALID,
+        "only the follower's side can agree to settings of its brokers",
+    )
     key = NamespaceKey(body.type, body.local_prefix)
     namespace = state.namespaces.get(key)
     if namespace is None:
@@ -492,7 +500,14 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         _require(len(state.namespaces) < NAMESPACES_MAX, Rejection.CONFLICT, f"there are {NAMESPACES_MAX} namespaces")
         namespace = Namespace(body.type, body.local_prefix, command.at_ms)
     mapping = NamespaceMapping(
-        body.type, body.local_prefix, body.remote_prefix, body.role, command.at_ms, offset, body.truncate_target
+        body.type,
+        body.local_prefix,
+        body.remote_prefix,
+        body.role,
+        command.at_ms,
+        offset,
+        body.truncate_target,
+        body.disable_transaction_verification,
     )
     _require(
         not (namespace.informational and link.mode is LinkMode.SYNCHRONOUS),
@@ -522,7 +537,7 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
 
 
 def _attach_again(state: ControlState, link: Link, attached: NamespaceMapping, wanted: NamespaceMapping) -> Result:
-    """A repeated attach is accepted, and may add or take back the consent to truncate."""
+    """A repeated attach is accepted, and may give or take back the operator's consents."""
     same = replace(wanted, attached_ms=attached.attached_ms, attached_at_offset=attached.attached_at_offset)
     _require(
         (same.remote_prefix, same.role) == (attached.remote_prefix, attached.role),
@@ -588,6 +603,29 @@ def _detach(state: ControlState, offset: int, command: c.Command, body: c.Detach
     state, changes = _detached(state, link, mapping, command.at_ms)
     rest = tuple(other for other in link.mappings if other is not mapping)
     return state.evolve(links=_put(state.links, link.name, replace(link, mappings=rest))), changes
+
+
+def _hold_broker_config(state: ControlState, offset: int, command: c.Command, body: c.HoldBrokerConfig) -> Result:
+    _require(body.name == TRANSACTION_VERIFICATION, Rejection.INVALID, f"links hold no broker setting {body.name!r}")
+    _require(
+        state.disables_transaction_verification,
+        Rejection.CONFLICT,
+        f"no mapping stands with the consent to change {body.name}",
+    )
+    if body.name in state.held_configs:
+        return state, ()  # another proxy was faster, and knows the former value better
+    held = HeldConfig(body.name, body.value, body.former, command.at_ms)
+    return state.evolve(held_configs=_put(state.held_configs, body.name, held)), (HeldConfigChanged(None, held),)
+
+
+def _release_broker_config(state: ControlState, offset: int, command: c.Command, body: c.ReleaseBrokerConfig) -> Result:
+    before = state.held_configs.get(body.name)
+    if before is None:
+        return state, ()
+    _require(
+        not state.disables_transaction_verification, Rejection.CONFLICT, f"a mapping needs {body.name} as it is held"
+    )
+    return state.evolve(held_configs=_drop(state.held_configs, body.name)), (HeldConfigChanged(before, None),)
 
 
 # --- follower topics and provenance
@@ -996,6 +1034,8 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.DeleteLink: _delete_link,
     c.AttachNamespace: _attach,
     c.DetachNamespace: _detach,
+    c.HoldBrokerConfig: _hold_broker_config,
+    c.ReleaseBrokerConfig: _release_broker_config,
     c.SetFollowerTopic: _set_follower_topic,
     c.ForgetFollowerTopic: _forget_follower_topic,
     c.OpenProvenance: _open_provenance,

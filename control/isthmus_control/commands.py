@@ -160,10 +160,11 @@ class AttachNamespace(Body):
     """Attaches a pair of namespaces; a follower becomes reserved.
 
     ``create_missing`` makes the local namespace where there is none (the other side of an attach asks for that).
-    ``truncate_target``: see :class:`~isthmus_control.model.NamespaceMapping`.
+    The consents: see :class:`~isthmus_control.model.NamespaceMapping`.
     """
 
     KIND: ClassVar[str] = "attach-namespace"
+    VERSION: ClassVar[int] = 2
     link: str
     type: ResourceType
     local_prefix: str
@@ -171,6 +172,7 @@ class AttachNamespace(Body):
     role: Role
     truncate_target: bool = False
     create_missing: bool = False
+    disable_transaction_verification: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,24 @@ class DetachNamespace(Body):
     link: str
     type: ResourceType
     local_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBrokerConfig(Body):
+    """A cluster-wide broker setting is about to be set to ``value``; ``former`` is what to restore."""
+
+    KIND: ClassVar[str] = "hold-broker-config"
+    name: str
+    value: str
+    former: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBrokerConfig(Body):
+    """The setting has its former value again."""
+
+    KIND: ClassVar[str] = "release-broker-config"
+    name: str
 
 
 # --- follower topics and provenance
@@ -415,6 +435,8 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             DeleteLink,
             AttachNamespace,
             DetachNamespace,
+            HoldBrokerConfig,
+            ReleaseBrokerConfig,
             SetFollowerTopic,
             ForgetFollowerTopic,
             OpenProvenance,

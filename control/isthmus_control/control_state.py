@@ -17,6 +17,7 @@ from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
     FollowerTopic,
+    HeldConfig,
     Link,
     Namespace,
     NamespaceKey,
@@ -24,6 +25,7 @@ from isthmus_control.model import (
     ProvenanceRange,
     ProxyLease,
     ResourceType,
+    Role,
     SourceEpoch,
     TopicHistory,
 )
@@ -51,6 +53,7 @@ class ControlState:
     histories: Mapping[str, TopicHistory] = field(default_factory=dict)
     truncations: Mapping[str, Truncation] = field(default_factory=dict)
     past_truncations: tuple[Truncation, ...] = ()
+    held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
     producer_id_ranges: Mapping[str, int] = field(default_factory=dict)
@@ -82,6 +85,15 @@ class ControlState:
             for link in self.links.values()
             for mapping in link.mappings
             if mapping.type is key.type and mapping.local_prefix == key.prefix
+        )
+
+    @property
+    def disables_transaction_verification(self) -> bool:
+        """Whether some mapping stands with the operator's consent to that."""
+        return any(
+            mapping.disable_transaction_verification and mapping.role is Role.FOLLOWER
+            for link in self.links.values()
+            for mapping in link.mappings
         )
 
     def provenance(self, topic: str, partition: int) -> tuple[ProvenanceRange, ...]:

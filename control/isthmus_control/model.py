@@ -27,6 +27,10 @@ KAFKA_INTERNAL_TOPICS = frozenset(
 """Topics of Kafka's own coordinators: never part of a namespace, whatever its prefix."""
 
 
+TRANSACTION_VERIFICATION = "transaction.partition.verification.enable"
+"""The brokers' setting (KIP-890) with which they take transactional records of their own producers alone."""
+
+
 class ResourceType(StrEnum):
     """What a namespace holds (KIP-986)."""
 
@@ -120,7 +124,8 @@ class NamespaceMapping:
     """A pair of namespaces attached to a link.
 
     ``truncate_target``: the operator agreed, after a dry run, that topics of the follower namespace which hold other
-    records may be cut to follow.
+    records may be cut to follow. ``disable_transaction_verification``: the operator agreed that the follower's brokers
+    go without :data:`TRANSACTION_VERIFICATION` while the mapping stands.
     """
 
     type: ResourceType
@@ -130,6 +135,7 @@ class NamespaceMapping:
     attached_ms: int
     attached_at_offset: int
     truncate_target: bool = False
+    disable_transaction_verification: bool = False
 
     @property
     def local(self) -> NamespaceKey:
@@ -290,6 +296,19 @@ class TopicHistory:
         """The range that is being followed."""
         ranges = self.partitions.get(partition, ())
         return ranges[-1] if ranges and ranges[-1].end_offset is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldConfig:
+    """A cluster-wide dynamic setting of the brokers that links hold at ``value`` while a mapping needs it.
+
+    ``former`` is what it was set to before, and will be again (None: it was not set).
+    """
+
+    name: str
+    value: str
+    former: str | None
+    recorded_ms: int
 
 
 @dataclass(frozen=True, slots=True)

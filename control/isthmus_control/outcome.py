@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from isthmus_control.model import FollowerTopic, Link, Namespace, NamespaceMapping, ProxyLease
+from isthmus_control.model import FollowerTopic, HeldConfig, Link, Namespace, NamespaceMapping, ProxyLease
 from isthmus_control.truncations import Truncation
 
 
@@ -73,6 +73,14 @@ class NamespaceDetached:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldConfigChanged:
+    """Held (``before`` None) or released (``after`` None)."""
+
+    before: HeldConfig | None
+    after: HeldConfig | None
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerTopicChanged:
     before: FollowerTopic | None
     after: FollowerTopic | None
@@ -124,6 +132,7 @@ Change = (
     | LinkChanged
     | NamespaceAttached
     | NamespaceDetached
+    | HeldConfigChanged
     | FollowerTopicChanged
     | ProvenanceChanged
     | TruncationChanged

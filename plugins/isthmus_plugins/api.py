@@ -325,6 +325,15 @@ class ClusterApi(Protocol):
     async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
         """Set these (None: back to the default), leave the others."""
 
+    async def broker_configs(self, name: str) -> Mapping[int, str | None]:
+        """The effective value of a broker setting at each broker, None where it does not know the setting."""
+
+    async def cluster_config(self, name: str) -> str | None:
+        """The cluster-wide dynamic value of a broker setting, None if it is not set."""
+
+    async def alter_cluster_config(self, name: str, value: str | None, validate_only: bool = False) -> None:
+        """Set it (None: remove it). ``validate_only`` asks whether the brokers would."""
+
     async def produce_connection(self, broker_id: int, lane: str) -> ProduceConnection:
         """The connection of this ``lane`` to a broker: made if there is none that is open."""
 

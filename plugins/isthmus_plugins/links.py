@@ -45,6 +45,11 @@ class Attach(_Model):
     truncate_target: bool = Field(
         default=False, description="topics of the follower namespace that hold other records are emptied to follow"
     )
+    disable_transaction_verification: bool = Field(
+        default=False,
+        description="the follower's brokers go without transaction.partition.verification.enable while this is "
+        "attached, so that transactions and group offsets can be copied",
+    )
     dry_run: bool = Field(default=False, description="change nothing, say what would happen and what would be lost")
 
 
@@ -58,6 +63,18 @@ class TopicPlan(_Model):
     reason: str | None = None
 
 
+class TransactionVerificationPlan(_Model):
+    """What attaching would do with the follower's brokers' check of transactions (KIP-890)."""
+
+    setting: str
+    enabled: bool
+    """Whether some broker verifies now."""
+    action: Literal["none", "disable", "refuse"]
+    """``refuse``: what is to be attached cannot be copied with it, and the consent to switch it off is missing."""
+    message: str | None = None
+    """What is lost, or what to do."""
+
+
 class AttachResult(_Model):
     link_name: str
     local: str
@@ -65,6 +82,7 @@ class AttachResult(_Model):
     role: str
     dry_run: bool
     topics: list[TopicPlan] = []
+    transaction_verification: TransactionVerificationPlan | None = None
 
 
 class MappingStatus(_Model):
@@ -72,6 +90,22 @@ class MappingStatus(_Model):
     local: str
     remote: str
     role: str
+    disable_transaction_verification: bool = False
+    """Of a follower: the consent stands."""
+
+
+class TransactionVerificationStatus(_Model):
+    """The check of transactions by this cluster's brokers, where it follows."""
+
+    setting: str
+    enabled: bool | None
+    """Whether some broker verifies; None: not known yet."""
+    disabled_by_link: bool
+    """It is held off with the operator's consent, and restored at the last detach."""
+    former: str | None
+    """What will be restored: the cluster-wide dynamic value; None: there was none."""
+    message: str | None = None
+    """What protection is missing, or why the setting is not as agreed."""
 
 
 class PartitionStatus(_Model):
@@ -110,6 +144,8 @@ class LinkStatus(_Model):
     last_heard_seconds: float | None = None
     """Time since the peer cluster was last heard; None: never, since this proxy started."""
     mappings: list[MappingStatus] = []
+    transaction_verification: TransactionVerificationStatus | None = None
+    """None: this cluster follows nothing over the link."""
     partitions: list[PartitionStatus] = []
 
 

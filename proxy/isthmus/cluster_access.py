@@ -37,6 +37,8 @@ MARKERS_VERSION_MAX: Final = 1
 """Later ones ask for epochs that rise with each transaction, which those of older clients do not."""
 PRODUCE_MARGIN_S: Final = 5.0
 NO_SESSION_EPOCH: Final = -1
+CLUSTER_WIDE: Final = ""
+"""The BROKER resource that stands for all brokers."""
 TOPIC_SOURCE: Final = 1
 """ConfigSource of a topic's own settings."""
 
@@ -124,6 +126,42 @@ class ClusterAccess:
         """Set these (None: back to the default), leave the others."""
         with _errors():
             await self._client.incremental_alter_configs(ResourceType.TOPIC, topic, configs)
+
+    # ---- settings of brokers ----
+
+    async def broker_configs(self, name: str) -> Mapping[int, str | None]:
+        """The effective value of a broker setting at each broker, None where it does not know the setting."""
+        with _errors():
+            await self._client.refresh(())
+            found = await self._client.describe_configs(
+                ResourceType.BROKER,
+                [str(broker_id) for broker_id in self._client.brokers],
+                [name],
+                deadline_s=POSITION_DEADLINE_S,
+            )
+            for described in found.values():
+                if described.error is not None:
+                    raise described.error
+        return {
+            int(broker_id): described.entries[name].value if name in described.entries else None
+            for broker_id, described in found.items()
+        }
+
+    async def cluster_config(self, name: str) -> str | None:
+        """The cluster-wide dynamic value of a broker setting, None if it is not set."""
+        with _errors():
+            described = (await self._client.describe_configs(ResourceType.BROKER, [CLUSTER_WIDE], [name]))[CLUSTER_WIDE]
+            if described.error is not None:
+                raise described.error
+        entry = described.entries.get(name)
+        return None if entry is None else entry.value
+
+    async def alter_cluster_config(self, name: str, value: str | None, validate_only: bool = False) -> None:
+        """Set it (None: remove it). ``validate_only`` asks whether the brokers would."""
+        with _errors():
+            await self._client.incremental_alter_configs(
+                ResourceType.BROKER, CLUSTER_WIDE, {name: value}, validate_only=validate_only
+            )
 
     # ---- logs ----
 

@@ -362,6 +362,8 @@ class FakeCluster:
         self.found: dict[str, Topic] = {}
         self.on_new_partition: Callable[[str, int, Partition], None] = lambda topic, index, partition: None
         self.defaults = dict(SOME_CONFIGS)
+        self.broker_defaults = {"transaction.partition.verification.enable": "true"}
+        self.cluster_configs: dict[str, str] = {}
         self.requests = 0
 
     # -- what tests do with it
@@ -490,6 +492,24 @@ class FakeCluster:
                 self.found[topic].configs.pop(name, None)
             else:
                 self.found[topic].configs[name] = value
+
+    async def broker_configs(self, name: str) -> Mapping[int, str | None]:
+        await self._request()
+        value = self.cluster_configs.get(name, self.broker_defaults.get(name))
+        return dict.fromkeys(self.brokers, value)
+
+    async def cluster_config(self, name: str) -> str | None:
+        await self._request()
+        return self.cluster_configs.get(name)
+
+    async def alter_cluster_config(self, name: str, value: str | None, validate_only: bool = False) -> None:
+        await self._request()
+        if validate_only:
+            return
+        if value is None:
+            self.cluster_configs.pop(name, None)
+        else:
+            self.cluster_configs[name] = value
 
     async def produce_connection(self, broker_id: int, lane: str) -> FakeProduceConnection:
         await self._request(broker_id)

@@ -202,12 +202,12 @@ class Replicas:
         self.ends: dict[str, End] = {}
         self.b.on_new_partition = self._watch
 
-    def attach(self, truncate: bool = False) -> None:
+    def attach(self, truncate: bool = False, **more: Any) -> None:
         topic = ResourceType.TOPIC
         self.controls["A"].apply(AttachNamespace(LINK, topic, "local-", "remote-", Role.LEADER, create_missing=True))
         self.controls["B"].apply(
             AttachNamespace(
-                LINK, topic, "remote-", "local-", Role.FOLLOWER, truncate_target=truncate, create_missing=True
+                LINK, topic, "remote-", "local-", Role.FOLLOWER, truncate_target=truncate, create_missing=True, **more
             )
         )
 

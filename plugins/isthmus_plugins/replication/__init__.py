@@ -8,6 +8,7 @@
 ``log_ends``          what stands last in two logs, and whether it is the same
 ``reasons``           why a partition is where it is
 ``follower_topics``   makes, adopts or refuses the topics that follow
+``transaction_verification``  the target's check of transactions, switched off as agreed
 ``verify``            compares both sides
 ``service``           what operators can do
 ====================  ==================================================================================================
@@ -31,6 +32,7 @@ from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
+from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol import link
 
@@ -69,6 +71,7 @@ class ReplicationPlugin:
         self._follower_end = FollowerEnd(context)
         follower_topics = FollowerTopics(context)
         verification = Verification(context)
+        self._transaction_verification = TransactionVerification(context)
         self._peers = LinkPeers(
             context,
             handlers={
@@ -93,13 +96,20 @@ class ReplicationPlugin:
         )
         self._leader_end = LeaderEnd(context, self._peers, verification)
         self._service = LinkService(
-            context, self._peers, self._leader_end, self._follower_end, follower_topics, verification
+            context,
+            self._peers,
+            self._leader_end,
+            self._follower_end,
+            follower_topics,
+            verification,
+            self._transaction_verification,
         )
         context.control.subscribe(self._control_changed)
         await self._peers.start()
         self._control_changed(context.control.state)
         self._follower_end.start()
         self._leader_end.start()
+        self._transaction_verification.start()
 
     @property
     def _links(self) -> LinkService:
@@ -109,11 +119,13 @@ class ReplicationPlugin:
     def _control_changed(self, state: ControlState) -> None:
         self._peers.follow(state.links.values())
         self._follower_end.control_changed(state)
+        self._transaction_verification.control_changed(state)
         self._leader_end.wake()
 
     @hookimpl
     async def isthmus_stop(self) -> None:
         await self._leader_end.stop()
+        await self._transaction_verification.stop()
         await self._peers.stop()
         await self._follower_end.stop()
 

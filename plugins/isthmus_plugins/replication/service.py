@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from time import monotonic, time
 from typing import Any, Final
 
@@ -23,12 +24,27 @@ from isthmus_control.commands import (
     DetachNamespace,
     RegisterProducerIds,
 )
-from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role, TopicState
+from isthmus_control.model import (
+    TRANSACTION_VERIFICATION,
+    Link,
+    NamespaceMapping,
+    ResourceType,
+    Role,
+    TopicState,
+)
 from isthmus_control.outcome import Outcome, Rejected, Rejection
 from isthmus_control.states import PartitionState, ReasonCode, combine
 from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
-from isthmus_plugins.links import AttachResult, LinkStatus, MappingStatus, OperationError, PartitionStatus, TopicPlan
+from isthmus_plugins.links import (
+    AttachResult,
+    LinkStatus,
+    MappingStatus,
+    OperationError,
+    PartitionStatus,
+    TopicPlan,
+    TransactionVerificationPlan,
+)
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
@@ -36,6 +52,7 @@ from isthmus_plugins.replication.follower_log import LogState
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
+from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
@@ -60,6 +77,7 @@ class LinkService:
         follower_end: FollowerEnd,
         follower_topics: FollowerTopics,
         verification: Verification,
+        transaction_verification: TransactionVerification,
     ) -> None:
         self._context = context
         self._peers = peers
@@ -67,6 +85,7 @@ class LinkService:
         self._follower_end = follower_end
         self._follower_topics = follower_topics
         self._verification = verification
+        self._transaction_verification = transaction_verification
 
     # ---- create and delete ----
 
@@ -236,19 +255,23 @@ class LinkService:
             "remote": request.local,
             "role": role.other.value,
             "truncate_target": request.truncate_target,
+            "disable_transaction_verification": request.disable_transaction_verification,
         }
+        here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
-            self._would_append(
-                AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
-            )
+            self._would_append(here)
             topics = await self._led_topics(request.local)
-            plans = [
-                TopicPlan(**plan)
-                for plan in (await self._call(link_name, "plan_attach", {**there, "topics": topics}))["topics"]
-            ]
+            answer = await self._call(link_name, "plan_attach", {**there, "topics": topics})
+            plans = [TopicPlan(**plan) for plan in answer["topics"]]
+            verification = TransactionVerificationPlan(**answer["transaction_verification"])
         else:
+            here = replace(
+                here,
+                truncate_target=request.truncate_target,
+                disable_transaction_verification=request.disable_transaction_verification,
+            )
             topics = (await self._call(link_name, "led_topics", {"prefix": request.remote}))["topics"]
-            plans = await self._plan(link_name, kind, request.local, request.remote, request.truncate_target, topics)
+            plans, verification = await self._plan(here, topics)
         result = AttachResult(
             link_name=link_name,
             local=request.local,
@@ -256,6 +279,7 @@ class LinkService:
             role=request.role,
             dry_run=request.dry_run,
             topics=plans,
+            transaction_verification=verification,
         )
         if request.dry_run:
             return result
@@ -264,15 +288,17 @@ class LinkService:
             raise OperationError(
                 ReasonCode.TARGET_TOPIC_NOT_EMPTY, "; ".join(plan.reason or plan.topic for plan in refused), 409
             )
+        if verification.action == "refuse":
+            raise OperationError(ReasonCode.TRANSACTION_VERIFICATION_ENABLED, verification.message or "", 409)
         if role is Role.LEADER:
             await self._call(link_name, "attach", there)
             try:
-                await self._attach_here(link_name, kind, request.local, request.remote, role, False)
+                await self._attach_here(here)
             except OperationError:
                 await self._call(link_name, "detach", {"type": kind.value, "local": request.remote})
                 raise
         else:
-            await self._attach_here(link_name, kind, request.local, request.remote, role, request.truncate_target)
+            await self._attach_here(here)
             try:
                 await self._call(link_name, "attach", there)
             except OperationError:
@@ -282,15 +308,23 @@ class LinkService:
                 raise
         return result
 
-    async def _attach_here(
-        self, link_name: str, kind: ResourceType, local: str, remote: str, role: Role, truncate_target: bool
-    ) -> None:
-        await self._append(
-            AttachNamespace(link_name, kind, local, remote, role, truncate_target=truncate_target, create_missing=True)
-        )
-        if role is Role.FOLLOWER:  # no client writes it any more, on any proxy, before the first record comes
+    async def _attach_here(self, body: AttachNamespace) -> None:
+        await self._append(body)
+        if body.role is Role.FOLLOWER:  # no client writes it any more, on any proxy, before the first record comes
             await self._enforced()
+            await self._verification_as_agreed("attached")
         self._leader_end.wake()
+
+    async def _verification_as_agreed(self, done: str) -> None:
+        """Switch the brokers' check of transactions off, or on again, as the mappings ask for now."""
+        try:
+            await self._transaction_verification.reconcile()
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError(
+                "BROKER_UNAVAILABLE" if isinstance(error, BrokerUnavailable) else "BROKER_REFUSED",
+                f"{done}, but {TRANSACTION_VERIFICATION} is not set as agreed: {error}. It is tried again by itself",
+                503,
+            ) from error
 
     async def _enforced(self) -> None:
         """Return when every proxy of this cluster does what the control log says now."""
@@ -300,51 +334,39 @@ class LinkService:
             raise OperationError("CONTROL_LOG_UNAVAILABLE", str(error), 503) from error
 
     async def on_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        await self._for_peer(
-            self._attach_here(
-                connection.link_name,
-                ResourceType(params["type"]),
-                str(params["local"]),
-                str(params["remote"]),
-                Role(params["role"]),
-                bool(params.get("truncate_target")),
-            )
-        )
+        await self._for_peer(self._attach_here(_asked(connection, params)))
         return {}
 
     async def on_plan_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        plans = await self._for_peer(
-            self._plan(
-                connection.link_name,
-                ResourceType(params["type"]),
-                str(params["local"]),
-                str(params["remote"]),
-                bool(params.get("truncate_target")),
-                params["topics"],
-            )
-        )
-        return {"topics": [plan.model_dump() for plan in plans]}
+        plans, verification = await self._for_peer(self._plan(_asked(connection, params), params["topics"]))
+        return {
+            "topics": [plan.model_dump() for plan in plans],
+            "transaction_verification": verification.model_dump(),
+        }
 
     async def _plan(
-        self, link_name: str, kind: ResourceType, local: str, remote: str, truncate: bool, led: list[dict[str, Any]]
-    ) -> list[TopicPlan]:
-        """What following these topics of the source would do with this cluster's."""
-        self._would_append(
-            AttachNamespace(
-                link_name, kind, local, remote, Role.FOLLOWER, truncate_target=truncate, create_missing=True
-            )
+        self, body: AttachNamespace, led: list[dict[str, Any]]
+    ) -> tuple[list[TopicPlan], TransactionVerificationPlan]:
+        """What following these topics of the source would do with this cluster's, and with its brokers' settings."""
+        self._would_append(body)
+        mapping = NamespaceMapping(
+            body.type, body.local_prefix, body.remote_prefix, body.role, 0, 0, truncate_target=body.truncate_target
         )
-        mapping = NamespaceMapping(kind, local, remote, Role.FOLLOWER, 0, 0, truncate_target=truncate)
         try:
+            verification = await self._transaction_verification.plan(body.type, body.disable_transaction_verification)
             topics = await self._context.cluster.topics()
             plans = []
             for wanted in led:
                 name = mapping.local_name(str(wanted["topic"]))
                 if name is not None:
                     plans.append((await self._follower_topics.plan(mapping, wanted, name, topics.get(name)))[0])
-        except (BrokerUnavailable, KafkaRefused) as error:
+        except KafkaRefused as error:
+            raise OperationError(
+                "BROKER_REFUSED", f"the follower's brokers refuse what this proxy needs of them: {error}", 409
+            ) from error
+        except BrokerUnavailable as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
-        return plans
+        return plans, verification
 
     async def _led_topics(self, prefix: str) -> list[dict[str, Any]]:
         mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
@@ -392,6 +414,7 @@ class LinkService:
                 raise OperationError(
                     "BROKER_UNAVAILABLE", f"detached, but log ends not recorded: {error}", 503
                 ) from error
+            await self._verification_as_agreed("detached")
         self._leader_end.wake()
 
     async def on_detach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
@@ -433,9 +456,13 @@ class LinkService:
                     local=mapping.local_prefix,
                     remote=mapping.remote_prefix,
                     role=mapping.role.value,
+                    disable_transaction_verification=mapping.disable_transaction_verification,
                 )
                 for mapping in link.mappings
             ],
+            transaction_verification=self._transaction_verification.status()
+            if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
+            else None,
             partitions=partitions,
         )
 
@@ -612,6 +639,20 @@ class LinkService:
             return await work
         except OperationError as error:
             raise LinkRejected(error.code, error.message) from error
+
+
+def _asked(connection: LinkConnection, params: Mapping[str, Any]) -> AttachNamespace:
+    """What a peer asks to attach at this end."""
+    return AttachNamespace(
+        connection.link_name,
+        ResourceType(params["type"]),
+        str(params["local"]),
+        str(params["remote"]),
+        Role(params["role"]),
+        truncate_target=bool(params.get("truncate_target")),
+        create_missing=True,
+        disable_transaction_verification=bool(params.get("disable_transaction_verification")),
+    )
 
 
 def _text(topic: TopicInfo) -> str:

@@ -208,6 +208,15 @@ class ProxyView(_Model):
     """Up to here it enforces the control log."""
 
 
+class HeldConfigView(_Model):
+    """A cluster-wide broker setting that links hold, as the operator agreed when attaching."""
+
+    name: str = Field(examples=["transaction.partition.verification.enable"])
+    value: str = Field(examples=["false"])
+    former: str | None
+    """What is restored at the last detach; None: it was not set."""
+
+
 class StatusView(_Model):
     """One proxy and what it knows of its cluster."""
 
@@ -224,6 +233,7 @@ class StatusView(_Model):
     connections: ConnectionCounts | None
     limits: LimitsView | None
     namespaces: list[NamespaceView]
+    held_configs: list[HeldConfigView]
     links: list[LinkStatus]
     proxies: list[ProxyView]
 

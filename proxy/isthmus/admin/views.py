@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from isthmus.admin.models import (
     BrokerAddress,
     ConnectionCounts,
+    HeldConfigView,
     LimitsView,
     NamespaceMappingView,
     NamespaceView,
@@ -162,6 +163,12 @@ def status_view(services: AdminServices) -> StatusView:
             file_descriptors_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         ),
         namespaces=namespace_views(services.control) if services.control else [],
+        held_configs=[
+            HeldConfigView(name=held.name, value=held.value, former=held.former)
+            for _, held in sorted(state.held_configs.items())
+        ]
+        if state
+        else [],
         links=services.links.statuses() if services.links else [],
         proxies=proxy_views(state, services.name) if state else [],
     )

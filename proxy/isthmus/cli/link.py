@@ -92,6 +92,7 @@ def delete(
     epilog=example(
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --truncate-target --dry-run",
+        "isthmus link attach a-to-b --local orders- --remote orders- --role leader --disable-transaction-verification",
     )
     + EXIT_CODES
 )
@@ -104,6 +105,14 @@ def attach(
     truncate_target: Annotated[
         bool,
         typer.Option("--truncate-target", help="Empty topics of the follower namespace that hold other records."),
+    ] = False,
+    disable_transaction_verification: Annotated[
+        bool,
+        typer.Option(
+            "--disable-transaction-verification",
+            help="Switch transaction.partition.verification.enable (KIP-890) off on the follower's brokers while this "
+            "is attached: transactions and group offsets cannot be copied with it.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, print what would happen and what would be lost.")
@@ -118,6 +127,7 @@ def attach(
         "role": role,
         "type": type,
         "truncate_target": truncate_target,
+        "disable_transaction_verification": disable_transaction_verification,
         "dry_run": dry_run,
     }
     with Admin(url, output) as admin:
@@ -231,6 +241,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
                 ("mapping", f"{m['type']} {prefix_cell(m['local'])} ({m['role']}), remote {prefix_cell(m['remote'])}")
                 for m in link["mappings"]
             ),
+            *_verification_fields(link["transaction_verification"]),
         ]
     )
     if link["partitions"]:
@@ -238,10 +249,29 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
         yield from partition_lines(link["partitions"])
 
 
+def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
+    if status is None:
+        return
+    enabled = status["enabled"]
+    state = "not known yet" if enabled is None else "on" if enabled else "off"
+    if status["disabled_by_link"]:
+        former = status["former"]
+        state += f", held off by links (before: {'not set' if former is None else former})"
+    yield "transaction verification", state
+    if status["message"]:
+        yield "warning", status["message"]
+
+
 def _attached(result: dict[str, Any]) -> Iterator[str]:
     verb = "would be attached" if result["dry_run"] else "attached"
     local, remote = prefix_cell(result["local"]), prefix_cell(result["remote"])
     yield f"{local} ({result['role']}) {verb} to {result['link_name']}, remote {remote}"
+    verification = result["transaction_verification"]
+    if verification and verification["message"]:
+        yield ""
+        done = {"disable": "would be switched off" if result["dry_run"] else "switched off", "refuse": "must be off"}
+        yield f"{verification['setting']}: {done.get(verification['action'], 'stays as it is')}"
+        yield verification["message"]
     if result["topics"]:
         yield ""
         yield from columns(

@@ -42,6 +42,9 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
         ]
     pairs.append(("plugins", process["plugins"]))
     pairs += [("warning", text) for text in process["warnings"]]
+    for held in status["held_configs"]:
+        former = "not set" if held["former"] is None else held["former"]
+        pairs.append(("held broker setting", f"{held['name']}={held['value']} for links (before: {former})"))
     yield from fields(pairs)
     if process["brokers"]:
         yield ""

@@ -14,6 +14,7 @@ from isthmus_control.apply import apply
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
+    TRANSACTION_VERIFICATION,
     BrokerClaim,
     LinkMode,
     LinkSettings,
@@ -363,6 +364,30 @@ def test_attach_again_and_consent() -> None:
     log.refused(c.AttachNamespace("a-to-b", TOPIC, "out-", "out-", LEADER, True, True), Rejection.INVALID, "truncate")
     log.refused(replace(attach, link="x"), Rejection.NOT_FOUND)
     log.refused(replace(attach, remote_prefix="__isthmus_"), Rejection.INVALID)
+
+
+def test_a_broker_setting_is_held_while_a_mapping_agrees() -> None:
+    log = Log()
+    log.link()
+    attach = c.AttachNamespace("a-to-b", TOPIC, "in-", "in-", FOLLOWER, create_missing=True)
+    agreed = replace(attach, disable_transaction_verification=True)
+    hold = c.HoldBrokerConfig(TRANSACTION_VERIFICATION, "false", None)
+    log.ok(attach)
+    log.refused(hold, Rejection.CONFLICT, "consent")
+    log.ok(agreed)
+    (change,) = log.ok(hold)
+    assert (change.before, change.after.former) == (None, None)
+    assert log.ok(replace(hold, former="false")) == ()  # another proxy saw what the first one had set
+    assert log.state.held_configs[TRANSACTION_VERIFICATION].former is None
+    log.refused(replace(hold, name="log.retention.ms"), Rejection.INVALID, "log.retention.ms")
+    release = c.ReleaseBrokerConfig(TRANSACTION_VERIFICATION)
+    log.refused(release, Rejection.CONFLICT, "needs")
+    log.ok(attach)  # the consent is taken back
+    (change,) = log.ok(release)
+    assert change.after is None
+    assert log.ok(release) == ()
+    wrong = c.AttachNamespace("a-to-b", TOPIC, "out-", "out-", LEADER, create_missing=True)
+    log.refused(replace(wrong, disable_transaction_verification=True), Rejection.INVALID, "follower's side")
 
 
 # --- follower topics and provenance

@@ -38,8 +38,10 @@ BODIES: list[c.Body] = [
         ),
     ),
     c.DeleteLink("l"),
-    c.AttachNamespace("l", TOPIC, "a-", "b-", Role.FOLLOWER, True, True),
+    c.AttachNamespace("l", TOPIC, "a-", "b-", Role.FOLLOWER, True, True, True),
     c.DetachNamespace("l", TOPIC, "a-"),
+    c.HoldBrokerConfig("n", "false", None),
+    c.ReleaseBrokerConfig("n"),
     c.SetFollowerTopic("l", "t", "s", UID, TopicState.REFUSED, None, Reason("CODE", "words")),
     c.ForgetFollowerTopic("l", "t"),
     c.OpenProvenance("l", AT),
@@ -86,7 +88,7 @@ def test_round_trip(body: c.Body) -> None:
     assert c.decode(memoryview(value)) == command
     assert c.encode(c.decode(value)) == value
     raw = json.loads(value)
-    assert (raw["v"], raw["kind"]) == (1, body.KIND)
+    assert (raw["v"], raw["kind"]) == (body.VERSION, body.KIND)
 
 
 @pytest.mark.parametrize(
