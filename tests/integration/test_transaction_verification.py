@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 from support.kafka import unique
@@ -23,37 +24,48 @@ def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
         yield pair
 
 
-def test_brokers_of_each_version_have_the_setting_and_act_on_it(kafka_of_each_version: KafkaCluster) -> None:
-    async def work() -> None:
-        async with ClusterClient([kafka_of_each_version.bootstrap_servers]) as client:
-            cluster = ClusterAccess(client)
-            former = await cluster.cluster_config(TRANSACTION_VERIFICATION)
-            for chosen, effective in (("false", "false"), ("true", "true"), (None, "true"), (former, former or "true")):
-                await cluster.alter_cluster_config(TRANSACTION_VERIFICATION, chosen)
-                async with asyncio.timeout(10):
-                    while set((await cluster.broker_configs(TRANSACTION_VERIFICATION)).values()) != {effective}:
-                        await asyncio.sleep(0.02)
-                assert await cluster.cluster_config(TRANSACTION_VERIFICATION) == chosen
-            await cluster.alter_cluster_config(TRANSACTION_VERIFICATION, "false", validate_only=True)
-            assert await cluster.cluster_config(TRANSACTION_VERIFICATION) == former
+def ask(kafka: KafkaCluster, question: Callable[[ClusterAccess], Awaitable[Any]]) -> Any:
+    async def work() -> Any:
+        async with ClusterClient([kafka.bootstrap_servers]) as client:
+            return await question(ClusterAccess(client))
 
-    asyncio.run(work())
+    return asyncio.run(work())
+
+
+def setting(kafka: KafkaCluster) -> str | None:
+    """What is set cluster-wide."""
+    found: str | None = ask(kafka, lambda cluster: cluster.cluster_config(TRANSACTION_VERIFICATION))
+    return found
+
+
+def change(kafka: KafkaCluster, value: str | None, validate_only: bool = False) -> None:
+    ask(kafka, lambda cluster: cluster.alter_cluster_config(TRANSACTION_VERIFICATION, value, validate_only))
+
+
+def test_brokers_of_each_version_have_the_setting_and_act_on_it(kafka_of_each_version: KafkaCluster) -> None:
+    kafka = kafka_of_each_version
+    former = setting(kafka)
+    for chosen, effective in (("false", "false"), ("true", "true"), (None, "true"), (former, former or "true")):
+        change(kafka, chosen)
+        until(
+            f"the brokers act on {chosen}",
+            lambda effective=effective: (
+                set(ask(kafka, lambda cluster: cluster.broker_configs(TRANSACTION_VERIFICATION)).values())
+                == {effective}
+            ),
+        )
+        assert setting(kafka) == chosen
+    change(kafka, "false", validate_only=True)
+    assert setting(kafka) == former
 
 
 def test_off_while_attached_with_consent_also_over_kill_9(link: Linked) -> None:
-    def setting() -> str | None:
-        async def read() -> str | None:
-            async with ClusterClient([link.b.kafka.bootstrap_servers]) as client:
-                return await ClusterAccess(client).cluster_config(TRANSACTION_VERIFICATION)
-
-        return asyncio.run(read())
-
-    former = setting()
+    former = setting(link.b.kafka)
     plan = link.attach(None, None, "--disable-transaction-verification", "--dry-run")
     assert plan["transaction_verification"]["action"] in ("disable", "none")
-    assert setting() == former
+    assert setting(link.b.kafka) == former
     link.attach(None, None, "--disable-transaction-verification")
-    assert setting() == "false"
+    assert setting(link.b.kafka) == "false"
     status = link.b.link(link.name)["transaction_verification"]
     assert (status["enabled"], status["disabled_by_link"], status["former"]) == (False, True, former)
     link.b.proxy.kill()
@@ -65,7 +77,7 @@ def test_off_while_attached_with_consent_also_over_kill_9(link: Linked) -> None:
     other = unique("other-") + "-"
     link.attach(other, other, "--disable-transaction-verification")
     link.detach(other)
-    assert setting() == "false"
+    assert setting(link.b.kafka) == "false"
     link.detach()
-    assert setting() == former
+    assert setting(link.b.kafka) == former
     assert link.b.proxy.get("/v1/status")["held_configs"] == []
