@@ -166,7 +166,7 @@ class TransactionVerification:
             await self._append(ReleaseBrokerConfig(TRANSACTION_VERIFICATION))
             log.info(
                 "transaction verification restored",
-                extra={"setting": TRANSACTION_VERIFICATION, "value": held.former},
+                extra={"setting": TRANSACTION_VERIFICATION, "detail": f"to {held.former or 'not set'}"},
             )
             await self._read()
         else:
