@@ -313,6 +313,14 @@ class ClusterApi(Protocol):
     async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
         """By setting: (effective value, what it would be without the topic's own setting)."""
 
+    async def effective_configs(
+        self, topics: Sequence[str], known: bytes | None = None
+    ) -> tuple[bytes, Mapping[str, Mapping[str, str | None]] | None]:
+        """The effective settings of many topics, with a digest of all that the broker said.
+
+        None in their place if that is ``known`` still; topics that cannot be described are left out.
+        """
+
     async def create_topic(
         self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
     ) -> bytes:

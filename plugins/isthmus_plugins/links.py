@@ -6,7 +6,7 @@ are the specification's. All models go over REST as they are, so they are also t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -195,6 +195,9 @@ class LinkOperations(Protocol):
 
     def status(self, link_name: str) -> LinkStatus:
         """One link with its partitions."""
+
+    def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """The settings that a local topic has instead of its source's because it follows."""
 
     async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> VerifyReport:
         """Compare both sides, record by record; ``progress`` is called with (offsets compared, offsets in all)."""

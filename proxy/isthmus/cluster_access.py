@@ -96,6 +96,22 @@ class ClusterAccess:
             found[entry.name] = (entry.value, entry.value if entry.source != TOPIC_SOURCE else inherited)
         return found
 
+    async def effective_configs(
+        self, topics: Sequence[str], known: bytes | None = None
+    ) -> tuple[bytes, Mapping[str, Mapping[str, str | None]] | None]:
+        """The effective settings of many topics, with a digest; None in their place if that is ``known`` still."""
+        if not topics:
+            return b"", {}
+        with _errors():
+            digest, answer = await self._client.describe_configs_raw(ResourceType.TOPIC, topics, known)
+        if answer is None:
+            return digest, None
+        return digest, {
+            result.resource_name: {entry.name: entry.value for entry in result.configs}
+            for result in answer.results
+            if not result.error_code
+        }
+
     async def create_topic(
         self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
     ) -> bytes:

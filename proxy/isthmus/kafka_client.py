@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import functools
+import hashlib
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -55,7 +56,8 @@ from isthmus.kafka_results import (
 )
 from isthmus.upstream_security import SecuritySpec
 from isthmus_protocol.messages import build_request, decode_response
-from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.schema import ApiKey, response_header_flexible
+from isthmus_protocol.wire import response_body
 
 __all__ = (
     "AuthenticationFailed",
@@ -125,6 +127,8 @@ _STALE_METADATA: Final = frozenset(
     }
 )
 """Read the metadata again, and try again."""
+_THROTTLE_TIME_BYTES: Final = 4
+"""What stands first in the bodies of most answers, and differs in equal ones."""
 _UNKNOWN_TOPIC: Final = 3
 _LEADER_NOT_AVAILABLE: Final = 5
 _REQUEST_TIMED_OUT: Final = 7
@@ -649,6 +653,31 @@ class ClusterClient:
                     as_error(result.error_code, result.error_message),
                 )
         return results
+
+    async def describe_configs_raw(
+        self, resource_type: ResourceType, names: Sequence[str], known: bytes | None
+    ) -> tuple[bytes, Any]:
+        """A digest of what the broker says of these resources, and its answer unless the digest is ``known``.
+
+        Telling that nothing changed takes a tenth of what decoding takes. Without synonyms, and not repeated.
+        """
+        # Always the same broker: the defaults of two may differ.
+        connection = await (self.to(min(self._brokers)) if self._brokers else self.any())
+        version = connection.version(ApiKey.DESCRIBE_CONFIGS)
+        resources = [
+            {"resource_type": int(resource_type), "resource_name": name, "configuration_keys": None} for name in names
+        ]
+        frame = await connection.request_raw(
+            build_request(
+                ApiKey.DESCRIBE_CONFIGS,
+                version,
+                {"resources": resources, "include_synonyms": False, "include_documentation": False},
+            ),
+            timeout=self.request_timeout_s,
+        )
+        body = response_body(frame, response_header_flexible(ApiKey.DESCRIBE_CONFIGS, version))
+        digest = hashlib.blake2b(memoryview(frame)[body + _THROTTLE_TIME_BYTES :], digest_size=16).digest()
+        return digest, None if digest == known else decode_response(ApiKey.DESCRIBE_CONFIGS, version, frame)[1]
 
     async def incremental_alter_configs(
         self,

@@ -135,6 +135,9 @@ class MemoryLinks:
             raise OperationError("NOT_FOUND", f"there is no link {link_name!r}", 404)
         return self.links[link_name]
 
+    def topic_overrides(self, topic: str) -> dict[str, str]:
+        return {"retention.ms": "-1"}
+
     async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> VerifyReport:
         progress(4, 10)
         await self.proceed.wait()

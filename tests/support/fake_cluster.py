@@ -465,6 +465,16 @@ class FakeCluster:
         own = self.found[topic].configs if topic in self.found else {}
         return {name: (own.get(name, value), value) for name, value in self.defaults.items()}
 
+    async def effective_configs(
+        self, topics: Sequence[str], known: bytes | None = None
+    ) -> tuple[bytes, Mapping[str, Mapping[str, str | None]] | None]:
+        await self._request()
+        found: dict[str, dict[str, str | None]] = {
+            name: {**self.defaults, **self.found[name].configs} for name in topics if name in self.found
+        }
+        digest = repr(found).encode()
+        return digest, None if digest == known else found
+
     async def create_topic(
         self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
     ) -> bytes:

@@ -20,6 +20,7 @@ from isthmus_plugins.replication import _Ends
 from isthmus_plugins.replication import connection as connection_module
 from isthmus_plugins.replication import follower as follower_module
 from isthmus_plugins.replication import leader as leader_module
+from isthmus_plugins.replication import source_configs as source_configs_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication.connection import Credential, LinkConnection
 from isthmus_plugins.replication.follower import FollowerEnd
@@ -34,7 +35,7 @@ from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partitio
 LINK: Final = "a-to-b"
 LINK_ID: Final = str(uuid.UUID(int=7, version=4))
 SECRET: Final = b"secret"
-CLOCKED: Final = (connection_module, follower_module, leader_module, verify_module)
+CLOCKED: Final = (connection_module, follower_module, leader_module, source_configs_module, verify_module)
 """Modules that look at the clock."""
 INDEX: Final = {"A": 11, "B": 22}
 

@@ -8,6 +8,8 @@
 ``log_ends``          what stands last in two logs, and whether it is the same
 ``reasons``           why a partition is where it is
 ``follower_topics``   makes, adopts or refuses the topics that follow
+``source_configs``    the settings of the source's topics, as they change
+``follower_configs``  what settings a follower topic has
 ``transaction_verification``  the target's check of transactions, switched off as agreed
 ``verify``            compares both sides
 ``service``           what operators can do

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from isthmus_control.commands import (
@@ -32,7 +32,7 @@ from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import TopicPlan
-from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication import follower_configs, reasons
 from isthmus_plugins.replication.connection import LinkConnection
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -40,19 +40,10 @@ log = logging.getLogger("isthmus_plugins.replication")
 CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is told that there are none yet."""
+DESCRIBED_AT_ONCE: Final = 100
+"""Topics whose settings are read in one request."""
 SETTLE_S: Final = 0.2
 SETTLE_TRIES: Final = 25
-FOREVER: Final = str(2**63 - 1)
-OVERRIDES: Final[Mapping[str, str]] = {
-    "compression.type": "producer",
-    "message.timestamp.type": "CreateTime",
-    "message.timestamp.before.max.ms": FOREVER,
-    "message.timestamp.after.max.ms": FOREVER,
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "cleanup.policy": "delete",
-}
-"""Settings that a topic has only while it follows: batches are stored as they come, and nothing expires."""
 
 
 class Refusal(Exception):
@@ -71,6 +62,8 @@ class FollowerTopics:
         self._lock = asyncio.Lock()
         self._led: dict[str, frozenset[str]] = {}
         """By link: the source's topics, as the leader end last said."""
+        self.settings_refused: dict[str, Reason] = {}
+        """By topic: why it does not have the source's settings."""
 
     # ---- the leader end's call ----
 
@@ -81,10 +74,14 @@ class FollowerTopics:
             await self._sources_seen(connection.link_name, frozenset(params["all"]), topics)
             answers: dict[str, dict[str, Any]] = {}
             changed = False
+            effective = await self._effective(connection.link_name, params["topics"], topics)
             for wanted in params["topics"]:
                 name = str(wanted["topic"])
                 try:
                     local, created = await self._prepare(connection.link_name, wanted, topics)
+                    refused = None
+                    if (settings := effective.get(local)) is not None:
+                        refused = await self._follow_configs(wanted, topics[local], settings)
                 except Refusal as refusal:
                     answers[name] = {"ready": False, "code": refusal.code, "message": str(refusal)}
                 except KafkaRefused as error:
@@ -97,6 +94,8 @@ class FollowerTopics:
                     answers[name] = {"ready": False, "code": reasons.BROKER_UNAVAILABLE, "message": str(error)}
                 else:
                     answers[name] = {"ready": True, "remote_topic": local}
+                    if refused is not None:
+                        answers[name] |= {"code": refused.code, "message": refused.message}
                     changed = changed or created
             ready = [answer["remote_topic"] for answer in answers.values() if answer["ready"]]
             if changed:
@@ -106,6 +105,50 @@ class FollowerTopics:
                     info = topics.get(answer["remote_topic"])
                     answer["leaders"] = [partition.leader for partition in info.partitions] if info else []
             return {"topics": answers}
+
+    async def _effective(
+        self, link_name: str, requests: Sequence[Mapping[str, Any]], topics: Mapping[str, TopicInfo]
+    ) -> Mapping[str, Mapping[str, str | None]]:
+        """The settings of those local topics that exist and for which the source told its own."""
+        lookup = self._context.control.state.lookup
+        told = [
+            counterpart.local_name
+            for wanted in requests
+            if "configs" in wanted
+            and (counterpart := lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, str(wanted["topic"])))
+            and counterpart.local_name in topics
+        ]
+        found: dict[str, Mapping[str, str | None]] = {}
+        for start in range(0, len(told), DESCRIBED_AT_ONCE):
+            _, described = await self._context.cluster.effective_configs(told[start : start + DESCRIBED_AT_ONCE])
+            found |= described or {}
+        return found
+
+    async def _follow_configs(
+        self, wanted: Mapping[str, Any], existing: TopicInfo, effective: Mapping[str, str | None]
+    ) -> Reason | None:
+        """Give a follower topic the settings that its source has now; why the brokers refuse, if they do."""
+        local, factor = existing.name, existing.replication_factor
+        if follower_configs.follows(effective, wanted["configs"], factor):
+            self.settings_refused.pop(local, None)
+            return None
+        own = await self._context.cluster.topic_configs(local)
+        changes = follower_configs.changes(own, await self._configs(wanted["configs"], factor))
+        try:
+            await self._context.cluster.alter_topic_configs(local, changes)
+        except KafkaRefused as error:
+            # Its records can follow all the same.
+            reason = Reason(ReasonCode.TARGET_REFUSES_SETTINGS, f"the target refuses settings of {local}: {error}")
+            self.settings_refused[local] = reason
+            return reason
+        self.settings_refused.pop(local, None)
+        log.info("follower topic configured", extra={"topic": local, "settings": sorted(changes)})
+        return None
+
+    def overrides(self, local: str) -> Mapping[str, str]:
+        """The settings that a topic has instead of its source's because it follows."""
+        record = self._context.control.state.follower_topics.get(local)
+        return follower_configs.OVERRIDES if record is not None and record.state is TopicState.FOLLOWING else {}
 
     def source_is_gone(self, record: FollowerTopic) -> bool:
         """Whether the source has no such topic (any more), as far as it has told."""
@@ -232,13 +275,8 @@ class FollowerTopics:
         if len(existing.partitions) < partitions:
             await cluster.create_partitions(local, partitions)
             ends |= dict.fromkeys(range(len(existing.partitions), partitions), 0)
-        factor = existing.replication_factor
-        configs: dict[str, str | None] = {**await self._configs(wanted.get("configs") or {}, factor)}
-        own = await cluster.topic_configs(local)
-        configs |= {
-            name: None for name, (value, inherited) in own.items() if value != inherited and name not in configs
-        }
-        await cluster.alter_topic_configs(local, configs)
+        configs = await self._configs(wanted.get("configs") or {}, existing.replication_factor)
+        await cluster.alter_topic_configs(local, follower_configs.changes(await cluster.topic_configs(local), configs))
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
         await self._open_provenance(link_name, local, existing.topic_id, ends)
 
@@ -330,14 +368,9 @@ class FollowerTopics:
     # ---- records of the control log ----
 
     async def _configs(self, source: Mapping[str, str], replication_factor: int) -> dict[str, str]:
-        """The settings to give a follower topic so that its effective configuration is the source's, with OVERRIDES."""
+        """The settings to give a follower topic so that its effective configuration is the source's, with overrides."""
         defaults = await self._context.cluster.topic_configs(CONTROL_TOPIC)
-        configs = {name: value for name, value in source.items() if name in defaults and defaults[name][1] != value} | {
-            name: value for name, value in OVERRIDES.items() if name in defaults
-        }
-        in_sync_min = int(source.get("min.insync.replicas") or 1)
-        configs["min.insync.replicas"] = str(min(in_sync_min, replication_factor))
-        return configs
+        return follower_configs.wanted(source, defaults, replication_factor)
 
     async def _record(
         self,

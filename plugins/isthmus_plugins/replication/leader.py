@@ -40,8 +40,10 @@ from isthmus_plugins.api import (
 )
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.follower_configs import copied
 from isthmus_plugins.replication.log_ends import LastBatch, last_batch
 from isthmus_plugins.replication.peers import LinkPeers
+from isthmus_plugins.replication.source_configs import SourceConfigs
 from isthmus_plugins.replication.verify import RECORDS, Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
@@ -73,7 +75,6 @@ PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 SEEN_INTERVAL_S: Final = 0.05
 """The age of what the follower lacks is known to this."""
 OPENING_AT_ONCE: Final = 32
-CONFIGS_NOT_COPIED: Final = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 
 OFFSET_OUT_OF_RANGE: Final = 1
 _RESOLVE_AGAIN: Final = frozenset({3, 5, 6, 9, 74, 75, 76, 100, 103})
@@ -88,6 +89,7 @@ class PreparedTopic(NamedTuple):
     remote_topic: str
     ready: bool
     code: str | None
+    """Why it is not ready, or what is amiss all the same."""
     message: str | None
     leaders: tuple[int, ...]
     """By partition: the target broker that leads it, -1 where there is none."""
@@ -273,13 +275,14 @@ class Stopped(NamedTuple):
 class _Preparing:
     """What is known of the target's topics of one link, and the call that asks."""
 
-    __slots__ = ("asked_at", "due_at", "fingerprint", "running")
+    __slots__ = ("configured", "due_at", "fingerprint", "running")
 
     def __init__(self) -> None:
         self.running = False
         self.fingerprint: object = None
         self.due_at = 0.0
-        self.asked_at = 0.0
+        self.configured: dict[str, Mapping[str, str]] = {}
+        """By topic: the settings that the target has taken over from this proxy."""
 
 
 class LeaderEnd:
@@ -298,6 +301,7 @@ class LeaderEnd:
         self._tails: dict[tuple[int, str], Tail] = {}
         self._prepared: dict[tuple[str, str], PreparedTopic] = {}
         self._preparing: dict[str, _Preparing] = {}
+        self._configs = SourceConfigs(context, self.wake)
         self._flows: dict[LinkConnection, Flow] = {}
         self._policies: dict[bytes, tuple[float, bool]] = {}
         """By topic id: when its cleanup policy was read, and whether it compacts."""
@@ -309,9 +313,11 @@ class LeaderEnd:
 
     def start(self) -> None:
         self._tasks.start("reconcile", self._reconcile_for_ever())
+        self._configs.start()
 
     async def stop(self) -> None:
         await self._tasks.close()
+        await self._configs.stop()
         for tail in self._tails.values():
             await tail.stop()
 
@@ -353,6 +359,7 @@ class LeaderEnd:
         leading = self._leading() if monotonic() < self._context.lease_deadline else []
         if not leading:
             self._keep({}, {})
+            self._configs.watch(())
             self.led = {}
             self.stopped.clear()
             return
@@ -372,6 +379,14 @@ class LeaderEnd:
                 for index in fronted:
                     key = LedPartition(link_.name, topic.name, index)
                     led[key] = self._prepared.get((key.link, key.topic))
+        # Of a topic that several proxies push, one tells the settings: that of its first partition.
+        firsts = {
+            topic.name: topic
+            for wanted in mine.values()
+            for _, topic in wanted.values()
+            if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))
+        }
+        self._configs.watch(firsts.values())
         for link_name, names in every.items():
             self._prepare(link_name, mine.get(link_name, {}), sorted(names))
         self.led = led
@@ -451,6 +466,7 @@ class LeaderEnd:
             connections[0],
             every,
             {(name, mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()},
+            [name for name, (_, info) in wanted.items() if self._unconfigured(preparing, info) is not None],
         )
         now = monotonic()
         if fingerprint == preparing.fingerprint and now < preparing.due_at:
@@ -471,7 +487,7 @@ class LeaderEnd:
     ) -> None:
         ready = False
         try:
-            requests = [await self._request(link_name, mapping, info) for mapping, info in wanted.values()]
+            requests = [await self._request(link_name, preparing, mapping, info) for mapping, info in wanted.values()]
             answer = await connection.call("prepare_topics", {"topics": requests, "all": every}, PREPARE_TIMEOUT_S)
             for name in wanted:
                 said = answer.get("topics", {}).get(name) or {}
@@ -482,6 +498,11 @@ class LeaderEnd:
                     said.get("message"),
                     tuple(said.get("leaders", ())),
                 )
+            configured = {name: configs for name, configs in preparing.configured.items() if name in wanted}
+            for request in requests:
+                if "configs" in request and self._prepared[link_name, request["topic"]].code is None:
+                    configured[request["topic"]] = request["configs"]
+            preparing.configured = configured
             ready = all(self._prepared[link_name, name].ready for name in wanted)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             log.warning("target topics not prepared", extra={"link": link_name, "detail": str(error)})
@@ -490,8 +511,15 @@ class LeaderEnd:
             preparing.due_at = monotonic() + (PREPARE_INTERVAL_S if ready else REOPEN_DELAY_S)
             self.wake()
 
-    async def _request(self, link_name: str, mapping: NamespaceMapping, info: TopicInfo) -> dict[str, Any]:
-        """What the target is told of one topic; with its settings while it may have to make or adopt it."""
+    def _unconfigured(self, preparing: _Preparing, info: TopicInfo) -> Mapping[str, str] | None:
+        """The settings of a topic, if the target has not taken them over yet."""
+        configs = self._configs.of(info)
+        return None if configs is preparing.configured.get(info.name) else configs
+
+    async def _request(
+        self, link_name: str, preparing: _Preparing, mapping: NamespaceMapping, info: TopicInfo
+    ) -> dict[str, Any]:
+        """What the target is told of one topic; with its settings where they changed, or it may have to make it."""
         prepared = self._prepared.get((link_name, info.name))
         request: dict[str, Any] = {
             "topic": info.name,
@@ -500,13 +528,14 @@ class LeaderEnd:
             "partitions": len(info.partitions),
             "replication_factor": info.replication_factor,
         }
-        if prepared is None or not prepared.ready or len(prepared.leaders) != len(info.partitions):
-            configs = await self._context.cluster.topic_configs(info.name)
-            request["configs"] = {
-                setting: value
-                for setting, (value, _) in configs.items()
-                if value is not None and setting not in CONFIGS_NOT_COPIED
-            }
+        configs = self._unconfigured(preparing, info)
+        if configs is None and (prepared is None or not prepared.ready):
+            configs = self._configs.of(info)
+            if configs is None:
+                _, effective = await self._context.cluster.effective_configs([info.name])
+                configs = copied((effective or {}).get(info.name, {}))
+        if configs is not None:
+            request["configs"] = configs
         return request
 
     def _prepare_again(self, link_name: str) -> None:

@@ -487,7 +487,7 @@ class LinkService:
                 status.source_end = stopped.source_end
                 if stopped.source_end is not None and stopped.end_offset is not None:
                     status.partition_mirror_lag = max(0, stopped.source_end - stopped.end_offset)
-            elif prepared is not None and not prepared.ready:
+            elif prepared is not None:
                 status.reason, status.message = prepared.code, prepared.message
                 waiting = reasons.waiting_state(prepared.code or "")
             if stream is not None:
@@ -559,8 +559,11 @@ class LinkService:
             partition_mirror_lag=stream.lag,
             lag_seconds=round(stream.lag_seconds, 3),
         )
+        refused = self._follower_topics.settings_refused.get(stream.topic)
         if reason is not None:
             status.reason, status.message = reason
+        elif refused is not None:
+            status.reason, status.message = refused.code, refused.message
         waiting = reasons.waiting_state(reason.code) if reason is not None else None
         if follower_log.state is LogState.DIVERGED:
             waiting = PartitionState.DIVERGED
@@ -571,6 +574,10 @@ class LinkService:
         elif not stream.closed and stream.told_end and not stream.lag and reason is None:
             status.state = PartitionState.FOLLOWING
         return status
+
+    def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """The settings that a local topic has instead of its source's because it follows."""
+        return self._follower_topics.overrides(topic)
 
     # ---- verify ----
 

@@ -347,6 +347,8 @@ def _state(app: FastAPI, services: AdminServices) -> None:
         view = views.topic_view(_control(services).state, name)
         if view is None:
             raise OperationError("NOT_FOUND", f"topic {name!r} follows no link here, nor did it", 404)
+        if services.links is not None:
+            view.overrides = dict(services.links.topic_overrides(name))
         return view
 
     @app.get("/v1/status", tags=["status"], summary="This proxy, and what it knows of its cluster")

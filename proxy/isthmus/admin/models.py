@@ -135,6 +135,8 @@ class TopicView(_Model):
     topic_id: str | None
     source_topic_id: str | None
     recorded_ms: int | None
+    overrides: dict[str, str] = Field(default={}, examples=[{"retention.ms": "-1"}])
+    """Settings that it has instead of its source's while it follows; told by `GET /v1/topics/{name}` alone."""
     partitions: list[TopicPartitionView] = []
 
 

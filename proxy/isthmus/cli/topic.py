@@ -68,6 +68,7 @@ def _described(topic: dict[str, Any]) -> Iterator[str]:
             ("source topic", topic["source_topic"]),
             ("topic id", topic["topic_id"]),
             ("source topic id", topic["source_topic_id"]),
+            *(("while it follows", f"{name}={value}") for name, value in sorted(topic["overrides"].items())),
         ]
     )
     if topic["partitions"]:

@@ -243,7 +243,8 @@ def test_a_log_that_was_cut_and_grew_between_two_reads_is_noticed(monkeypatch: p
             source.write_values(b"other")
         await stopped(replicas, ReasonCode.TARGET_WRITTEN_BY_OTHERS)
         assert replicas.b.partition("remote-t").end == 5
-        assert replicas.ends["B"].follower.streams()[0].follower_log.reason is not None
+        follower = replicas.ends["B"].follower
+        await replicas.until("B knows", lambda: follower.streams()[0].follower_log.reason is not None, 1.0)
 
     on_replicas(monkeypatch, work)
 

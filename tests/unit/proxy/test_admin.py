@@ -469,7 +469,9 @@ def test_topics_show_provenance_and_refusals() -> None:
             ("orders-eu", "following", None),
             ("orders-us", "refused", "TOPIC_NOT_EMPTY"),
         ]
-        (described,) = (await rest.client.get("/v1/topics/orders-eu")).json()["partitions"]
+        topic = (await rest.client.get("/v1/topics/orders-eu")).json()
+        assert topic["overrides"] == {"retention.ms": "-1"}
+        (described,) = topic["partitions"]
         assert described["partition"] == 0
         (origin,) = described["provenance"]
         assert (origin["source_cluster_id"], origin["start_offset"], origin["end_offset"]) == ("cluster-b", 0, None)

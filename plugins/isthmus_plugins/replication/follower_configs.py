@@ -1,0 +1,70 @@
+"""The settings of a follower topic: the source's effective ones, but for overrides while it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+NOT_COPIED: Final = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
+"""Settings that are about the brokers of one cluster."""
+FOREVER: Final = str(2**63 - 1)
+OVERRIDES: Final[Mapping[str, str]] = {
+    "compression.type": "producer",
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.before.max.ms": FOREVER,
+    "message.timestamp.after.max.ms": FOREVER,
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "cleanup.policy": "delete",
+}
+"""Settings that a topic has only while it follows: batches are stored as they come, and nothing expires by itself."""
+
+Described = Mapping[str, tuple[str | None, str | None]]
+"""A topic's settings: (effective value, what it would be without the topic's own)."""
+
+
+def copied(effective: Mapping[str, str | None]) -> dict[str, str]:
+    """What a source tells of its topic: the effective values."""
+    return {name: value for name, value in effective.items() if value is not None and name not in NOT_COPIED}
+
+
+def follows(
+    effective: Mapping[str, str | None],
+    source: Mapping[str, str],
+    replication_factor: int,
+    overrides: Mapping[str, str] = OVERRIDES,
+) -> bool:
+    """Whether a topic with these effective settings has the source's, with ``overrides``."""
+    expected = {**source, **overrides, **_in_sync_min(source, replication_factor)}
+    return all(effective[name] == value for name, value in expected.items() if name in effective)
+
+
+def wanted(
+    source: Mapping[str, str], defaults: Described, replication_factor: int, overrides: Mapping[str, str] = OVERRIDES
+) -> dict[str, str]:
+    """The settings of its own that a topic needs to have the source's effective ``source``, with ``overrides``.
+
+    ``defaults``: any topic of the target. What the target's version does not know is left out; more in-sync replicas
+    than ``replication_factor`` would keep it from being written at all.
+    """
+    chosen = {name: value for name, value in source.items() if name in defaults and defaults[name][1] != value}
+    chosen |= {name: value for name, value in overrides.items() if name in defaults}
+    return chosen | _in_sync_min(source, replication_factor)
+
+
+def _in_sync_min(source: Mapping[str, str], replication_factor: int) -> dict[str, str]:
+    in_sync_min = int(source.get("min.insync.replicas") or 1)
+    return {"min.insync.replicas": str(min(in_sync_min, replication_factor))}
+
+
+def changes(own: Described, chosen: Mapping[str, str]) -> dict[str, str | None]:
+    """How a topic comes to have exactly ``chosen`` as settings of its own; None removes one."""
+    differing: dict[str, str | None] = {
+        name: value for name, value in chosen.items() if name not in own or own[name][0] != value
+    }
+    removed = {
+        name: None
+        for name, (value, inherited) in own.items()
+        if value != inherited and name not in chosen and name not in NOT_COPIED
+    }
+    return {**differing, **removed}
