@@ -484,10 +484,15 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
     _check_prefix(body.type, body.local_prefix)
     _check_prefix(body.type, body.remote_prefix)
     _require(
-        body.role is Role.FOLLOWER or not body.truncate_target,
+        body.role is Role.FOLLOWER or not body.truncate_topic_ids,
         Rejection.INVALID,
         "only the follower's side can agree to truncate its topics",
     )
+    _require(
+        len(body.truncate_topic_ids) <= ENTRIES_MAX, Rejection.INVALID, f"more than {ENTRIES_MAX} topics to truncate"
+    )
+    for topic_id in body.truncate_topic_ids:
+        _uuid(topic_id, "the topic id")
     _require(
         body.role is Role.FOLLOWER or not body.disable_transaction_verification,
         Rejection.INVALID,
@@ -506,7 +511,7 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         body.role,
         command.at_ms,
         offset,
-        body.truncate_target,
+        body.truncate_topic_ids,
         body.disable_transaction_verification,
     )
     _require(
@@ -710,6 +715,29 @@ def _forget_follower_topic(state: ControlState, offset: int, command: c.Command,
     return (
         state.evolve(follower_topics=_drop(state.follower_topics, body.topic)),
         (FollowerTopicChanged(before, None),),
+    )
+
+
+def _recreate_follower_topic(
+    state: ControlState, offset: int, command: c.Command, body: c.RecreateFollowerTopic
+) -> Result:
+    link = _link(state, body.link)
+    before = state.follower_topics.get(body.topic)
+    if before is None or before.link != link.name or before.state is TopicState.DETACHED:
+        raise Refuse(Rejection.NOT_FOUND, f"topic {body.topic!r} does not follow over link {link.name!r}")
+    if body.topic_id is not None:
+        _uuid(body.topic_id, "the topic id")
+    _require(
+        body.topic not in state.truncations,
+        Rejection.CONFLICT,
+        f"topic {body.topic!r} is being truncated: wait for that",
+    )
+    after = replace(before, state=TopicState.CREATING, topic_id=body.topic_id, reason=None, recorded_ms=command.at_ms)
+    if replace(after, recorded_ms=before.recorded_ms) == before:
+        return state, ()
+    return (
+        state.evolve(follower_topics=_put(state.follower_topics, body.topic, after)),
+        (FollowerTopicChanged(before, after),),
     )
 
 
@@ -1038,6 +1066,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.ReleaseBrokerConfig: _release_broker_config,
     c.SetFollowerTopic: _set_follower_topic,
     c.ForgetFollowerTopic: _forget_follower_topic,
+    c.RecreateFollowerTopic: _recreate_follower_topic,
     c.OpenProvenance: _open_provenance,
     c.CloseProvenance: _close_provenance,
     c.TruncateProvenance: _truncate_provenance,

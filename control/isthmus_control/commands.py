@@ -170,7 +170,7 @@ class AttachNamespace(Body):
     local_prefix: str
     remote_prefix: str
     role: Role
-    truncate_target: bool = False
+    truncate_topic_ids: tuple[str, ...] = ()
     create_missing: bool = False
     disable_transaction_verification: bool = False
 
@@ -228,6 +228,16 @@ class ForgetFollowerTopic(Body):
     KIND: ClassVar[str] = "forget-follower-topic"
     link: str
     topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecreateFollowerTopic(Body):
+    """The operator agreed to lose the local topic with this id (None: there is none) for a new one that follows."""
+
+    KIND: ClassVar[str] = "recreate-follower-topic"
+    link: str
+    topic: str
+    topic_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +449,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             ReleaseBrokerConfig,
             SetFollowerTopic,
             ForgetFollowerTopic,
+            RecreateFollowerTopic,
             OpenProvenance,
             CloseProvenance,
             TruncateProvenance,

@@ -123,9 +123,10 @@ class Role(StrEnum):
 class NamespaceMapping:
     """A pair of namespaces attached to a link.
 
-    ``truncate_target``: the operator agreed, after a dry run, that topics of the follower namespace which hold other
-    records may be cut to follow. ``disable_transaction_verification``: the operator agreed that the follower's brokers
-    go without :data:`TRANSACTION_VERIFICATION` while the mapping stands.
+    ``truncate_topic_ids``: the operator agreed, after a dry run, that these topics of the follower namespace, which
+    hold other records, are emptied to follow (ids: a topic that takes such a name later is another one).
+    ``disable_transaction_verification``: the operator agreed that the follower's brokers go without
+    :data:`TRANSACTION_VERIFICATION` while the mapping stands.
     """
 
     type: ResourceType
@@ -134,7 +135,7 @@ class NamespaceMapping:
     role: Role
     attached_ms: int
     attached_at_offset: int
-    truncate_target: bool = False
+    truncate_topic_ids: tuple[str, ...] = ()
     disable_transaction_verification: bool = False
 
     @property
@@ -244,7 +245,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class FollowerTopic:
-    """A local topic that follows, is about to, may not, or did. Topic ids are UUIDs as text; local names are unique."""
+    """A local topic that follows, is about to, may not, or did. Topic ids are UUIDs as text; local names are unique.
+
+    ``topic_id`` of one that is CREATING: the topic that the operator agreed to lose for it.
+    """
 
     link: str
     topic: str

@@ -43,7 +43,8 @@ class Attach(_Model):
     role: Literal["leader", "follower"] = Field(description="the role of the local namespace")
     type: Literal["topic", "consumer-group", "principal"] = "topic"
     truncate_target: bool = Field(
-        default=False, description="topics of the follower namespace that hold other records are emptied to follow"
+        default=False,
+        description="topics of the follower namespace that hold other records now are emptied to follow",
     )
     disable_transaction_verification: bool = Field(
         default=False,
@@ -59,6 +60,8 @@ class TopicPlan(_Model):
     topic: str
     source_topic: str
     action: Literal["create", "follow", "truncate", "refuse"]
+    topic_id: str | None = None
+    """Of the topic that is there."""
     records_lost: int = 0
     reason: str | None = None
 
@@ -106,6 +109,22 @@ class TransactionVerificationStatus(_Model):
     """What will be restored: the cluster-wide dynamic value; None: there was none."""
     message: str | None = None
     """What protection is missing, or why the setting is not as agreed."""
+
+
+class TopicDecision(_Model):
+    """What an operator's decision about one follower topic does, or (``dry_run``) would do."""
+
+    topic: str
+    link_name: str
+    source_topic: str
+    source: Literal["deleted", "created again", "unchanged"]
+    """What became of the topic that was followed."""
+    action: Literal["forget", "delete", "recreate"]
+    dry_run: bool
+    records_lost: int
+    """At most; offsets, where the log was compacted."""
+    message: str
+    """What comes of it."""
 
 
 class PartitionStatus(_Model):
@@ -195,6 +214,12 @@ class LinkOperations(Protocol):
 
     def status(self, link_name: str) -> LinkStatus:
         """One link with its partitions."""
+
+    async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:
+        """Stop following a topic whose source is gone; keep its records here, or ``delete`` them."""
+
+    async def recreate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""

@@ -31,6 +31,7 @@ from isthmus_plugins.links import (
     OperationError,
     PartitionStatus,
     PartitionVerdict,
+    TopicDecision,
     TopicPlan,
     VerifyReport,
 )
@@ -134,6 +135,14 @@ class MemoryLinks:
         if link_name not in self.links:
             raise OperationError("NOT_FOUND", f"there is no link {link_name!r}", 404)
         return self.links[link_name]
+
+    async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:
+        self.calls.append(("forget", topic, delete, dry_run))
+        return _decision(topic, "delete" if delete else "forget", dry_run)
+
+    async def recreate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        self.calls.append(("recreate", topic, dry_run))
+        return _decision(topic, "recreate", dry_run)
 
     def topic_overrides(self, topic: str) -> dict[str, str]:
         return {"retention.ms": "-1"}
@@ -260,3 +269,16 @@ class RunningAdmin:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.call(self._stop.set)
         self._thread.join(10)
+
+
+def _decision(topic: str, action: Any, dry_run: bool) -> TopicDecision:
+    return TopicDecision(
+        topic=topic,
+        link_name="a-to-b",
+        source_topic=topic,
+        source="deleted",
+        action=action,
+        dry_run=dry_run,
+        records_lost=7,
+        message="so it is",
+    )

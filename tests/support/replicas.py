@@ -203,13 +203,11 @@ class Replicas:
         self.ends: dict[str, End] = {}
         self.b.on_new_partition = self._watch
 
-    def attach(self, truncate: bool = False, **more: Any) -> None:
+    def attach(self, **more: Any) -> None:
         topic = ResourceType.TOPIC
         self.controls["A"].apply(AttachNamespace(LINK, topic, "local-", "remote-", Role.LEADER, create_missing=True))
         self.controls["B"].apply(
-            AttachNamespace(
-                LINK, topic, "remote-", "local-", Role.FOLLOWER, truncate_target=truncate, create_missing=True, **more
-            )
+            AttachNamespace(LINK, topic, "remote-", "local-", Role.FOLLOWER, create_missing=True, **more)
         )
 
     def start(self, which: str = "AB") -> None:

@@ -11,6 +11,7 @@
 ``source_configs``    the settings of the source's topics, as they change
 ``follower_configs``  what settings a follower topic has
 ``transaction_verification``  the target's check of transactions, switched off as agreed
+``topic_decisions``   what operators decide about topics that cannot go on
 ``verify``            compares both sides
 ``service``           what operators can do
 ====================  ==================================================================================================

@@ -62,6 +62,8 @@ class FollowerTopics:
         self._lock = asyncio.Lock()
         self._led: dict[str, frozenset[str]] = {}
         """By link: the source's topics, as the leader end last said."""
+        self.refused: dict[str, Reason] = {}
+        """By topic: why it does not go on with the source's, as of the leader end's last call."""
         self.settings_refused: dict[str, Reason] = {}
         """By topic: why it does not have the source's settings."""
 
@@ -83,6 +85,7 @@ class FollowerTopics:
                     if (settings := effective.get(local)) is not None:
                         refused = await self._follow_configs(wanted, topics[local], settings)
                 except Refusal as refusal:
+                    self._refused(connection.link_name, name, refusal)
                     answers[name] = {"ready": False, "code": refusal.code, "message": str(refusal)}
                 except KafkaRefused as error:
                     answers[name] = {
@@ -93,6 +96,7 @@ class FollowerTopics:
                 except BrokerUnavailable as error:
                     answers[name] = {"ready": False, "code": reasons.BROKER_UNAVAILABLE, "message": str(error)}
                 else:
+                    self.refused.pop(local, None)
                     answers[name] = {"ready": True, "remote_topic": local}
                     if refused is not None:
                         answers[name] |= {"code": refused.code, "message": refused.message}
@@ -105,6 +109,12 @@ class FollowerTopics:
                     info = topics.get(answer["remote_topic"])
                     answer["leaders"] = [partition.leader for partition in info.partitions] if info else []
             return {"topics": answers}
+
+    def _refused(self, link_name: str, source_topic: str, refusal: Refusal) -> None:
+        lookup = self._context.control.state.lookup
+        counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, source_topic)
+        if counterpart is not None:
+            self.refused[counterpart.local_name] = Reason(refusal.code, str(refusal))
 
     async def _effective(
         self, link_name: str, requests: Sequence[Mapping[str, Any]], topics: Mapping[str, TopicInfo]
@@ -194,6 +204,10 @@ class FollowerTopics:
         existing = topics.get(local)
         if record is not None and record.state is TopicState.FOLLOWING and record.link == link_name:
             return local, await self._check_following(record, source_id, partitions, existing)
+        if existing is not None and record is not None and _to_be_lost(record, link_name, existing):
+            log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
+            await self._context.cluster.delete_topic(local)
+            existing = None
         if existing is not None:
             await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
             return local, True
@@ -207,12 +221,13 @@ class FollowerTopics:
             raise Refusal(
                 ReasonCode.SOURCE_TOPIC_ID_CHANGED,
                 f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
-                "records: delete it here and attach the namespace again to follow the new one",
+                f"records: `isthmus topic recreate {record.topic}` loses them and follows the new one",
             )
         if existing is None or str(uuid.UUID(bytes=existing.topic_id)) != record.topic_id:
             raise Refusal(
                 ReasonCode.TARGET_TOPIC_MAY_BE_DELETED if existing is None else ReasonCode.TARGET_TOPIC_ID_CHANGED,
-                f"{record.topic} was deleted here behind the link's back: detach the namespace and attach it again",
+                f"{record.topic} was deleted here behind the link's back: `isthmus topic recreate {record.topic}` "
+                "follows the source's from its start",
             )
         there = len(existing.partitions)
         if there > partitions:
@@ -281,9 +296,17 @@ class FollowerTopics:
         await self._open_provenance(link_name, local, existing.topic_id, ends)
 
     async def plan(
-        self, mapping: NamespaceMapping | None, wanted: Mapping[str, Any], local: str, existing: TopicInfo | None
+        self,
+        mapping: NamespaceMapping,
+        wanted: Mapping[str, Any],
+        local: str,
+        existing: TopicInfo | None,
+        truncate: bool = False,
     ) -> tuple[TopicPlan, dict[int, int]]:
-        """What attaching does with one topic, and the log ends of its partitions. Changes nothing."""
+        """What attaching does with one topic, and the log ends of its partitions. Changes nothing.
+
+        ``truncate``: as if the operator had agreed to lose what the topic holds.
+        """
         source = str(wanted["topic"])
         if existing is None:
             return TopicPlan(topic=local, source_topic=source, action="create"), {}
@@ -297,8 +320,12 @@ class FollowerTopics:
         too_many = len(existing.partitions) > int(wanted["partitions"])
         if not too_many and (not any(ends.values()) or self._provenance_matches(local, existing, wanted, ends)):
             return TopicPlan(topic=local, source_topic=source, action="follow"), ends
-        if mapping is not None and mapping.truncate_target:
-            return TopicPlan(topic=local, source_topic=source, action="truncate", records_lost=records), ends
+        topic_id = str(uuid.UUID(bytes=existing.topic_id))
+        if truncate or topic_id in mapping.truncate_topic_ids:
+            return (
+                TopicPlan(topic=local, source_topic=source, action="truncate", topic_id=topic_id, records_lost=records),
+                ends,
+            )
         what = (
             f"has {len(existing.partitions)} partitions, the source's topic {wanted['partitions']}"
             if too_many
@@ -309,8 +336,10 @@ class FollowerTopics:
                 topic=local,
                 source_topic=source,
                 action="refuse",
+                topic_id=topic_id,
                 records_lost=records,
-                reason=f"{local} exists and {what}: delete it, or attach with --truncate-target to lose them",
+                reason=f"{local} exists and {what}: attach again with --truncate-target, or `isthmus topic recreate "
+                f"{local}`, to lose them",
             ),
             ends,
         )
@@ -342,16 +371,22 @@ class FollowerTopics:
         for record in list(state.follower_topics.values()):
             if record.link != link_name or mapping.remote_name(record.topic) is None:
                 continue
-            history = state.histories.get(record.topic)
             info = topics.get(record.topic)
-            if history is not None and info is not None and str(uuid.UUID(bytes=info.topic_id)) == history.topic_id:
-                open_partitions = [p for p in history.partitions if history.open_range(p) is not None]
-                ends = await self._settled_ends([(record.topic, partition) for partition in open_partitions])
-                closed = tuple(
-                    PartitionOffset(topic, history.topic_id, partition, end) for (topic, partition), end in ends.items()
-                )
-                if closed:
-                    await self._append(CloseProvenance(closed))
+            if info is not None:
+                await self.close_provenance(record, info)
+
+    async def close_provenance(self, record: FollowerTopic, existing: TopicInfo) -> None:
+        """Record where a topic stopped to follow. Its streams have ended."""
+        history = self._context.control.state.histories.get(record.topic)
+        if history is None or history.topic_id != str(uuid.UUID(bytes=existing.topic_id)):
+            return
+        open_partitions = [partition for partition in history.partitions if history.open_range(partition) is not None]
+        ends = await self._settled_ends([(record.topic, partition) for partition in open_partitions])
+        closed = tuple(
+            PartitionOffset(topic, history.topic_id, partition, end) for (topic, partition), end in ends.items()
+        )
+        if closed:
+            await self._append(CloseProvenance(closed))
 
     async def _settled_ends(self, places: list[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
         """Log ends that stay: another proxy's last append may be in the broker's hands when its stream ends."""
@@ -406,3 +441,12 @@ class FollowerTopics:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
+
+
+def _to_be_lost(record: FollowerTopic, link_name: str, existing: TopicInfo) -> bool:
+    """Whether the operator agreed to lose this very topic for one that follows."""
+    return (
+        record.link == link_name
+        and record.state is TopicState.CREATING
+        and record.topic_id == str(uuid.UUID(bytes=existing.topic_id))
+    )

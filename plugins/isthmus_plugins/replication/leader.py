@@ -424,7 +424,7 @@ class LeaderEnd:
             if topics and (topic is None or topic.topic_id != stream.topic_id):
                 why = (
                     ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,
-                    f"{key.topic} was deleted at the source; what was copied stays",
+                    reasons.deleted(key.topic, stream.remote_topic),
                 )
             else:
                 why = (reasons.CLOSED, "the leader end does not push it any more, or over another stream")
@@ -957,10 +957,9 @@ class Tail:
         if part.error_code == OFFSET_OUT_OF_RANGE:
             self._end.block(stream, lambda: self._end.out_of_range(stream))
         else:
+            code, message = reasons.SOURCE_UNAVAILABLE, f"the source's broker answered error {part.error_code}"
+            if part.error_code in _GONE:
+                code = ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
+                message = reasons.deleted(stream.key.topic, stream.remote_topic)
             known = part.error_code in _RESOLVE_AGAIN
-            self._end.stop_stream(
-                stream,
-                ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED if part.error_code in _GONE else reasons.SOURCE_UNAVAILABLE,
-                f"the source's broker answered error {part.error_code}",
-                REOPEN_DELAY_S if known else STOPPED_RETRY_S,
-            )
+            self._end.stop_stream(stream, code, message, REOPEN_DELAY_S if known else STOPPED_RETRY_S)

@@ -48,6 +48,14 @@ STOPPED: Final = frozenset(
 )
 
 
+def deleted(source_topic: str, topic: str) -> str:
+    """The message of SOURCE_TOPIC_MAY_BE_DELETED."""
+    return (
+        f"the source has no {source_topic} any more; {topic} keeps its records: `isthmus topic forget {topic}` ends "
+        "following, with --delete they are lost"
+    )
+
+
 def waiting_state(code: str) -> PartitionState | None:
     """The state of a partition that waits for somebody because of ``code``; None if it goes on by itself."""
     if code in DIVERGED:

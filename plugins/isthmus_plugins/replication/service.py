@@ -26,6 +26,7 @@ from isthmus_control.commands import (
 )
 from isthmus_control.model import (
     TRANSACTION_VERIFICATION,
+    FollowerTopic,
     Link,
     NamespaceMapping,
     ResourceType,
@@ -42,16 +43,18 @@ from isthmus_plugins.links import (
     MappingStatus,
     OperationError,
     PartitionStatus,
+    TopicDecision,
     TopicPlan,
     TransactionVerificationPlan,
 )
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
-from isthmus_plugins.replication.follower_log import LogState
+from isthmus_plugins.replication.follower_log import LogState, StopReason
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
+from isthmus_plugins.replication.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
@@ -86,6 +89,7 @@ class LinkService:
         self._follower_topics = follower_topics
         self._verification = verification
         self._transaction_verification = transaction_verification
+        self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
 
     # ---- create and delete ----
 
@@ -249,7 +253,7 @@ class LinkService:
         kind, role = ResourceType(request.type), Role(request.role)
         if kind is not ResourceType.TOPIC:
             raise OperationError("NOT_SUPPORTED", f"links replicate topics so far, not {request.type}s", 422)
-        there = {
+        there: dict[str, Any] = {
             "type": kind.value,
             "local": request.remote,
             "remote": request.local,
@@ -265,13 +269,9 @@ class LinkService:
             plans = [TopicPlan(**plan) for plan in answer["topics"]]
             verification = TransactionVerificationPlan(**answer["transaction_verification"])
         else:
-            here = replace(
-                here,
-                truncate_target=request.truncate_target,
-                disable_transaction_verification=request.disable_transaction_verification,
-            )
+            here = replace(here, disable_transaction_verification=request.disable_transaction_verification)
             topics = (await self._call(link_name, "led_topics", {"prefix": request.remote}))["topics"]
-            plans, verification = await self._plan(here, topics)
+            plans, verification = await self._plan(here, topics, request.truncate_target)
         result = AttachResult(
             link_name=link_name,
             local=request.local,
@@ -290,6 +290,11 @@ class LinkService:
             )
         if verification.action == "refuse":
             raise OperationError(ReasonCode.TRANSACTION_VERIFICATION_ENABLED, verification.message or "", 409)
+        # The consent is to lose the topics that were there when it was given, and no others that come by their names.
+        truncate = [plan.topic_id for plan in plans if plan.action == "truncate" and plan.topic_id is not None]
+        there["truncate_topic_ids"] = truncate
+        if role is Role.FOLLOWER:
+            here = replace(here, truncate_topic_ids=tuple(truncate))
         if role is Role.LEADER:
             await self._call(link_name, "attach", there)
             try:
@@ -338,20 +343,19 @@ class LinkService:
         return {}
 
     async def on_plan_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        plans, verification = await self._for_peer(self._plan(_asked(connection, params), params["topics"]))
+        truncate = bool(params.get("truncate_target"))
+        plans, verification = await self._for_peer(self._plan(_asked(connection, params), params["topics"], truncate))
         return {
             "topics": [plan.model_dump() for plan in plans],
             "transaction_verification": verification.model_dump(),
         }
 
     async def _plan(
-        self, body: AttachNamespace, led: list[dict[str, Any]]
+        self, body: AttachNamespace, led: list[dict[str, Any]], truncate: bool
     ) -> tuple[list[TopicPlan], TransactionVerificationPlan]:
         """What following these topics of the source would do with this cluster's, and with its brokers' settings."""
         self._would_append(body)
-        mapping = NamespaceMapping(
-            body.type, body.local_prefix, body.remote_prefix, body.role, 0, 0, truncate_target=body.truncate_target
-        )
+        mapping = NamespaceMapping(body.type, body.local_prefix, body.remote_prefix, body.role, 0, 0)
         try:
             verification = await self._transaction_verification.plan(body.type, body.disable_transaction_verification)
             topics = await self._context.cluster.topics()
@@ -359,7 +363,8 @@ class LinkService:
             for wanted in led:
                 name = mapping.local_name(str(wanted["topic"]))
                 if name is not None:
-                    plans.append((await self._follower_topics.plan(mapping, wanted, name, topics.get(name)))[0])
+                    plan, _ = await self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate)
+                    plans.append(plan)
         except KafkaRefused as error:
             raise OperationError(
                 "BROKER_REFUSED", f"the follower's brokers refuse what this proxy needs of them: {error}", 409
@@ -523,28 +528,29 @@ class LinkService:
             elif record.state is TopicState.FOLLOWING and self._context.fronted_brokers is None:
                 # No stream of it was opened since this process started.
                 history = state.histories.get(record.topic)
-                gone = self._follower_topics.source_is_gone(record)
                 for partition in sorted(history.partitions) if history is not None else ():
                     if (record.topic, partition) not in streams:
-                        found.append(
-                            PartitionStatus(
-                                topic=record.topic,
-                                remote_topic=record.source_topic,
-                                partition=partition,
-                                role="follower",
-                                state=PartitionState.STOPPED
-                                if gone
-                                else PartitionState.CATCHING_UP
-                                if connected
-                                else PartitionState.DISCONNECTED,
-                                reason=ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
-                                if gone
-                                else None
-                                if connected
-                                else ReasonCode.NOT_CONNECTED_YET,
-                            )
-                        )
+                        found.append(self._without_stream(record, partition, connected))
         return found
+
+    def _without_stream(self, record: FollowerTopic, partition: int, connected: bool) -> PartitionStatus:
+        status = PartitionStatus(
+            topic=record.topic,
+            remote_topic=record.source_topic,
+            partition=partition,
+            role="follower",
+            state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
+        )
+        refused = self._follower_topics.refused.get(record.topic)
+        if self._follower_topics.source_is_gone(record):
+            status.state, status.reason = PartitionState.STOPPED, ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
+            status.message = reasons.deleted(record.source_topic, record.topic)
+        elif refused is not None:
+            status.state = reasons.waiting_state(refused.code) or status.state
+            status.reason, status.message = refused.code, refused.message
+        elif not connected:
+            status.reason = ReasonCode.NOT_CONNECTED_YET
+        return status
 
     def _follower_status(self, stream: FollowerStream, connected: bool) -> PartitionStatus:
         follower_log, reason = stream.follower_log, stream.reason
@@ -559,11 +565,14 @@ class LinkService:
             partition_mirror_lag=stream.lag,
             lag_seconds=round(stream.lag_seconds, 3),
         )
-        refused = self._follower_topics.settings_refused.get(stream.topic)
+        refused = self._follower_topics.refused.get(stream.topic)
+        settings = self._follower_topics.settings_refused.get(stream.topic)
+        if refused is not None:
+            reason = StopReason(refused.code, refused.message)
         if reason is not None:
             status.reason, status.message = reason
-        elif refused is not None:
-            status.reason, status.message = refused.code, refused.message
+        elif settings is not None:
+            status.reason, status.message = settings.code, settings.message
         waiting = reasons.waiting_state(reason.code) if reason is not None else None
         if follower_log.state is LogState.DIVERGED:
             waiting = PartitionState.DIVERGED
@@ -574,6 +583,16 @@ class LinkService:
         elif not stream.closed and stream.told_end and not stream.lag and reason is None:
             status.state = PartitionState.FOLLOWING
         return status
+
+    # ---- topics ----
+
+    async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:
+        """Stop following a topic whose source is gone; keep its records here, or ``delete`` them."""
+        return await self._decisions.forget(topic, delete, dry_run)
+
+    async def recreate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
+        return await self._decisions.recreate(topic, dry_run)
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""
@@ -656,7 +675,7 @@ def _asked(connection: LinkConnection, params: Mapping[str, Any]) -> AttachNames
         str(params["local"]),
         str(params["remote"]),
         Role(params["role"]),
-        truncate_target=bool(params.get("truncate_target")),
+        truncate_topic_ids=tuple(str(topic_id) for topic_id in params.get("truncate_topic_ids", ())),
         create_missing=True,
         disable_transaction_verification=bool(params.get("disable_transaction_verification")),
     )

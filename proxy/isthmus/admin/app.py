@@ -23,12 +23,14 @@ from isthmus.admin.models import (
     AlterNamespaceRequest,
     CreateNamespaceRequest,
     ErrorBody,
+    ForgetTopicRequest,
     Liveness,
     NamespaceView,
     OperationView,
     Page,
     ProxyView,
     Readiness,
+    RecreateTopicRequest,
     StatusView,
     TopicView,
 )
@@ -46,6 +48,7 @@ from isthmus_plugins.links import (
     LinkOperations,
     LinkStatus,
     OperationError,
+    TopicDecision,
 )
 
 ENFORCE_TIMEOUT_S: Final = 60.0
@@ -350,6 +353,16 @@ def _state(app: FastAPI, services: AdminServices) -> None:
         if services.links is not None:
             view.overrides = dict(services.links.topic_overrides(name))
         return view
+
+    @app.post("/v1/topics/{name}/forget", tags=["topics"], summary="Stop following a topic whose source is gone")
+    async def forget_topic(name: str, request: ForgetTopicRequest) -> TopicDecision:
+        """Its records stay here, unless `delete` says that they may be lost."""
+        return await _operations(services).forget_topic(name, request.delete, request.dry_run)
+
+    @app.post("/v1/topics/{name}/recreate", tags=["topics"], summary="Lose a topic and follow its source's anew")
+    async def recreate_topic(name: str, request: RecreateTopicRequest) -> TopicDecision:
+        """For one that cannot go on: its source's was created again, it holds other records, it was deleted here."""
+        return await _operations(services).recreate_topic(name, request.dry_run)
 
     @app.get("/v1/status", tags=["status"], summary="This proxy, and what it knows of its cluster")
     async def status() -> StatusView:

@@ -140,6 +140,18 @@ class TopicView(_Model):
     partitions: list[TopicPartitionView] = []
 
 
+class ForgetTopicRequest(_Model):
+    delete: bool = False
+    """Delete the topic and its records, too."""
+    dry_run: bool = False
+    """Change nothing, say what would be lost."""
+
+
+class RecreateTopicRequest(_Model):
+    dry_run: bool = False
+    """Change nothing, say what would be lost."""
+
+
 # --- the process and its cluster
 
 

@@ -19,6 +19,10 @@ app = typer.Typer(
 )
 
 
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, print what would be lost.")]
+NameArgument = Annotated[str, typer.Argument(help="The local topic's name.")]
+
+
 @app.command("list", epilog=example("isthmus topic list --link a-to-b") + EXIT_CODES)
 def list_(
     link: Annotated[str | None, typer.Option("--link", help="Only those of this link.")] = None,
@@ -32,13 +36,56 @@ def list_(
 
 @app.command(epilog=example("isthmus topic describe orders-eu") + EXIT_CODES)
 def describe(
-    name: Annotated[str, typer.Argument(help="The local topic's name.")],
+    name: NameArgument,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Describe a topic: its source, and which cluster each range of offsets came from."""
     with Admin(url, output) as admin:
         show(admin.get(f"/v1/topics/{quote(name, safe='')}"), output, _described)
+
+
+@app.command(
+    epilog=example("isthmus topic forget orders-eu --dry-run", "isthmus topic forget orders-eu --delete") + EXIT_CODES
+)
+def forget(
+    name: NameArgument,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the topic and its records, too.")] = False,
+    dry_run: DryRunOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Stop following a topic that was deleted at the source. Its records stay, unless --delete is given."""
+    with Admin(url, output) as admin:
+        body = {"delete": delete, "dry_run": dry_run}
+        show(admin.post(f"/v1/topics/{quote(name, safe='')}/forget", body), output, _decided)
+
+
+@app.command(
+    epilog=example("isthmus topic recreate orders-eu --dry-run", "isthmus topic recreate orders-eu") + EXIT_CODES
+)
+def recreate(
+    name: NameArgument,
+    dry_run: DryRunOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
+    with Admin(url, output) as admin:
+        show(admin.post(f"/v1/topics/{quote(name, safe='')}/recreate", {"dry_run": dry_run}), output, _decided)
+
+
+def _decided(decision: dict[str, Any]) -> Iterator[str]:
+    yield from fields(
+        [
+            ("topic", decision["topic"]),
+            ("link", decision["link_name"]),
+            ("source topic", f"{decision['source_topic']} ({decision['source']})"),
+            ("dry run" if decision["dry_run"] else "done", decision["action"]),
+            ("records lost", decision["records_lost"]),
+            ("result", decision["message"]),
+        ]
+    )
 
 
 def _listed(topics: list[dict[str, Any]]) -> list[str]:

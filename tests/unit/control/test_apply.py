@@ -359,9 +359,11 @@ def test_attach_again_and_consent() -> None:
     assert log.ok(attach) == ()
     log.refused(replace(attach, remote_prefix="other-"), Rejection.CONFLICT, "'in-'")
     log.refused(replace(attach, role=LEADER), Rejection.CONFLICT, "follower")
-    (consent,) = log.ok(replace(attach, truncate_target=True))
-    assert consent.mapping == replace(first, truncate_target=True)
-    log.refused(c.AttachNamespace("a-to-b", TOPIC, "out-", "out-", LEADER, True, True), Rejection.INVALID, "truncate")
+    agreed = (uid(),)
+    (consent,) = log.ok(replace(attach, truncate_topic_ids=agreed))
+    assert consent.mapping == replace(first, truncate_topic_ids=agreed)
+    log.refused(c.AttachNamespace("a-to-b", TOPIC, "out-", "out-", LEADER, agreed, True), Rejection.INVALID, "truncate")
+    log.refused(replace(attach, truncate_topic_ids=("t",)), Rejection.INVALID, "UUID")
     log.refused(replace(attach, link="x"), Rejection.NOT_FOUND)
     log.refused(replace(attach, remote_prefix="__isthmus_"), Rejection.INVALID)
 
@@ -458,6 +460,24 @@ def test_forgetting_a_topic() -> None:
     (gone,) = log.ok(c.ForgetFollowerTopic("b", "in-t"))
     assert gone.after is None
     assert log.ok(c.ForgetFollowerTopic("b", "in-t")) == ()
+
+
+def test_recreating_a_topic() -> None:
+    log = Following()
+    recreate = c.RecreateFollowerTopic("b", "in-t", log.topic_id)
+    log.refused(replace(recreate, link="x"), Rejection.NOT_FOUND)
+    log.refused(replace(recreate, topic="in-u"), Rejection.NOT_FOUND)
+    log.refused(replace(recreate, topic_id="t"), Rejection.INVALID, "UUID")
+    (change,) = log.ok(recreate)
+    assert (change.after.state, change.after.topic_id) == (TopicState.CREATING, log.topic_id)
+    assert log.ok(recreate) == ()
+    (change,) = log.ok(log.topic(TopicState.CREATING))  # the old one is gone
+    assert change.after.topic_id is None
+    log.ok(log.topic(TopicState.REFUSED, reason=Reason("CODE", "words")))
+    (change,) = log.ok(replace(recreate, topic_id=None))
+    assert (change.after.state, change.after.reason) == (TopicState.CREATING, None)
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.refused(recreate, Rejection.NOT_FOUND)
 
 
 def test_provenance_of_attach_detach_and_local_writes() -> None:

@@ -123,6 +123,8 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "DELETE /v1/operations/{id}",
             "GET /v1/topics",
             "GET /v1/topics/{name}",
+            "POST /v1/topics/{name}/forget",
+            "POST /v1/topics/{name}/recreate",
             "GET /v1/status",
             "GET /v1/proxies",
         }

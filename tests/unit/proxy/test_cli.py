@@ -328,6 +328,15 @@ def test_topics_are_listed_and_described(admin: RunningAdmin) -> None:
     assert "follows no link here" in unknown.stderr
 
 
+def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:
+    decided = ok(run("topic", "forget", "orders-eu", "--delete", "-o", "json", url=admin.url))
+    assert (decided["action"], decided["dry_run"]) == ("delete", False)
+    shown = run("topic", "recreate", "orders-eu", "--dry-run", url=admin.url).stdout
+    assert re.search(r"^dry run +recreate$", shown, re.MULTILINE)
+    assert re.search(r"^records lost +7$", shown, re.MULTILINE)
+    assert admin.links.calls == [("forget", "orders-eu", True, False), ("recreate", "orders-eu", True)]
+
+
 # --- not reachable
 
 
