@@ -69,6 +69,7 @@ from isthmus_control.outcome import (
     SnapshotTaken,
 )
 from isthmus_control.outcome import require as _require
+from isthmus_control.promotion_rules import PROMOTION_HANDLERS
 from isthmus_control.truncation_rules import TRUNCATION_HANDLERS, cancelled
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
@@ -265,6 +266,11 @@ def _alter_namespace(state: ControlState, offset: int, command: c.Command, body:
             else "",
         )
         _require(body.reason is None, Rejection.INVALID, "a reason is for a reservation, and this clears it")
+        _require(
+            before.key not in state.promotions,
+            Rejection.CONFLICT,
+            f"the {before.key} is being promoted, which clears its reservation when everything else is done",
+        )
         after = replace(before, reserved=False, reserved_reason=None, reserved_at_offset=None)
     if after == before:
         return state, ()
@@ -279,6 +285,7 @@ def _delete_namespace(state: ControlState, offset: int, command: c.Command, body
         Rejection.CONFLICT,
         f"the {before.key} is attached to link {', '.join(repr(name) for name in sorted(links))}: detach it first",
     )
+    _require(before.key not in state.promotions, Rejection.CONFLICT, f"the {before.key} is being promoted")
     changes: list[Change] = [NamespaceChanged(before, None)]
     topics = dict(state.follower_topics)
     if body.type is ResourceType.TOPIC:
@@ -519,6 +526,7 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         Rejection.CONFLICT,
         f"the {key} is informational: it cannot be part of a synchronous link",
     )
+    _require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted: wait for that")
     attached = link.mapping(body.type, body.local_prefix)
     if attached is not None:
         return _attach_again(state, link, attached, mapping)
@@ -1072,6 +1080,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.TruncateProvenance: _truncate_provenance,
     c.RecordSourceEpochs: _record_source_epochs,
     **TRUNCATION_HANDLERS,
+    **PROMOTION_HANDLERS,
     c.RegisterProducerIds: _register_producer_ids,
     c.ClaimBrokers: _claim_brokers,
     c.RenewLease: _renew_lease,

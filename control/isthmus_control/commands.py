@@ -201,6 +201,28 @@ class ReleaseBrokerConfig(Body):
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class BeginPromotion(Body):
+    """A follower namespace is to be written by clients; or, begun already, this proxy carries it on."""
+
+    KIND: ClassVar[str] = "begin-promotion"
+    link: str
+    type: ResourceType
+    prefix: str
+    settings: Mapping[str, Mapping[str, str]]
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndPromotion(Body):
+    """All else is done: the reservation is cleared."""
+
+    KIND: ClassVar[str] = "end-promotion"
+    type: ResourceType
+    prefix: str
+    owner: str
+
+
 # --- follower topics and provenance
 
 
@@ -447,6 +469,8 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             DetachNamespace,
             HoldBrokerConfig,
             ReleaseBrokerConfig,
+            BeginPromotion,
+            EndPromotion,
             SetFollowerTopic,
             ForgetFollowerTopic,
             RecreateFollowerTopic,

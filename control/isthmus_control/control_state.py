@@ -22,6 +22,7 @@ from isthmus_control.model import (
     Namespace,
     NamespaceKey,
     NamespaceMapping,
+    Promotion,
     ProvenanceRange,
     ProxyLease,
     ResourceType,
@@ -53,6 +54,7 @@ class ControlState:
     histories: Mapping[str, TopicHistory] = field(default_factory=dict)
     truncations: Mapping[str, Truncation] = field(default_factory=dict)
     past_truncations: tuple[Truncation, ...] = ()
+    promotions: Mapping[NamespaceKey, Promotion] = field(default_factory=dict)
     held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)

@@ -316,6 +316,27 @@ class HeldConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Promotion:
+    """A follower namespace on its way to be written by clients (:mod:`isthmus_control.promotion_rules`).
+
+    ``settings``: by topic, what the source has for those settings that are overridden while a topic follows. ``owner``:
+    the incarnation of the proxy that carries it out.
+    """
+
+    link: str
+    type: ResourceType
+    prefix: str
+    remote_prefix: str
+    settings: Mapping[str, Mapping[str, str]]
+    owner: str
+    begun_ms: int
+
+    @property
+    def key(self) -> NamespaceKey:
+        return NamespaceKey(self.type, self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerClaim:
     """A broker and the address at which the proxy serves its clients."""
 

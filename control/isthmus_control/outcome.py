@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from isthmus_control.model import FollowerTopic, HeldConfig, Link, Namespace, NamespaceMapping, ProxyLease
+from isthmus_control.model import FollowerTopic, HeldConfig, Link, Namespace, NamespaceMapping, Promotion, ProxyLease
 from isthmus_control.truncations import Truncation
 
 
@@ -81,6 +81,14 @@ class HeldConfigChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PromotionChanged:
+    """Begun (``before`` None), taken over, or ended (``after`` None)."""
+
+    before: Promotion | None
+    after: Promotion | None
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerTopicChanged:
     before: FollowerTopic | None
     after: FollowerTopic | None
@@ -133,6 +141,7 @@ Change = (
     | NamespaceAttached
     | NamespaceDetached
     | HeldConfigChanged
+    | PromotionChanged
     | FollowerTopicChanged
     | ProvenanceChanged
     | TruncationChanged

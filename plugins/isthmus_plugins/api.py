@@ -310,6 +310,9 @@ class ClusterApi(Protocol):
     async def producers(self, topic: str, partition: int) -> Mapping[int, ProducerState]:
         """What the partition's leader knows of producers, by their ids."""
 
+    async def completing_transactions(self) -> Sequence[str]:
+        """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
+
     async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
         """By setting: (effective value, what it would be without the topic's own setting)."""
 

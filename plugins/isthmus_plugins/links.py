@@ -127,6 +127,43 @@ class TopicDecision(_Model):
     """What comes of it."""
 
 
+class NamespaceRef(_Model):
+    """A local namespace."""
+
+    type: Literal["topic", "consumer-group", "principal"] = "topic"
+    local: str = Field(description="its prefix")
+
+
+class Promote(_Model):
+    """Namespaces of one link that are to be promoted together."""
+
+    namespaces: list[NamespaceRef] = Field(min_length=1)
+    dry_run: bool = Field(default=False, description="change nothing, say what is missing and what would be ended")
+
+
+class PromotedNamespace(_Model):
+    type: str
+    local: str
+    remote: str
+    begun: bool = False
+    """It was begun before, and goes on."""
+    topics: list[str] = []
+    missing: list[str] = []
+    """What the follower does not have of the source."""
+    transactions_open: int = 0
+    """Transactions without an end in the follower's logs: they are aborted."""
+    transactions_ended: int = 0
+    promoted: bool = False
+
+
+class PromoteReport(_Model):
+    link_name: str
+    dry_run: bool
+    drained: bool
+    """Nothing is missing."""
+    namespaces: list[PromotedNamespace]
+
+
 class PartitionStatus(_Model):
     """One partition of a link, as this proxy knows it."""
 
@@ -165,6 +202,8 @@ class LinkStatus(_Model):
     mappings: list[MappingStatus] = []
     transaction_verification: TransactionVerificationStatus | None = None
     """None: this cluster follows nothing over the link."""
+    promoting: list[str] = []
+    """Prefixes of namespaces whose promotion has begun."""
     partitions: list[PartitionStatus] = []
 
 
@@ -214,6 +253,9 @@ class LinkOperations(Protocol):
 
     def status(self, link_name: str) -> LinkStatus:
         """One link with its partitions."""
+
+    async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
+        """Make drained follower namespaces writable; ``progress`` is called with (namespaces done, in all)."""
 
     async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:
         """Stop following a topic whose source is gone; keep its records here, or ``delete`` them."""

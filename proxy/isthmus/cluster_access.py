@@ -37,6 +37,8 @@ MARKERS_VERSION_MAX: Final = 1
 """Later ones ask for epochs that rise with each transaction, which those of older clients do not."""
 PRODUCE_MARGIN_S: Final = 5.0
 NO_SESSION_EPOCH: Final = -1
+COMPLETING: Final = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+"""States of transactions at their coordinator (KIP-664)."""
 CLUSTER_WIDE: Final = ""
 """The BROKER resource that stands for all brokers."""
 TOPIC_SOURCE: Final = 1
@@ -239,6 +241,11 @@ class ClusterAccess:
             )
             for state in producers.states
         }
+
+    async def completing_transactions(self) -> Sequence[str]:
+        """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
+        with _errors():
+            return await self._client.list_transactions(COMPLETING)
 
     # ---- connections of a plugin's own ----
 

@@ -991,6 +991,19 @@ class ClusterClient:
 
         return await self.retrying(attempt, deadline_s=deadline_s)
 
+    async def list_transactions(self, states: Sequence[str]) -> list[str]:
+        """Transactional ids of the transactions in these states, as all coordinators know them (KIP-664)."""
+        await self.refresh(())
+        found: set[str] = set()
+        for node_id in self._brokers:
+            answer = await (await self.to(node_id)).call(
+                ApiKey.LIST_TRANSACTIONS, {"state_filters": list(states)}, timeout=self.request_timeout_s
+            )
+            if answer.error_code:
+                raise KafkaError(answer.error_code)
+            found |= {state.transactional_id for state in answer.transaction_states}
+        return sorted(found)
+
     async def init_producer_id(
         self,
         transactional_id: str | None = None,

@@ -31,6 +31,9 @@ from isthmus_plugins.links import (
     OperationError,
     PartitionStatus,
     PartitionVerdict,
+    Promote,
+    PromotedNamespace,
+    PromoteReport,
     TopicDecision,
     TopicPlan,
     VerifyReport,
@@ -135,6 +138,15 @@ class MemoryLinks:
         if link_name not in self.links:
             raise OperationError("NOT_FOUND", f"there is no link {link_name!r}", 404)
         return self.links[link_name]
+
+    async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
+        self.calls.append(("promote", link_name, [(each.type, each.local) for each in request.namespaces]))
+        progress(1, 1)
+        promoted = [
+            PromotedNamespace(type=each.type, local=each.local, remote=each.local, promoted=not request.dry_run)
+            for each in request.namespaces
+        ]
+        return PromoteReport(link_name=link_name, dry_run=request.dry_run, drained=True, namespaces=promoted)
 
     async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:
         self.calls.append(("forget", topic, delete, dry_run))

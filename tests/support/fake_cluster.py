@@ -364,6 +364,8 @@ class FakeCluster:
         self.defaults = dict(SOME_CONFIGS)
         self.broker_defaults = {"transaction.partition.verification.enable": "true"}
         self.cluster_configs: dict[str, str] = {}
+        self.completing: list[str] = []
+        """Transactions whose markers are on their way."""
         self.requests = 0
 
     # -- what tests do with it
@@ -459,6 +461,10 @@ class FakeCluster:
             for producer_id, known in self._found(topic, partition).producers.items()
             if known.epoch >= 0
         }
+
+    async def completing_transactions(self) -> Sequence[str]:
+        await self._request()
+        return self.completing
 
     async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
         await self._request()

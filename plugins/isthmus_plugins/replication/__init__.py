@@ -11,6 +11,7 @@
 ``source_configs``    the settings of the source's topics, as they change
 ``follower_configs``  what settings a follower topic has
 ``transaction_verification``  the target's check of transactions, switched off as agreed
+``promotion``         a drained follower namespace becomes one that clients write
 ``topic_decisions``   what operators decide about topics that cannot go on
 ``verify``            compares both sides
 ``service``           what operators can do
@@ -87,6 +88,10 @@ class ReplicationPlugin:
                 "plan_attach": lambda connection, params: self._links.on_plan_attach(connection, params),
                 "attach": lambda connection, params: self._links.on_attach(connection, params),
                 "detach": lambda connection, params: self._links.on_detach(connection, params),
+                "completing_transactions": lambda connection, params: self._links.on_completing_transactions(
+                    connection, params
+                ),
+                "topic_settings": lambda connection, params: self._links.on_topic_settings(connection, params),
                 "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
                 "delete_link": lambda connection, params: self._links.on_delete_link(connection, params),
             },
@@ -113,6 +118,7 @@ class ReplicationPlugin:
         self._follower_end.start()
         self._leader_end.start()
         self._transaction_verification.start()
+        self._service.start()
 
     @property
     def _links(self) -> LinkService:
@@ -129,6 +135,7 @@ class ReplicationPlugin:
     async def isthmus_stop(self) -> None:
         await self._leader_end.stop()
         await self._transaction_verification.stop()
+        await self._links.stop()
         await self._peers.stop()
         await self._follower_end.stop()
 

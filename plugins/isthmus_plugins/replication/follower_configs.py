@@ -19,6 +19,9 @@ OVERRIDES: Final[Mapping[str, str]] = {
 }
 """Settings that a topic has only while it follows: batches are stored as they come, and nothing expires by itself."""
 
+DESCRIBED_AT_ONCE: Final = 100
+"""Topics whose settings are read in one request."""
+
 Described = Mapping[str, tuple[str | None, str | None]]
 """A topic's settings: (effective value, what it would be without the topic's own)."""
 

@@ -40,8 +40,6 @@ log = logging.getLogger("isthmus_plugins.replication")
 CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is told that there are none yet."""
-DESCRIBED_AT_ONCE: Final = 100
-"""Topics whose settings are read in one request."""
 SETTLE_S: Final = 0.2
 SETTLE_TRIES: Final = 25
 
@@ -129,8 +127,9 @@ class FollowerTopics:
             and counterpart.local_name in topics
         ]
         found: dict[str, Mapping[str, str | None]] = {}
-        for start in range(0, len(told), DESCRIBED_AT_ONCE):
-            _, described = await self._context.cluster.effective_configs(told[start : start + DESCRIBED_AT_ONCE])
+        for start in range(0, len(told), follower_configs.DESCRIBED_AT_ONCE):
+            some = told[start : start + follower_configs.DESCRIBED_AT_ONCE]
+            _, described = await self._context.cluster.effective_configs(some)
             found |= described or {}
         return found
 

@@ -54,6 +54,7 @@ from isthmus_plugins.replication.follower_log import LogState, StopReason
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
+from isthmus_plugins.replication.promotion import Promotions
 from isthmus_plugins.replication.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.verify import Verification
@@ -90,6 +91,13 @@ class LinkService:
         self._verification = verification
         self._transaction_verification = transaction_verification
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
+        self._promotions = Promotions(context, self._call, self._append, self.detach, self._enforced)
+
+    def start(self) -> None:
+        self._promotions.start()
+
+    async def stop(self) -> None:
+        await self._promotions.stop()
 
     # ---- create and delete ----
 
@@ -453,7 +461,7 @@ class LinkService:
             mode=link.mode.value,
             state=combine(link.mode, connected, (PartitionState(partition.state) for partition in partitions)),
             reason=peer.reason,
-            message=peer.message,
+            message=peer.message or self._promotions.trouble,
             last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),
             mappings=[
                 MappingStatus(
@@ -468,6 +476,11 @@ class LinkService:
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
             else None,
+            promoting=sorted(
+                promotion.prefix
+                for promotion in self._context.control.state.promotions.values()
+                if promotion.link == link.name
+            ),
             partitions=partitions,
         )
 
@@ -583,6 +596,29 @@ class LinkService:
         elif not stream.closed and stream.told_end and not stream.lag and reason is None:
             status.state = PartitionState.FOLLOWING
         return status
+
+    # ---- promotion ----
+
+    async def promote(
+        self, link_name: str, request: links.Promote, progress: Callable[[int, int], None]
+    ) -> links.PromoteReport:
+        """Make drained follower namespaces writable."""
+        return await self._promotions.promote(self._link(link_name), request.namespaces, request.dry_run, progress)
+
+    async def on_topic_settings(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """What topics of a led namespace have for the settings that a follower overrides."""
+        led = await self._for_peer(self._led_topics(str(params["prefix"])))
+        try:
+            return {"topics": await self._promotions.settings_of([str(each["topic"]) for each in led])}
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+
+    async def on_completing_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Transactions of this cluster that were decided, and whose markers may still be missing."""
+        try:
+            return {"transactional_ids": list(await self._context.cluster.completing_transactions())}
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
 
     # ---- topics ----
 

@@ -48,6 +48,7 @@ from isthmus_plugins.links import (
     LinkOperations,
     LinkStatus,
     OperationError,
+    Promote,
     TopicDecision,
 )
 
@@ -309,6 +310,17 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
         links = _operations(services)
         links.status(name)  # an unknown link is an error now and not later
         operation = operations.start("verify", name, lambda progress: links.verify(name, progress))
+        response.headers["location"] = f"/v1/operations/{operation.id}"
+        return operation.view()
+
+    @app.post("/v1/links/{name}/promote", tags=["links"], summary="Make follower namespaces writable", status_code=202)
+    async def promote(name: str, request: Promote, response: Response) -> OperationView:
+        """Starts an operation whose result is a PromoteReport. It fails with NOT_DRAINED where something is missing."""
+        links = _operations(services)
+        links.status(name)
+        # What was asked for is part of the target: another request is another operation.
+        target = f"{name} {request.model_dump_json()}"
+        operation = operations.start("promote", target, lambda progress: links.promote(name, request, progress))
         response.headers["location"] = f"/v1/operations/{operation.id}"
         return operation.view()
 

@@ -273,5 +273,5 @@ class OperationView(_Model):
     started_ms: int
     seconds: float
     result: Annotated[dict[str, Any] | None, Field(default=None)]
-    """Of ``verify``: a VerifyReport."""
+    """Of ``verify``: a VerifyReport; of ``promote``: a PromoteReport."""
     error: ErrorSummary | None = None

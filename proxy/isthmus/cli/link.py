@@ -11,6 +11,7 @@ import typer
 
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
 from isthmus.cli.namespace import TypeOption
+from isthmus.cli.operation import follow
 from isthmus.cli.output import (
     EXIT_CODES,
     CliError,
@@ -150,6 +151,42 @@ def detach(
         show(result, output, lambda _: [f"{type} namespace {prefix_cell(local)} detached from {name}"])
 
 
+@app.command(
+    epilog=example(
+        "isthmus link promote a-to-b --local orders- --dry-run",
+        "isthmus link promote a-to-b --local orders- --local-group app-",
+    )
+    + EXIT_CODES
+)
+def promote(
+    name: NameArgument,
+    local: Annotated[list[str] | None, typer.Option("--local", help="Prefix of a local topic namespace.")] = None,
+    local_group: Annotated[
+        list[str] | None, typer.Option("--local-group", help="Prefix of a local consumer group namespace.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, print what is missing and what would be ended.")
+    ] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make follower namespaces writable here, once they have all of the source: stop the writers there first.
+
+    They are detached, transactions that are open in them are aborted, their topics get the source's settings, and the
+    reservation is cleared, in this order. What was begun is finished by itself, whatever is killed in between.
+    """
+    namespaces = [
+        *({"type": "topic", "local": prefix} for prefix in local or ()),
+        *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
+    ]
+    if not namespaces:
+        raise CliError("USAGE", "name at least one namespace with --local or --local-group", Exit.USAGE, output)
+    with Admin(url, output) as admin:
+        operation = admin.post(f"/v1/links/{_path(name)}/promote", {"namespaces": namespaces, "dry_run": dry_run})
+        report = follow(admin, operation, f"promoting over {name}", output, cancel=False)
+    show(report, output, _promoted)
+
+
 def _path(name: str) -> str:
     from urllib.parse import quote
 
@@ -241,12 +278,36 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
                 ("mapping", f"{m['type']} {prefix_cell(m['local'])} ({m['role']}), remote {prefix_cell(m['remote'])}")
                 for m in link["mappings"]
             ),
+            *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *_verification_fields(link["transaction_verification"]),
         ]
     )
     if link["partitions"]:
         yield ""
         yield from partition_lines(link["partitions"])
+
+
+def _promoted(report: dict[str, Any]) -> Iterator[str]:
+    yield from columns(
+        ("TYPE", "LOCAL", "REMOTE", "TOPICS", "TRANSACTIONS_OPEN", "ENDED", "PROMOTED"),
+        (
+            (
+                each["type"],
+                prefix_cell(each["local"]),
+                prefix_cell(each["remote"]),
+                len(each["topics"]),
+                each["transactions_open"],
+                each["transactions_ended"],
+                each["promoted"],
+            )
+            for each in report["namespaces"]
+        ),
+    )
+    missing = [reason for each in report["namespaces"] for reason in each["missing"]]
+    if missing:
+        yield ""
+        yield "not drained:"
+        yield from missing
 
 
 def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:

@@ -42,6 +42,8 @@ BODIES: list[c.Body] = [
     c.DetachNamespace("l", TOPIC, "a-"),
     c.HoldBrokerConfig("n", "false", None),
     c.ReleaseBrokerConfig("n"),
+    c.BeginPromotion("l", TOPIC, "a-", {"a-t": {"retention.ms": "1"}}, UID),
+    c.EndPromotion(TOPIC, "a-", UID),
     c.SetFollowerTopic("l", "t", "s", UID, TopicState.REFUSED, None, Reason("CODE", "words")),
     c.ForgetFollowerTopic("l", "t"),
     c.RecreateFollowerTopic("l", "t", UID),

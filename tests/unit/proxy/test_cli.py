@@ -328,6 +328,15 @@ def test_topics_are_listed_and_described(admin: RunningAdmin) -> None:
     assert "follows no link here" in unknown.stderr
 
 
+def test_namespaces_are_promoted(admin: RunningAdmin) -> None:
+    command = ("link", "promote", "a-to-b", "--local", "orders-", "--local-group", "app-")
+    report = ok(run(*command, "-o", "json", url=admin.url))
+    assert [each["promoted"] for each in report["namespaces"]] == [True, True]
+    assert admin.links.calls == [("promote", "a-to-b", [("topic", "orders-"), ("consumer-group", "app-")])]
+    assert re.search(r"^topic +orders- ", run(*command, "--dry-run", url=admin.url).stdout, re.MULTILINE)
+    assert run("link", "promote", "a-to-b", url=admin.url).exit_code == 2
+
+
 def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:
     decided = ok(run("topic", "forget", "orders-eu", "--delete", "-o", "json", url=admin.url))
     assert (decided["action"], decided["dry_run"]) == ("delete", False)

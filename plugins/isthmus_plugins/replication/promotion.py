@@ -1,0 +1,279 @@
+"""Promotion: a drained follower namespace becomes one that clients write.
+
+1. Nothing is missing: every partition has what the source has. Else it is refused, with what is missing.
+2. It is recorded, with the source's values of what is overridden here: the source may be gone before the end.
+3. The namespace is detached at both ends, the leader's first.
+4. Transactions that are open in the follower's logs are aborted: no coordinator of this cluster knows them.
+5. Topics get the source's settings instead of the overrides.
+6. The reservation is cleared, and the record with it.
+
+Each step can be done again from its beginning. The proxy that was asked carries it out; when it dies, another proxy of
+the cluster, or the next process of its name, goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.commands import BeginPromotion, Body, EndPromotion
+from isthmus_control.model import Link, NamespaceMapping, Promotion, ResourceType, Role, TopicState, contains
+from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo, TransactionMarkers
+from isthmus_plugins.links import NamespaceRef, OperationError, PromotedNamespace, PromoteReport
+from isthmus_plugins.replication import follower_configs
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+RESUME_INTERVAL_S: Final = 2.0
+"""How often a proxy looks for promotions that nobody carries out."""
+MARKER_TIMEOUT_MS: Final = 30_000
+MISSING_LISTED: Final = 10
+LANE: Final = "promotion"
+
+Progress = Callable[[int, int], None]
+
+
+class Promotions:
+    """``call`` asks the other cluster, ``append`` records a command, ``detach`` and ``enforced`` are the service's.
+
+    All of them raise OperationError.
+    """
+
+    def __init__(
+        self,
+        context: PluginContext,
+        call: Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]],
+        append: Callable[[Body], Awaitable[None]],
+        detach: Callable[[str, str, str], Awaitable[None]],
+        enforced: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._context = context
+        self._call = call
+        self._append = append
+        self._detach = detach
+        self._enforced = enforced
+        self._tasks = Tasks("promotions")
+        self._lock = asyncio.Lock()
+        self.trouble: str | None = None
+        """Why a promotion that was begun does not go on."""
+
+    def start(self) -> None:
+        self._tasks.start("resume", self._resume_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    # ---- the operator's request ----
+
+    async def promote(
+        self, link: Link, namespaces: Sequence[NamespaceRef], dry_run: bool, progress: Progress
+    ) -> PromoteReport:
+        """Promote these namespaces, or say what keeps them from it. Raises OperationError."""
+        async with self._lock:
+            reports = [await self._look(link, wanted) for wanted in namespaces]
+            blocked = [reason for report in reports for reason in report.missing]
+            result = PromoteReport(link_name=link.name, dry_run=dry_run, drained=not blocked, namespaces=reports)
+            if dry_run:
+                return result
+            if blocked:
+                more = f", and {len(blocked) - MISSING_LISTED} more" if len(blocked) > MISSING_LISTED else ""
+                raise OperationError(
+                    "NOT_DRAINED",
+                    f"the follower does not have all of the source yet: {'; '.join(blocked[:MISSING_LISTED])}{more}. "
+                    "Stop the writers, wait until the link is Following without lag, and try again",
+                    409,
+                )
+            # All are recorded first, so that all of them end promoted whatever happens from here on.
+            for wanted, report in zip(namespaces, reports, strict=True):
+                if not report.begun:
+                    await self._begin(link.name, wanted)
+            for number, (wanted, report) in enumerate(zip(namespaces, reports, strict=True)):
+                progress(number, len(reports))
+                promotion = self._begun(wanted)
+                if promotion is not None:
+                    await self._carry_out(promotion, report)
+            progress(len(reports), len(reports))
+            return result
+
+    def _begun(self, wanted: NamespaceRef) -> Promotion | None:
+        promotions = self._context.control.state.promotions.values()
+        return next((each for each in promotions if (each.type, each.prefix) == (wanted.type, wanted.local)), None)
+
+    async def _look(self, link: Link, wanted: NamespaceRef) -> PromotedNamespace:
+        """What a namespace lacks, and what promoting it will do."""
+        kind = ResourceType(wanted.type)
+        begun = self._begun(wanted)
+        if begun is not None:
+            return PromotedNamespace(type=wanted.type, local=wanted.local, remote=begun.remote_prefix, begun=True)
+        mapping = link.mapping(kind, wanted.local)
+        if mapping is None or mapping.role is not Role.FOLLOWER:
+            raise OperationError(
+                "NOT_FOUND", f"the {wanted.type} namespace {wanted.local!r} does not follow over {link.name!r}", 404
+            )
+        report = PromotedNamespace(type=wanted.type, local=wanted.local, remote=mapping.remote_prefix)
+        if kind is ResourceType.TOPIC:
+            try:
+                await self._look_at_topics(link.name, mapping, report)
+            except (BrokerUnavailable, KafkaRefused) as error:
+                raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        return report
+
+    async def _look_at_topics(self, link_name: str, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
+        # In this order: a decision that is not carried out yet has its markers in the logs whose ends are read after.
+        deciding = (await self._call(link_name, "completing_transactions", {}))["transactional_ids"]
+        report.missing += [f"transaction {name!r} of the source is being completed" for name in deciding]
+        topics = await self._context.cluster.topics()
+        led = (await self._call(link_name, "led_topics", {"prefix": mapping.remote_prefix}))["topics"]
+        for source in led:
+            name = mapping.local_name(str(source["topic"]))
+            if name is None:
+                continue
+            record = self._context.control.state.follower_topics.get(name)
+            here = topics.get(name)
+            follows = record is not None and record.state is TopicState.FOLLOWING
+            if here is None or record is None or not follows or record.source_topic_id != source["topic_id"]:
+                report.missing.append(f"{source['topic']} is not followed")
+                continue
+            there = (await self._call(link_name, "ends", {"topic": source["topic"]}))["partitions"]
+            places = [(name, partition) for partition in range(len(here.partitions))]
+            ends = await self._context.cluster.log_ends(places)
+            for partition, (_, source_end) in enumerate(there):
+                end = ends.get((name, partition))
+                if end is None:
+                    report.missing.append(f"the log end of {name}-{partition} cannot be read")
+                elif end != source_end:
+                    report.missing.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
+        report.topics = sorted(name for name in topics if mapping.remote_name(name) is not None)
+        report.transactions_open = sum([len(await self._open_transactions(topics[name])) for name in report.topics])
+
+    async def _begin(self, link_name: str, wanted: NamespaceRef) -> None:
+        link = self._context.control.state.links[link_name]
+        mapping = link.mapping(ResourceType(wanted.type), wanted.local)
+        settings: dict[str, dict[str, str]] = {}
+        if mapping is not None and mapping.type is ResourceType.TOPIC:
+            told = await self._call(link_name, "topic_settings", {"prefix": mapping.remote_prefix})
+            for source, values in told["topics"].items():
+                name = mapping.local_name(source)
+                if name is not None:
+                    settings[name] = values
+        await self._append(
+            BeginPromotion(link_name, ResourceType(wanted.type), wanted.local, settings, self._context.incarnation)
+        )
+        log.info("promotion begun", extra={"link": link_name, "namespace": wanted.local})
+
+    async def settings_of(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """What this cluster's topics have for those settings that a follower overrides."""
+        found: dict[str, dict[str, str]] = {}
+        for start in range(0, len(topics), follower_configs.DESCRIBED_AT_ONCE):
+            some = topics[start : start + follower_configs.DESCRIBED_AT_ONCE]
+            _, described = await self._context.cluster.effective_configs(some)
+            for name, effective in (described or {}).items():
+                told = follower_configs.copied(effective)
+                found[name] = {setting: told[setting] for setting in follower_configs.OVERRIDES if setting in told}
+        return found
+
+    # ---- carrying it out ----
+
+    async def _resume_for_ever(self) -> None:
+        """Go on with promotions whose proxy is gone."""
+        while True:
+            await asyncio.sleep(RESUME_INTERVAL_S)
+            if monotonic() > self._context.lease_deadline or self._lock.locked():
+                continue
+            async with self._lock:
+                for promotion in list(self._context.control.state.promotions.values()):
+                    await self._resume(promotion)
+
+    async def _resume(self, promotion: Promotion) -> None:
+        state, ours = self._context.control.state, self._context.incarnation
+        holders = {lease.incarnation for lease in state.proxies.values()} | state.superseded.keys()
+        if promotion.owner != ours and promotion.owner in holders:
+            return
+        try:
+            if promotion.owner != ours:
+                await self._append(BeginPromotion(promotion.link, promotion.type, promotion.prefix, {}, ours))
+                log.info("promotion taken over", extra={"link": promotion.link, "namespace": promotion.prefix})
+            await self._carry_out(promotion, None)
+            self.trouble = None
+        except OperationError as error:
+            self.trouble = f"the promotion of {promotion.prefix!r} does not go on: {error.message}"
+            log.warning("promotion waits", extra={"namespace": promotion.prefix, "detail": error.message})
+
+    async def _carry_out(self, promotion: Promotion, report: PromotedNamespace | None) -> None:
+        """Everything after the beginning. Raises OperationError; it can be done again."""
+        link = self._context.control.state.links.get(promotion.link)
+        if link is not None and link.mapping(promotion.type, promotion.prefix) is not None:
+            await self._detach(promotion.link, promotion.prefix, promotion.type.value)
+        ended = 0
+        if promotion.type is ResourceType.TOPIC:
+            try:
+                topics = await self._context.cluster.topics()
+                for name, topic in sorted(topics.items()):
+                    if contains(promotion.type, promotion.prefix, name) and not topic.internal:
+                        ended += await self._end_transactions(topic)
+                        await self._restore(promotion, name)
+            except (BrokerUnavailable, KafkaRefused) as error:
+                raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
+        await self._append(EndPromotion(promotion.type, promotion.prefix, self._context.incarnation))
+        await self._enforced()
+        log.info(
+            "namespace promoted",
+            extra={"link": promotion.link, "namespace": promotion.prefix, "transactions": ended},
+        )
+        if report is not None:
+            report.promoted = True
+            report.transactions_ended = ended
+
+    async def _open_transactions(self, topic: TopicInfo) -> list[TransactionMarkers]:
+        """The aborts of what is open in a topic's partitions."""
+        found = []
+        for partition in range(len(topic.partitions)):
+            for producer_id, producer in (await self._context.cluster.producers(topic.name, partition)).items():
+                if producer.transaction_start >= 0:
+                    found.append(
+                        TransactionMarkers(
+                            topic.name,
+                            partition,
+                            producer_id,
+                            producer.epoch,
+                            committed=False,
+                            coordinator_epoch=producer.coordinator_epoch + 1,
+                        )
+                    )
+        return found
+
+    async def _end_transactions(self, topic: TopicInfo) -> int:
+        """Abort what is open in a topic's partitions; returns how many transactions that were."""
+        aborts = await self._open_transactions(topic)
+        for abort in aborts:
+            leader = await self._context.cluster.leader_of(abort.topic, abort.partition)
+            if leader is None:
+                raise BrokerUnavailable(f"{abort.topic}-{abort.partition} has no leader")
+            connection = await self._context.cluster.produce_connection(leader, LANE)
+            result = (await connection.write_markers([abort], MARKER_TIMEOUT_MS))[abort.topic, abort.partition]
+            if result.error_code:
+                raise BrokerUnavailable(
+                    f"the transaction of producer {abort.producer_id} in {abort.topic}-{abort.partition} cannot be "
+                    f"ended: {result.error_name} {result.message}".rstrip()
+                )
+        return len(aborts)
+
+    async def _restore(self, promotion: Promotion, topic: str) -> None:
+        """Give a topic that followed the source's values of what was overridden; without a source, the defaults."""
+        record = self._context.control.state.follower_topics.get(topic)
+        settings = promotion.settings.get(topic)
+        if settings is None and (record is None or record.link != promotion.link):
+            return  # it never followed
+        own = await self._context.cluster.topic_configs(topic)
+        changes: dict[str, str | None] = {}
+        for name in follower_configs.OVERRIDES.keys() & own.keys():
+            effective, inherited = own[name]
+            value = inherited if settings is None else settings.get(name, inherited)
+            if effective != value:
+                changes[name] = None if inherited == value else value
+        if changes:
+            await self._context.cluster.alter_topic_configs(topic, changes)

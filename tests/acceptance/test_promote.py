@@ -1,0 +1,114 @@
+"""A follower becomes the cluster that applications write, on real clusters with unmodified clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from support.kafka import unique
+from support.links import Linked, linked, until
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyFailed
+
+pytestmark = pytest.mark.brokers
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    with linked(*kafka_pair) as pair:
+        yield pair
+
+
+@pytest.fixture
+def namespaces(link: Linked) -> tuple[str, str]:
+    """A pair of namespaces with a topic ``t`` of three records, which have been copied."""
+    local, remote = unique("from-") + "-", unique("to-") + "-"
+    link.attach(local, remote, "--disable-transaction-verification")
+    link.a.create_topic(local + "t", config={"retention.ms": "86400000", "compression.type": "gzip"})
+    link.a.produce(local + "t", [b"x"] * 3)
+    link.wait_end(remote + "t", 3)
+    return local, remote
+
+
+def reserved(link: Linked, prefix: str) -> str:
+    state: str = link.b.proxy.get(f"/v1/namespaces/topic?prefix={prefix}")["state"]
+    return state
+
+
+def test_promoted_with_what_was_open(link: Linked, namespaces: tuple[str, str]) -> None:
+    local, remote = namespaces
+    producer = Producer({"bootstrap.servers": link.a.bootstrap, "transactional.id": unique("open")})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(local + "t", b"never committed", partition=0)
+    producer.flush(30)
+    link.wait_end(remote + "t", 4)
+    assert [record.value for record in link.b.read(remote + "t", isolation="read_committed")] == [b"x"] * 3
+
+    planned = link.b.proxy.cli("link", "promote", link.name, "--local", remote, "--dry-run")
+    assert (planned["drained"], planned["namespaces"][0]["transactions_open"]) == (True, 1)
+    assert reserved(link, remote) == "reserved"
+    report = link.b.proxy.cli("link", "promote", link.name, "--local", remote)
+    assert (report["namespaces"][0]["promoted"], report["namespaces"][0]["transactions_ended"]) == (True, 1)
+    assert reserved(link, remote) == "open"
+    config = link.b.topic_config(remote + "t")
+    assert (config["retention.ms"], config["compression.type"]) == ("86400000", "gzip")
+    assert (
+        config["message.timestamp.after.max.ms"] == link.a.topic_config(local + "t")["message.timestamp.after.max.ms"]
+    )
+    assert all(mapping["local"] != local for mapping in link.a.link(link.name)["mappings"])
+
+    assert link.b.produce(remote + "t", [b"here now"]) == [5]
+    committed = link.b.read(remote + "t", isolation="read_committed")
+    assert [record.value for record in committed] == [b"x"] * 3 + [b"here now"]
+    origin = link.b.proxy.get(f"/v1/topics/{remote}t")["partitions"][0]["provenance"]
+    assert [(each["start_offset"], each["end_offset"]) for each in origin] == [(0, 4)]
+    producer.abort_transaction(30)
+
+
+def test_refused_while_something_is_missing(link: Linked, namespaces: tuple[str, str]) -> None:
+    local, remote = namespaces
+    link.b.create_topic(remote + "late", direct=True)
+    link.b.produce(remote + "late", [b"other records"], direct=True)
+    link.a.create_topic(local + "late")
+    with pytest.raises(ProxyFailed, match="NOT_DRAINED") as raised:
+        link.b.proxy.cli("link", "promote", link.name, "--local", remote)
+    assert f"{local}late is not followed" in str(raised.value)
+    assert reserved(link, remote) == "reserved"
+    with pytest.raises(ProxyFailed, match="NOT_FOUND"):
+        link.a.proxy.cli("link", "promote", link.name, "--local", local)
+    with pytest.raises(KafkaException):
+        link.b.produce(remote + "t", [b"not yet"])
+    link.detach(local)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_finished_after_kill_9(link: Linked, namespaces: tuple[str, str], delay_s: float) -> None:
+    local, remote = namespaces
+
+    def promote() -> None:
+        try:
+            link.b.proxy.cli("link", "promote", link.name, "--local", remote)
+        except ProxyFailed:
+            pass  # it was killed
+
+    asked = threading.Thread(target=promote)
+    asked.start()
+    until(
+        "it has begun",
+        lambda: remote in link.b.link(link.name)["promoting"] or reserved(link, remote) == "open",
+        30,
+        0.005,
+    )
+    time.sleep(delay_s)
+    link.b.proxy.kill()
+    asked.join(60)
+    link.b.proxy.start()
+    until("it is promoted", lambda: reserved(link, remote) == "open")
+    assert link.b.topic_config(remote + "t")["retention.ms"] == "86400000"
+    assert all(mapping["local"] != local for mapping in link.a.link(link.name)["mappings"])
+    assert link.b.produce(remote + "t", [b"here now"]) == [3]

@@ -1,0 +1,121 @@
+"""The rules of promotions: recorded first, carried on by whoever is left, and the reservation cleared last."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from isthmus_control import commands as c
+from isthmus_control.apply import apply
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import BrokerClaim, NamespaceKey, ResourceType, Role
+from isthmus_control.outcome import Accepted, Rejected, Rejection
+
+TOPIC = ResourceType.TOPIC
+KEY = NamespaceKey(TOPIC, "in-")
+
+
+def uid() -> str:
+    return str(uuid.uuid4())
+
+
+class Log:
+    """A log in which ``in-`` follows over link ``b``, and two proxies have leases."""
+
+    def __init__(self) -> None:
+        self.state = ControlState("A")
+        self.ours, self.other = uid(), uid()
+        self.ok(c.CreateLink("b", uid(), "B", True, ("b:1",)))
+        self.ok(c.AttachNamespace("b", TOPIC, "in-", "out-", Role.FOLLOWER, create_missing=True))
+        self.ok(self.claim("ours", self.ours, 1))
+        self.ok(self.claim("other", self.other, 2))
+        self.begin = c.BeginPromotion("b", TOPIC, "in-", {"in-t": {"retention.ms": "5"}}, self.ours)
+        self.end = c.EndPromotion(TOPIC, "in-", self.ours)
+
+    def claim(self, name: str, incarnation: str, broker: int) -> c.ClaimBrokers:
+        return c.ClaimBrokers(name, incarnation, (BrokerClaim(broker, "h", 9),), False, None, 10_000, "1", -1)
+
+    def do(self, body: c.Body) -> Any:
+        offset = self.state.applied_offset + 1
+        self.state, outcome = apply(self.state, offset, c.Command(uid(), 1000 + offset, "p", offset - 1, body))
+        return outcome
+
+    def ok(self, body: c.Body) -> Any:
+        outcome = self.do(body)
+        assert isinstance(outcome, Accepted), outcome
+        return outcome.changes
+
+    def refused(self, body: c.Body, code: Rejection, words: str) -> None:
+        outcome = self.do(body)
+        assert isinstance(outcome, Rejected), outcome
+        assert outcome.code is code
+        assert words in outcome.message
+
+
+def test_from_the_beginning_to_the_end() -> None:
+    log = Log()
+    (change,) = log.ok(log.begin)
+    assert change.after.remote_prefix == "out-"
+    assert log.ok(log.begin) == ()
+    log.refused(log.end, Rejection.CONFLICT, "still follows")
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    assert log.state.namespaces[KEY].reserved
+    log.refused(c.AlterNamespace(TOPIC, "in-", False), Rejection.CONFLICT, "being promoted")
+    again = c.AttachNamespace("b", TOPIC, "in-", "out-", Role.FOLLOWER)
+    log.refused(again, Rejection.CONFLICT, "being promoted")
+    log.ok(log.end)
+    assert not log.state.namespaces[KEY].reserved
+    assert not log.state.promotions
+    assert log.ok(log.end) == ()
+    log.ok(again)
+
+
+def test_only_followers_are_promoted() -> None:
+    log = Log()
+    log.refused(replace(log.begin, prefix="x-"), Rejection.NOT_FOUND, "'x-'")
+    log.refused(replace(log.begin, link="x"), Rejection.NOT_FOUND, "'x'")
+    log.refused(replace(log.begin, owner="me"), Rejection.INVALID, "UUID")
+    log.ok(c.AttachNamespace("b", TOPIC, "lead-", "lead-", Role.LEADER, create_missing=True))
+    log.refused(replace(log.begin, prefix="lead-"), Rejection.NOT_FOUND, "does not follow")
+
+
+def test_taken_over_when_the_owner_is_gone_also_without_its_link() -> None:
+    log = Log()
+    log.ok(log.begin)
+    theirs = replace(log.begin, owner=log.other, settings={})
+    log.refused(theirs, Rejection.CONFLICT, "lease may still run")
+    log.ok(c.DeleteLink("b"))
+    log.ok(c.ReleaseLease("ours", log.ours))
+    (change,) = log.ok(theirs)
+    assert change.after.settings == {"in-t": {"retention.ms": "5"}}
+    log.refused(log.end, Rejection.CONFLICT, "took over")
+    log.ok(replace(log.end, owner=log.other))
+    assert not log.state.promotions
+
+
+def test_a_process_that_was_replaced_may_still_run() -> None:
+    log = Log()
+    log.ok(log.begin)
+    log.ok(log.claim("ours", uid(), 1))
+    log.refused(replace(log.begin, owner=log.other), Rejection.CONFLICT, "lease may still run")
+
+
+def test_the_reservation_outlives_the_link() -> None:
+    log = Log()
+    log.ok(log.begin)
+    log.ok(c.DeleteLink("b"))
+    assert log.state.namespaces[KEY].reserved
+    log.refused(c.DeleteNamespace(TOPIC, "in-"), Rejection.CONFLICT, "being promoted")
+
+
+@pytest.mark.parametrize("kind", [ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL])
+def test_other_namespaces_are_promoted_alike(kind: ResourceType) -> None:
+    log = Log()
+    log.ok(c.AttachNamespace("b", kind, "app-", "app-", Role.FOLLOWER, create_missing=True))
+    log.ok(replace(log.begin, type=kind, prefix="app-", settings={}))
+    log.ok(c.DetachNamespace("b", kind, "app-"))
+    log.ok(replace(log.end, type=kind, prefix="app-"))
+    assert not log.state.namespaces[NamespaceKey(kind, "app-")].reserved

@@ -1,0 +1,162 @@
+"""Promotion: refused while something is missing, carried out once it is begun, whoever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.fake_cluster import FakeControl
+from support.plugins import Proxy, Two, on_two
+
+from isthmus_control.commands import ReleaseLease
+from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType
+from isthmus_plugins import links
+from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec
+from isthmus_plugins.links import NamespaceRef, OperationError, Promote, PromoteReport
+from isthmus_plugins.replication import promotion
+
+KEY = NamespaceKey(ResourceType.TOPIC, "r-")
+REQUEST = Promote(namespaces=[NamespaceRef(local="r-")])
+
+
+def on_following(work: Callable[[Two], Awaitable[None]]) -> None:
+    """``l-t`` at A, with settings of its own, which ``r-t`` at B follows."""
+
+    async def follow(two: Two) -> None:
+        topic = two.clusters["A"].add_topic("l-t", configs={"retention.ms": "5", "compression.type": "gzip"})
+        topic.partitions[0].write_values(b"x", b"y", b"z")
+        await two.create()
+        await two.connected()
+        attach = links.Attach(local="l-", remote="r-", role="leader", disable_transaction_verification=True)
+        await two.a.links.attach("a-to-b", attach)
+        await two.until("copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end)
+        await work(two)
+
+    on_two(follow)
+
+
+async def promote(proxy: Proxy, dry_run: bool = False) -> PromoteReport:
+    request = REQUEST.model_copy(update={"dry_run": dry_run})
+    report: PromoteReport = await proxy.links.promote("a-to-b", request, lambda done, total: None)
+    return report
+
+
+def promoted(two: Two) -> bool:
+    state = two.controls["B"].state
+    return not state.promotions and not state.namespaces[KEY].reserved
+
+
+def test_drained_it_becomes_a_topic_like_the_source_had() -> None:
+    async def work(two: Two) -> None:
+        target = two.clusters["B"]
+        planned = await promote(two.b, dry_run=True)
+        assert (planned.drained, planned.namespaces[0].topics) == (True, ["r-t"])
+        assert two.controls["B"].state.namespaces[KEY].reserved
+        report = await promote(two.b)
+        assert report.namespaces[0].promoted
+        assert promoted(two)
+        assert not two.a.status().mappings
+        assert not two.b.status().mappings
+        ours = target.found["r-t"].configs
+        assert {name: ours.get(name) for name in ("retention.ms", "compression.type")} == {
+            "retention.ms": "5",
+            "compression.type": "gzip",
+        }
+        assert "message.timestamp.after.max.ms" not in ours  # the target's default is the source's value
+        assert two.controls["B"].state.histories["r-t"].partitions[0][-1].end_offset == 3
+        assert TRANSACTION_VERIFICATION not in target.cluster_configs
+
+    on_following(work)
+
+
+def test_what_is_missing_is_named_and_nothing_changes() -> None:
+    async def work(two: Two) -> None:
+        two.clusters["A"].completing.append("payments")
+        with pytest.raises(OperationError, match="'payments' of the source is being completed") as raised:
+            await promote(two.b)
+        assert raised.value.code == "NOT_DRAINED"
+        two.clusters["A"].completing.clear()
+        two.clusters["B"].found["r-t"].partitions[0].end = 2
+        planned = await promote(two.b, dry_run=True)
+        assert not planned.drained
+        assert planned.namespaces[0].missing == ["r-t-0 ends at 2, the source's at 3"]
+        two.clusters["B"].found["r-t"].partitions[0].end = 3
+        assert not two.controls["B"].state.promotions
+        assert [mapping.role for mapping in two.b.status().mappings] == ["follower"]
+        for wrong in (two.a, two.b):
+            request = Promote(namespaces=[NamespaceRef(local="l-")])
+            with pytest.raises(OperationError) as raised:
+                await wrong.links.promote("a-to-b", request, lambda done, total: None)
+            assert raised.value.code == "NOT_FOUND"
+
+    on_following(work)
+
+
+def test_open_transactions_are_aborted() -> None:
+    async def work(two: Two) -> None:
+        target = two.clusters["B"].partition("r-t")
+        two.clusters["A"].partition("l-t").write_values(
+            b"open", producer_id=7, producer_epoch=1, base_sequence=0, attributes=0x10
+        )
+        await two.until("copied", lambda: target.end == 4)
+        planned = await promote(two.b, dry_run=True)
+        assert planned.namespaces[0].transactions_open == 1
+        report = await promote(two.b)
+        assert report.namespaces[0].transactions_ended == 1
+        assert target.end == 5
+        assert len(target.aborted) == 1
+        assert promoted(two)
+
+    on_following(work)
+
+
+class Killing:
+    """Makes the follower's cluster fail from the ``at``-th change on, until it is mended."""
+
+    def __init__(self, two: Two, at: int) -> None:
+        self.left = at
+        self.fails = True
+        self._wrap(two.clusters["B"], "alter_topic_configs")
+        self._wrap(two.controls["B"], "append")
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        work = getattr(owner, name)
+
+        async def step(*args: Any) -> Any:
+            self.left -= 1
+            if self.fails and self.left < 0:
+                raise BrokerUnavailable("killed")
+            return await work(*args)
+
+        setattr(owner, name, step)
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_once_begun_another_proxy_finishes_it(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
+
+    async def work(two: Two) -> None:
+        killing = Killing(two, at)
+        try:
+            await promote(two.b)
+        except OperationError:
+            pass
+        control: FakeControl = two.controls["B"]
+        begun = bool(control.state.promotions)
+        old = two.b
+        await old.stop()
+        killing.fails = False
+        control.apply(ReleaseLease(old.context.proxy_name, old.context.incarnation))
+        two.b = Proxy(two.clusters["B"], control, "b2")
+        assert old.context.port is not None
+        two.b.context.link_listener = LinkListenerSpec("127.0.0.1", old.context.port, None, None)
+        await two.b.start()
+        if begun or promoted(two):
+            await two.until("promoted", lambda: promoted(two))
+            await two.until("detached there, too", lambda: not two.a.status().mappings)
+            assert two.clusters["B"].found["r-t"].configs["retention.ms"] == "5"
+        else:
+            assert control.state.namespaces[KEY].reserved
+
+    on_following(work)
