@@ -277,6 +277,20 @@ class TopicInfo(NamedTuple):
     internal: bool
 
 
+class CommittedOffset(NamedTuple):
+    """A consumer group's position in one partition."""
+
+    offset: int
+    metadata: str
+
+
+class Refused(NamedTuple):
+    """A coordinator's error for one partition of a request."""
+
+    error_code: int
+    error_name: str
+
+
 class ClusterApi(Protocol):
     """This proxy's own access to its cluster, under the proxy's identity.
 
@@ -285,6 +299,9 @@ class ClusterApi(Protocol):
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         """All topics, read now."""
+
+    async def topic(self, name: str) -> TopicInfo | None:
+        """One topic, read now; None if there is none."""
 
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """The partition's leader, read now."""
@@ -301,6 +318,9 @@ class ClusterApi(Protocol):
 
     async def last_stable_offset(self, topic: str, partition: int) -> int:
         """All transactions that began before it have ended."""
+
+    async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """The same for many at once; those that cannot be read now are left out."""
 
     async def log_start(self, topic: str, partition: int) -> int: ...
 
@@ -344,6 +364,35 @@ class ClusterApi(Protocol):
 
     async def alter_cluster_config(self, name: str, value: str | None, validate_only: bool = False) -> None:
         """Set it (None: remove it). ``validate_only`` asks whether the brokers would."""
+
+    async def groups(self) -> Collection[str]:
+        """The ids of all consumer groups that some coordinator knows, of whatever kind."""
+
+    async def committed_offsets(
+        self, groups: Collection[str]
+    ) -> Mapping[str, Mapping[tuple[str, int], CommittedOffset]]:
+        """What groups have committed, by (topic, partition). Groups that cannot be asked now are left out."""
+
+    async def commit_offsets(
+        self, group: str, offsets: Mapping[tuple[str, int], CommittedOffset], retention_ms: int | None = None
+    ) -> Mapping[tuple[str, int], Refused]:
+        """Commit in a group's place, also while it has members; what was not committed, and why.
+
+        Needs ``transaction.partition.verification.enable=false`` (COORDINATOR_NOT_AVAILABLE otherwise). With
+        ``retention_ms`` the offsets expire after that time and not before, whatever becomes of the group; it must
+        have no members then (UNKNOWN_MEMBER_ID otherwise), and the setting does not matter.
+        """
+
+    async def delete_offsets(
+        self, group: str, partitions: Collection[tuple[str, int]]
+    ) -> Mapping[tuple[str, int], Refused]:
+        """Delete positions; what was not deleted, and why (GROUP_SUBSCRIBED_TO_TOPIC: members are there)."""
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a group without members. KafkaRefused with NON_EMPTY_GROUP (68) or GROUP_ID_NOT_FOUND (69)."""
+
+    async def offsets_retention_ms(self) -> int:
+        """After which time the coordinator drops positions of a group without members."""
 
     async def produce_connection(self, broker_id: int, lane: str) -> ProduceConnection:
         """The connection of this ``lane`` to a broker: made if there is none that is open."""

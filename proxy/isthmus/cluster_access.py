@@ -11,16 +11,19 @@ from uuid import UUID
 from isthmus import kafka_client
 from isthmus.broker_connection import BrokerConnection
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
+from isthmus.group_client import GroupClient
 from isthmus.kafka_client import EARLIEST, LATEST, LOG_END, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
 from isthmus.kafka_results import NewTopic, ResourceType, TopicPartition, as_error
 from isthmus_plugins.api import (
     BrokerUnavailable,
+    CommittedOffset,
     Fetched,
     FetchPartition,
     KafkaRefused,
     PartitionInfo,
     ProduceResult,
     ProducerState,
+    Refused,
     TopicInfo,
     TransactionMarkers,
 )
@@ -41,6 +44,7 @@ COMPLETING: Final = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """States of transactions at their coordinator (KIP-664)."""
 CLUSTER_WIDE: Final = ""
 """The BROKER resource that stands for all brokers."""
+OFFSETS_RETENTION: Final = "offsets.retention.minutes"
 TOPIC_SOURCE: Final = 1
 """ConfigSource of a topic's own settings."""
 
@@ -63,6 +67,7 @@ class ClusterAccess:
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
+        self._groups = GroupClient(client)
 
     # ---- topics ----
 
@@ -75,6 +80,12 @@ class ClusterAccess:
     def topic_name(self, topic_id: bytes) -> str | None:
         """The name of a topic id, as last read."""
         return self._client.topic_name(UUID(bytes=topic_id))
+
+    async def topic(self, name: str) -> TopicInfo | None:
+        """One topic, read now; None if there is none."""
+        with _errors():
+            info = (await self._client.refresh([name])).get(name)
+        return None if info is None or info.topic_id is None else _topic(info)
 
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """The partition's leader, read now; None if it has none."""
@@ -209,10 +220,17 @@ class ClusterAccess:
 
     async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
         """The log ends of many partitions; those that cannot be read now are left out."""
+        return await self._ends(partitions, LOG_END)
+
+    async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """The high watermarks of many partitions; those that cannot be read now are left out."""
+        return await self._ends(partitions, READ_UNCOMMITTED)
+
+    async def _ends(self, partitions: Collection[tuple[str, int]], isolation: int) -> Mapping[tuple[str, int], int]:
         with _errors():
             found = await self._client.list_offsets(
                 {TopicPartition(*place): LATEST for place in partitions},
-                isolation=LOG_END,
+                isolation=isolation,
                 deadline_s=POSITION_DEADLINE_S,
             )
         return {
@@ -246,6 +264,47 @@ class ClusterAccess:
         """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
         with _errors():
             return await self._client.list_transactions(COMPLETING)
+
+    # ---- consumer groups ----
+
+    async def groups(self) -> Collection[str]:
+        """The ids of all groups that some coordinator knows."""
+        with _errors():
+            return await self._groups.ids()
+
+    async def committed_offsets(
+        self, groups: Collection[str]
+    ) -> Mapping[str, Mapping[tuple[str, int], CommittedOffset]]:
+        """What groups have committed; those that cannot be asked now are left out."""
+        with _errors():
+            return await self._groups.committed(groups)
+
+    async def commit_offsets(
+        self, group: str, offsets: Mapping[tuple[str, int], CommittedOffset], retention_ms: int | None = None
+    ) -> Mapping[tuple[str, int], Refused]:
+        """Commit in a group's place; what was not committed, and why."""
+        with _errors():
+            return await self._groups.commit(group, offsets, retention_ms)
+
+    async def delete_offsets(
+        self, group: str, partitions: Collection[tuple[str, int]]
+    ) -> Mapping[tuple[str, int], Refused]:
+        """Delete positions; what was not deleted, and why."""
+        with _errors():
+            return await self._groups.delete_offsets(group, partitions)
+
+    async def delete_group(self, group: str) -> None:
+        with _errors():
+            await self._groups.delete(group)
+
+    async def offsets_retention_ms(self) -> int:
+        """After which time the coordinator drops positions of a group without members."""
+        with _errors():
+            broker = str(min(self._client.brokers, default=-1))
+            answer = (await self._client.describe_configs(ResourceType.BROKER, [broker], [OFFSETS_RETENTION]))[broker]
+            if answer.error is not None:
+                raise answer.error
+        return int(answer.entries[OFFSETS_RETENTION].value or 0) * 60_000
 
     # ---- connections of a plugin's own ----
 
