@@ -112,8 +112,9 @@ def decode_commit(value: bytes, log_offset: int) -> Position:
         else:
             raise UnknownRecord(f"offset commit of version {version}")
         (committed_ms,) = _INT64.unpack_from(value, position)
-        if version == 4 and skip_tags(value, position + 8) > len(value):
-            raise MalformedFrame("an offset commit ends inside its tagged fields")
+        end = skip_tags(value, position + 8) if version == 4 else position + (16 if version == 1 else 8)
+        if end > len(value):
+            raise MalformedFrame(f"an offset commit of version {version} that is cut")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedFrame(f"an offset commit: {error}") from error
     return Position(offset, metadata, committed_ms, log_offset)
