@@ -78,6 +78,15 @@ class TransactionVerificationPlan(_Model):
     """What is lost, or what to do."""
 
 
+class GroupPlan(_Model):
+    """A group of the follower namespace that is there already."""
+
+    group: str
+    source_group: str
+    positions_replaced: int
+    """Committed offsets in topics of the link: they become what the source's group has, or go."""
+
+
 class AttachResult(_Model):
     link_name: str
     local: str
@@ -86,6 +95,7 @@ class AttachResult(_Model):
     dry_run: bool
     topics: list[TopicPlan] = []
     transaction_verification: TransactionVerificationPlan | None = None
+    groups: list[GroupPlan] = []
 
 
 class MappingStatus(_Model):
@@ -186,6 +196,27 @@ class PartitionStatus(_Model):
     """Age of the oldest record that the follower lacks."""
 
 
+class GroupStatus(_Model):
+    """One consumer group of a link, as this proxy knows it."""
+
+    group: str
+    """The local name."""
+    remote_group: str
+    role: Literal["leader", "follower"]
+    state: str
+    """Following: the follower's coordinator has all of it. Catching Up: something is pending that passes by itself."""
+    reason: str | None = None
+    message: str | None = None
+    positions: int
+    """Committed offsets, in the topics of the link."""
+    pending: int = 0
+    """Of these, and of deletions, how many the follower's coordinator does not have yet."""
+    pending_seconds: float | None = None
+    """Age of the oldest of them."""
+    unmapped_topics: list[str] = []
+    """Topics in which the group has positions and that no namespace of the link holds: those are not replicated."""
+
+
 class LinkStatus(_Model):
     link_name: str
     link_id: str
@@ -205,6 +236,7 @@ class LinkStatus(_Model):
     promoting: list[str] = []
     """Prefixes of namespaces whose promotion has begun."""
     partitions: list[PartitionStatus] = []
+    groups: list[GroupStatus] = []
 
 
 class PartitionVerdict(_Model):
@@ -224,13 +256,28 @@ class PartitionVerdict(_Model):
     """What differs at ``compared_to``, or why nothing was compared."""
 
 
+class GroupVerdict(_Model):
+    """What verification found out about one consumer group."""
+
+    group: str
+    remote_group: str
+    equal: bool
+    positions: int
+    """Committed offsets that are equal."""
+    waiting: int
+    """Committed offsets that are ahead of the follower's data: they are committed there when it comes."""
+    difference: str | None = None
+    """The first position that differs, or why nothing was compared."""
+
+
 class VerifyReport(_Model):
     link_name: str
     equal: bool
-    """True only if every partition of every mapping was compared and is equal up to the snapshot."""
+    """True only if every partition of every mapping was compared and is equal up to the snapshot, and every group."""
     records: int
     seconds: float
     partitions: list[PartitionVerdict]
+    groups: list[GroupVerdict] = []
 
 
 class LinkOperations(Protocol):

@@ -46,6 +46,7 @@ from isthmus_protocol.records import (
     verify_crc,
     whole_header,
 )
+from support.fake_groups import FakeGroups
 
 T = TypeVar("T")
 
@@ -351,10 +352,11 @@ class Topic:
     replication_factor: int = 1
 
 
-class FakeCluster:
+class FakeCluster(FakeGroups):
     """A cluster as a plugin sees it. ``trouble``: how likely a request meets some."""
 
     def __init__(self, rng: random.Random, brokers: Sequence[int] = (1,)) -> None:
+        super().__init__(rng)
         self.random = rng
         self.brokers = list(brokers)
         self.down: set[int] = set()
@@ -414,6 +416,9 @@ class FakeCluster:
             for name, topic in self.found.items()
         }
 
+    async def topic(self, name: str) -> TopicInfo | None:
+        return (await self.topics()).get(name)
+
     async def leader_of(self, topic: str, partition: int) -> int | None:
         await self._request()
         found = self.found.get(topic)
@@ -441,6 +446,14 @@ class FakeCluster:
     async def last_stable_offset(self, topic: str, partition: int) -> int:
         await self._request()
         return self._found(topic, partition).last_stable_offset
+
+    async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        await self._request()
+        return {
+            (topic, index): self.found[topic].partitions[index].high_watermark
+            for topic, index in partitions
+            if topic in self.found and index < len(self.found[topic].partitions)
+        }
 
     async def log_start(self, topic: str, partition: int) -> int:
         await self._request()

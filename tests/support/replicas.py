@@ -19,12 +19,16 @@ from isthmus_control.sealing import Sealer, Secret
 from isthmus_plugins.replication import _Ends
 from isthmus_plugins.replication import connection as connection_module
 from isthmus_plugins.replication import follower as follower_module
+from isthmus_plugins.replication import group_follower as group_follower_module
+from isthmus_plugins.replication import group_leader as group_leader_module
 from isthmus_plugins.replication import leader as leader_module
 from isthmus_plugins.replication import source_configs as source_configs_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication.connection import Credential, LinkConnection
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.group_follower import GroupFollower
+from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import is_links_own
@@ -35,7 +39,15 @@ from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partitio
 LINK: Final = "a-to-b"
 LINK_ID: Final = str(uuid.UUID(int=7, version=4))
 SECRET: Final = b"secret"
-CLOCKED: Final = (connection_module, follower_module, leader_module, source_configs_module, verify_module)
+CLOCKED: Final = (
+    connection_module,
+    follower_module,
+    group_follower_module,
+    group_leader_module,
+    leader_module,
+    source_configs_module,
+    verify_module,
+)
 """Modules that look at the clock."""
 INDEX: Final = {"A": 11, "B": 22}
 
@@ -144,6 +156,8 @@ class End:
         self.topics = FollowerTopics(self.context)
         self.follower = FollowerEnd(self.context)
         self.leader = LeaderEnd(self.context, self.peers, self.verification)
+        self.group_leader = GroupLeader(self.context, self.peers)
+        self.group_follower = GroupFollower(self.context)
         self.handlers = {
             "prepare_topics": self.topics.prepare_topics,
             "open_stream": self.follower.open_stream,
@@ -151,32 +165,46 @@ class End:
             "digest": self.verification.on_digest,
             "ends": self.verification.on_ends,
             "linked_topics": self.verification.on_linked_topics,
+            "linked_groups": self.verification.groups.on_linked_groups,
+            "committed": self.verification.groups.on_committed,
+            "high_watermarks": self.verification.groups.on_high_watermarks,
+            "group_offsets": self.group_follower.group_offsets,
+            "end_group_offsets": self.group_follower.end_group_offsets,
         }
-        control.subscribe(lambda state: self.leader.wake())
+        control.subscribe(lambda state: self._wake())
         control.subscribe(self.follower.control_changed)
+        control.subscribe(self.group_follower.control_changed)
         self.follower.start()
         self.leader.start()
+        self.group_follower.start()
+        self.group_leader.start()
+
+    def _wake(self) -> None:
+        self.leader.wake()
+        self.group_leader.wake()
 
     def take(self, connection: LinkConnection) -> None:
         """Use a connection whose handshake is over."""
         connection.link_name = LINK
         connection.handlers = self.handlers
-        ends = _Ends(self.leader, self.follower)
+        ends = _Ends(self.leader, self.follower, self.group_follower)
         lost = ends.on_lost
 
         def on_lost(connection: LinkConnection) -> None:
             lost(connection)
             if connection in self.peers.live:
                 self.peers.live.remove(connection)
-            self.leader.wake()
+            self._wake()
 
         ends.on_lost = on_lost  # type: ignore[method-assign]
         connection.receiver = ends
         self.peers.live.append(connection)
-        self.leader.wake()
+        self._wake()
 
     async def stop(self) -> None:
+        await self.group_leader.stop()
         await self.leader.stop()
+        await self.group_follower.stop()
         await self.follower.stop()
         for connection in list(self.peers.live):
             await connection.stopped()
@@ -209,6 +237,15 @@ class Replicas:
         self.controls["B"].apply(
             AttachNamespace(LINK, topic, "remote-", "local-", Role.FOLLOWER, create_missing=True, **more)
         )
+
+    def attach_groups(self) -> None:
+        """Groups, too: A's ``app-*`` lead, B's ``far-app-*`` follow."""
+        group = ResourceType.CONSUMER_GROUP
+        for name, local, remote, role in (
+            ("A", "app-", "far-app-", Role.LEADER),
+            ("B", "far-app-", "app-", Role.FOLLOWER),
+        ):
+            self.controls[name].apply(AttachNamespace(LINK, group, local, remote, role, create_missing=True))
 
     def start(self, which: str = "AB") -> None:
         for name in which:

@@ -13,7 +13,9 @@
 ``transaction_verification``  the target's check of transactions, switched off as agreed
 ``promotion``         a drained follower namespace becomes one that clients write
 ``topic_decisions``   what operators decide about topics that cannot go on
-``verify``            compares both sides
+``group_leader``      reads this cluster's offsets topic and tells what groups have committed
+``group_follower``    makes this cluster's coordinators have the same
+``verify``            compares both sides; ``group_verify`` their groups
 ``service``           what operators can do
 ====================  ==================================================================================================
 """
@@ -33,6 +35,9 @@ from isthmus_plugins.links import LinkOperations
 from isthmus_plugins.replication.connection import LinkConnection, Receiver
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.group_follower import GroupFollower
+from isthmus_plugins.replication.group_leader import GroupLeader
+from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
@@ -44,9 +49,10 @@ from isthmus_protocol import link
 class _Ends(Receiver):
     """Gives what a connection delivers to the end that it is for."""
 
-    def __init__(self, leader_end: LeaderEnd, follower_end: FollowerEnd) -> None:
+    def __init__(self, leader_end: LeaderEnd, follower_end: FollowerEnd, group_follower: GroupFollower) -> None:
         self._leader_end = leader_end
         self._follower_end = follower_end
+        self._group_follower = group_follower
 
     def on_append(self, connection: LinkConnection, append: link.Append) -> None:
         self._follower_end.on_append(connection, append)
@@ -62,6 +68,7 @@ class _Ends(Receiver):
 
     def on_lost(self, connection: LinkConnection) -> None:
         self._follower_end.connection_lost(connection)
+        self._group_follower.connection_lost(connection)
         self._leader_end.connection_lost(connection)
 
 
@@ -76,6 +83,7 @@ class ReplicationPlugin:
         follower_topics = FollowerTopics(context)
         verification = Verification(context)
         self._transaction_verification = TransactionVerification(context)
+        self._group_follower = GroupFollower(context)
         self._peers = LinkPeers(
             context,
             handlers={
@@ -85,6 +93,11 @@ class ReplicationPlugin:
                 "digest": verification.on_digest,
                 "ends": verification.on_ends,
                 "linked_topics": verification.on_linked_topics,
+                "linked_groups": verification.groups.on_linked_groups,
+                "committed": verification.groups.on_committed,
+                "high_watermarks": verification.groups.on_high_watermarks,
+                "group_offsets": self._group_follower.group_offsets,
+                "end_group_offsets": self._group_follower.end_group_offsets,
                 "plan_attach": lambda connection, params: self._links.on_plan_attach(connection, params),
                 "attach": lambda connection, params: self._links.on_attach(connection, params),
                 "detach": lambda connection, params: self._links.on_detach(connection, params),
@@ -99,10 +112,12 @@ class ReplicationPlugin:
                 "create_link": lambda connection, params: self._links.on_create_link(connection, params),
                 "undo_create_link": lambda connection, params: self._links.on_undo_create_link(connection, params),
             },
-            receiver=lambda link_name: _Ends(self._leader_end, self._follower_end),
-            on_change=lambda link_name: self._leader_end.wake(),
+            receiver=lambda link_name: _Ends(self._leader_end, self._follower_end, self._group_follower),
+            on_change=lambda link_name: self._wake_leaders(),
         )
         self._leader_end = LeaderEnd(context, self._peers, verification)
+        self._group_leader = GroupLeader(context, self._peers)
+        self._group_status = GroupStatuses(context, self._group_leader, self._group_follower)
         self._service = LinkService(
             context,
             self._peers,
@@ -111,6 +126,7 @@ class ReplicationPlugin:
             follower_topics,
             verification,
             self._transaction_verification,
+            self._group_status,
         )
         context.control.subscribe(self._control_changed)
         await self._peers.start()
@@ -119,6 +135,12 @@ class ReplicationPlugin:
         self._leader_end.start()
         self._transaction_verification.start()
         self._service.start()
+        self._group_follower.start()
+        self._group_leader.start()
+
+    def _wake_leaders(self) -> None:
+        self._leader_end.wake()
+        self._group_leader.wake()
 
     @property
     def _links(self) -> LinkService:
@@ -129,14 +151,17 @@ class ReplicationPlugin:
         self._peers.follow(state.links.values())
         self._follower_end.control_changed(state)
         self._transaction_verification.control_changed(state)
-        self._leader_end.wake()
+        self._group_follower.control_changed(state)
+        self._wake_leaders()
 
     @hookimpl
     async def isthmus_stop(self) -> None:
+        await self._group_leader.stop()
         await self._leader_end.stop()
         await self._transaction_verification.stop()
         await self._links.stop()
         await self._peers.stop()
+        await self._group_follower.stop()
         await self._follower_end.stop()
 
     @hookimpl
@@ -174,7 +199,7 @@ class ReplicationPlugin:
         batches.add_metric((), self._follower_end.batches_appended)
         size = CounterMetricFamily("isthmus_link_appended_bytes", "Bytes appended to follower topics")
         size.add_metric((), self._follower_end.bytes_appended)
-        return (lag, seconds, connected, states, batches, size)
+        return (lag, seconds, connected, states, batches, size, *self._group_status.metrics())
 
 
 plugin = ReplicationPlugin()

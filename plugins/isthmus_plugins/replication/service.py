@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from time import monotonic, time
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from isthmus_control.apply import apply
 from isthmus_control.commands import (
@@ -39,6 +39,7 @@ from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import (
     AttachResult,
+    GroupPlan,
     LinkStatus,
     MappingStatus,
     OperationError,
@@ -52,6 +53,7 @@ from isthmus_plugins.replication.connection import LinkConnection, LinkLost, Lin
 from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
 from isthmus_plugins.replication.follower_log import LogState, StopReason
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
+from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.promotion import Promotions
@@ -59,6 +61,8 @@ from isthmus_plugins.replication.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
+
+T = TypeVar("T")
 
 CREATE_TIMEOUT_S: Final = 75.0
 """Three commands of the other side's control log, which may be slow, and more than it takes to give up on them."""
@@ -82,6 +86,7 @@ class LinkService:
         follower_topics: FollowerTopics,
         verification: Verification,
         transaction_verification: TransactionVerification,
+        group_statuses: GroupStatuses,
     ) -> None:
         self._context = context
         self._peers = peers
@@ -90,6 +95,7 @@ class LinkService:
         self._follower_topics = follower_topics
         self._verification = verification
         self._transaction_verification = transaction_verification
+        self._group_statuses = group_statuses
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
         self._promotions = Promotions(context, self._call, self._append, self.detach, self._enforced)
 
@@ -259,8 +265,8 @@ class LinkService:
         """Attach a pair of namespaces at both ends; the follower decides first."""
         link = self._link(link_name)
         kind, role = ResourceType(request.type), Role(request.role)
-        if kind is not ResourceType.TOPIC:
-            raise OperationError("NOT_SUPPORTED", f"links replicate topics so far, not {request.type}s", 422)
+        if kind is ResourceType.PRINCIPAL:
+            raise OperationError("NOT_SUPPORTED", "links replicate topics and consumer groups so far", 422)
         there: dict[str, Any] = {
             "type": kind.value,
             "local": request.remote,
@@ -272,14 +278,17 @@ class LinkService:
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
             self._would_append(here)
-            topics = await self._led_topics(request.local)
+            topics = await self._led_topics(request.local) if kind is ResourceType.TOPIC else []
             answer = await self._call(link_name, "plan_attach", {**there, "topics": topics})
             plans = [TopicPlan(**plan) for plan in answer["topics"]]
+            groups = [GroupPlan(**plan) for plan in answer["groups"]]
             verification = TransactionVerificationPlan(**answer["transaction_verification"])
         else:
             here = replace(here, disable_transaction_verification=request.disable_transaction_verification)
-            topics = (await self._call(link_name, "led_topics", {"prefix": request.remote}))["topics"]
+            led = kind is ResourceType.TOPIC
+            topics = (await self._call(link_name, "led_topics", {"prefix": request.remote}))["topics"] if led else []
             plans, verification = await self._plan(here, topics, request.truncate_target)
+            groups = await self._plan_groups(link_name, kind, request.local, request.remote)
         result = AttachResult(
             link_name=link_name,
             local=request.local,
@@ -288,6 +297,7 @@ class LinkService:
             dry_run=request.dry_run,
             topics=plans,
             transaction_verification=verification,
+            groups=groups,
         )
         if request.dry_run:
             return result
@@ -352,9 +362,14 @@ class LinkService:
 
     async def on_plan_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         truncate = bool(params.get("truncate_target"))
-        plans, verification = await self._for_peer(self._plan(_asked(connection, params), params["topics"], truncate))
+        asked = _asked(connection, params)
+        plans, verification = await self._for_peer(self._plan(asked, params["topics"], truncate))
+        groups = await self._for_peer(
+            self._plan_groups(asked.link, asked.type, asked.local_prefix, asked.remote_prefix)
+        )
         return {
             "topics": [plan.model_dump() for plan in plans],
+            "groups": [plan.model_dump() for plan in groups],
             "transaction_verification": verification.model_dump(),
         }
 
@@ -380,6 +395,32 @@ class LinkService:
         except BrokerUnavailable as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
         return plans, verification
+
+    async def _plan_groups(self, link_name: str, kind: ResourceType, local: str, remote: str) -> list[GroupPlan]:
+        """This cluster's groups that would follow, with what they have committed in the link's topics."""
+        if kind is not ResourceType.CONSUMER_GROUP:
+            return []
+        mapping = NamespaceMapping(kind, local, remote, Role.FOLLOWER, 0, 0)
+        sources = {
+            name: source
+            for name in await self._asked(self._context.cluster.groups())
+            if (source := mapping.remote_name(name)) is not None
+        }
+        committed = await self._asked(self._context.cluster.committed_offsets(sorted(sources)))
+        lookup = self._context.control.state.lookup
+        plans = []
+        for name, positions in sorted(committed.items()):
+            followed = [lookup.following(ResourceType.TOPIC, topic) for topic, _ in positions]
+            replaced = sum(each is not None and each.link.name == link_name for each in followed)
+            plans.append(GroupPlan(group=name, source_group=sources[name], positions_replaced=replaced))
+        return plans
+
+    async def _asked(self, answer: Awaitable[T]) -> T:
+        """What this cluster's brokers answer. Raises OperationError."""
+        try:
+            return await answer
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
 
     async def _led_topics(self, prefix: str) -> list[dict[str, Any]]:
         mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
@@ -416,17 +457,20 @@ class LinkService:
             await self._detach_here(link, mapping)
 
     async def _detach_here(self, link: Link, mapping: NamespaceMapping) -> None:
-        if mapping.role is Role.FOLLOWER:
+        topics_follow = mapping.role is Role.FOLLOWER and mapping.type is ResourceType.TOPIC
+        if topics_follow:
             await self._follower_end.end_mapping(link.name, mapping)
         await self._append(DetachNamespace(link.name, mapping.type, mapping.local_prefix))
         if mapping.role is Role.FOLLOWER:
             await self._enforced()
+        if topics_follow:
             try:
                 await self._follower_topics.detached(link.name, mapping)
             except (BrokerUnavailable, KafkaRefused, Refusal) as error:
                 raise OperationError(
                     "BROKER_UNAVAILABLE", f"detached, but log ends not recorded: {error}", 503
                 ) from error
+        if mapping.role is Role.FOLLOWER:
             await self._verification_as_agreed("detached")
         self._leader_end.wake()
 
@@ -482,6 +526,7 @@ class LinkService:
                 if promotion.link == link.name
             ),
             partitions=partitions,
+            groups=self._group_statuses.of(link, connected),
         )
 
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:

@@ -26,6 +26,7 @@ from isthmus_plugins.api import (
 )
 from isthmus_plugins.links import OperationError, PartitionVerdict, VerifyReport
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.group_verify import GroupVerification
 from isthmus_protocol.record_equality import LatestDigest, RecordsDigest, batch_digest
 from isthmus_protocol.records import BatchError, BatchHeader, walk
 from isthmus_protocol.transactions import AbortedTransactions
@@ -64,6 +65,7 @@ class Verification:
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
+        self.groups = GroupVerification(context)
 
     # ---- reading ----
 
@@ -264,12 +266,15 @@ class Verification:
                 remote_end = Ends(*remote_ends[partition]) if partition < len(remote_ends) else None
                 jobs.append(_Comparison(self, connection, name, local, remote, partition, leads, remote_end, compacts))
         verdicts = await asyncio.gather(*(job.run(limit, counter) for job in jobs))
+        groups = await self.groups.verify(link, connection)
+        found = [verdict.equal for verdict in verdicts] + [verdict.equal for verdict in groups]
         return VerifyReport(
             link_name=link.name,
-            equal=bool(verdicts) and all(verdict.equal for verdict in verdicts),
+            equal=bool(found) and all(found),
             records=sum(verdict.records for verdict in verdicts),
             seconds=round(monotonic() - started, 3),
             partitions=list(verdicts),
+            groups=groups,
         )
 
 

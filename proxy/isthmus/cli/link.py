@@ -94,6 +94,7 @@ def delete(
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --truncate-target --dry-run",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --disable-transaction-verification",
+        "isthmus link attach a-to-b --type consumer-group --local app- --remote app- --role leader",
     )
     + EXIT_CODES
 )
@@ -248,6 +249,27 @@ def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def group_lines(groups: list[dict[str, Any]]) -> list[str]:
+    """A table of a link's consumer groups."""
+    return columns(
+        ("GROUP", "REMOTE_GROUP", "ROLE", "STATE", "POSITIONS", "PENDING", "PENDING_SECONDS", "NOT_MAPPED", "REASON"),
+        (
+            (
+                each["group"],
+                each["remote_group"],
+                each["role"],
+                each["state"],
+                each["positions"],
+                each["pending"],
+                each["pending_seconds"],
+                each["unmapped_topics"],
+                each["message"] or each["reason"],
+            )
+            for each in groups
+        ),
+    )
+
+
 def _heard(link: dict[str, Any]) -> str:
     seconds = link["last_heard_seconds"]
     return "never" if seconds is None else f"{seconds:.1f}s ago"
@@ -285,6 +307,9 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
     if link["partitions"]:
         yield ""
         yield from partition_lines(link["partitions"])
+    if link["groups"]:
+        yield ""
+        yield from group_lines(link["groups"])
 
 
 def _promoted(report: dict[str, Any]) -> Iterator[str]:
@@ -338,4 +363,10 @@ def _attached(result: dict[str, Any]) -> Iterator[str]:
         yield from columns(
             ("TOPIC", "SOURCE_TOPIC", "ACTION", "RECORDS_LOST", "REASON"),
             ((t["topic"], t["source_topic"], t["action"], t["records_lost"], t["reason"]) for t in result["topics"]),
+        )
+    if result["groups"]:
+        yield ""
+        yield from columns(
+            ("GROUP", "SOURCE_GROUP", "POSITIONS_REPLACED"),
+            ((each["group"], each["source_group"], each["positions_replaced"]) for each in result["groups"]),
         )

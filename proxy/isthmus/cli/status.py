@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
-from isthmus.cli.link import link_lines, partition_lines
+from isthmus.cli.link import group_lines, link_lines, partition_lines
 from isthmus.cli.namespace import namespace_lines
 from isthmus.cli.output import EXIT_CODES, Output, OutputOption, columns, example, fields, show
 
@@ -75,3 +75,7 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
         if partitions:
             yield ""
             yield from partition_lines(partitions)
+        groups = [each for link in status["links"] for each in link["groups"]]
+        if groups:
+            yield ""
+            yield from group_lines(groups)

@@ -23,7 +23,7 @@ def verify(
 ) -> None:
     """Read both sides of a link up to a snapshot and compare record by record; exits with 1 if they are not equal.
 
-    A partition that could not be compared is not equal.
+    Consumer groups are compared by what they have committed. What could not be compared is not equal.
     """
     with Admin(url, output) as admin:
         operation = admin.post(f"/v1/links/{quote(name, safe='')}/verify")
@@ -49,5 +49,21 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
             for each in report["partitions"]
         ),
     )
+    if report["groups"]:
+        yield ""
+        yield from columns(
+            ("GROUP", "REMOTE_GROUP", "EQUAL", "POSITIONS", "WAITING", "DIFFERENCE"),
+            (
+                (
+                    each["group"],
+                    each["remote_group"],
+                    each["equal"],
+                    each["positions"],
+                    each["waiting"],
+                    each["difference"],
+                )
+                for each in report["groups"]
+            ),
+        )
     verdict = "equal" if report["equal"] else "NOT equal"
     yield f"{report['link_name']}: {verdict}, {report['records']} records compared in {report['seconds']:.1f} s"

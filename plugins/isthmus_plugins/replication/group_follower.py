@@ -1,0 +1,553 @@
+"""The follower end of group offsets: makes what this cluster's coordinators have what the source's have.
+
+A leader end tells what groups have committed (:class:`~isthmus_plugins.replication.group_leader.Feed`): that is what is
+*wanted*. What the coordinator *has* is read from it when a group is first told of, every while after, and whenever a
+request's fate is unknown. The difference is what there is to do (:meth:`FollowedGroup.plan`), and most of it is done at
+once. What has to wait is pending, with its reason:
+
+==============================  ========================================================================================
+``BEYOND_FOLLOWER_END``         the commit is ahead of the data, or its topic does not follow (yet)
+``MEMBERS_SUBSCRIBED``          a deletion that the coordinator refuses while members are there: done when they are gone
+``COORDINATOR_NOT_AVAILABLE``   the group's coordinator moves, loads, or does not answer
+``POSITION_NOT_KNOWN``          the source's newest commit cannot be read: what the coordinator has stays
+``TARGET_REFUSES_OFFSETS``      the coordinator answers with an error that does not pass by itself
+==============================  ========================================================================================
+
+Positions of the group in other topics are its own, and stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import ResourceType, TopicState
+from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
+from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.offsets_log import partition_of
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+Place = tuple[str, int]
+
+BEYOND_FOLLOWER_END: Final = "BEYOND_FOLLOWER_END"
+MEMBERS_SUBSCRIBED: Final = "MEMBERS_SUBSCRIBED"
+COORDINATOR_NOT_AVAILABLE: Final = "COORDINATOR_NOT_AVAILABLE"
+POSITION_NOT_KNOWN: Final = "POSITION_NOT_KNOWN"
+TARGET_REFUSES_OFFSETS: Final = "TARGET_REFUSES_OFFSETS"
+
+COMPARE_INTERVAL_S: Final = 30.0
+"""How often what coordinators have is read again although nothing happened: somebody else may have changed it."""
+DATA_POLL_S: Final = 0.2
+"""How often the ends of logs are read that commits wait for."""
+RETRY_MIN_S: Final = 0.1
+RETRY_MAX_S: Final = 2.0
+REFUSED_RETRY_S: Final = 10.0
+LOST_REQUEST_MARGIN_S: Final = 2.0
+"""A request whose connection broke may still be carried out for this time: what the coordinator has is read again."""
+GROUPS_AT_ONCE: Final = 32
+"""Coordinator requests under way."""
+RENEWALS: Final = 4
+"""Positions are committed again so often within the time after which the coordinator drops them."""
+FIRST_RENEWAL_MAX_S: Final = 600.0
+"""Nobody knows how old positions are that were found: they are renewed within this time."""
+
+_COORDINATOR: Final = frozenset({14, 15, 16})
+_MEMBERS: Final = frozenset({22, 25, 113})
+"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH: the group has members."""
+_UNKNOWN_TOPIC: Final = 3
+_SUBSCRIBED: Final = 86
+_NON_EMPTY_GROUP: Final = 68
+_GROUP_ID_NOT_FOUND: Final = 69
+_NOT_KNOWN: Final = -1
+
+
+class Pending(NamedTuple):
+    """Why something is not done yet."""
+
+    code: str
+    message: str
+
+
+class Plan(NamedTuple):
+    """What is to be done for one group now."""
+
+    commit: dict[Place, CommittedOffset]
+    renew: dict[Place, CommittedOffset]
+    """As the coordinator has it: committed again, so that it does not expire."""
+    delete: set[Place]
+    delete_group: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.commit or self.renew or self.delete or self.delete_group)
+
+
+class FollowedGroup:
+    """One group of this cluster: what its source wants, what the coordinator has of it."""
+
+    def __init__(self, link: str, group: str, source_partition: int) -> None:
+        self.link = link
+        self.group = group
+        self.source_partition = source_partition
+        """Of the source's offsets topic."""
+        self.wanted: dict[Place, CommittedOffset] = {}
+        self.unknown: set[Place] = set()
+        """Positions whose newest commit at the source cannot be read."""
+        self.deleting = False
+        """The source has no such group any more."""
+        self.has: dict[Place, CommittedOffset] | None = None
+        """In the link's topics. None: not read yet, or in doubt."""
+        self.has_others = False
+        """Whether it has positions in topics of its own."""
+        self.read_at = 0.0
+        """When all that is to be read (again)."""
+        self.since: dict[Place, float] = {}
+        """When what is wanted and not there came to be wanted."""
+        self.renew_at: dict[Place, float] = {}
+        self.pending: dict[Place | None, Pending] = {}
+        """By partition; None is the group itself."""
+        self.retry_at = 0.0
+        self.failures = 0
+        self.busy = False
+
+    def want(self, place: Place, wanted: CommittedOffset | None, since: float) -> None:
+        """The source's position is this now (None: there is none)."""
+        self.unknown.discard(place)
+        if wanted is None:
+            self.wanted.pop(place, None)
+        else:
+            self.wanted[place] = wanted
+            self.deleting = False
+        self.since.setdefault(place, since)
+        self.retry_at = 0.0
+        self._settle()
+
+    def found(self, has: Mapping[Place, CommittedOffset], has_others: bool, now: float, renewal_s: float) -> None:
+        """What the coordinator has, read now: in the link's topics, and whether in others."""
+        self.has, self.has_others = dict(has), has_others
+        self.read_at = now + COMPARE_INTERVAL_S
+        for place in has:
+            if place not in self.renew_at:
+                self.renew_at[place] = now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S))
+        for place in self.differences:
+            self.since.setdefault(place, now)
+        self._settle()
+
+    def committed(self, places: Mapping[Place, CommittedOffset], now: float, renewal_s: float) -> None:
+        """The coordinator has taken these."""
+        for place, position in places.items():
+            if self.has is not None:
+                self.has[place] = position
+            self.renew_at[place] = now + renewal_s
+        self._settle()
+
+    def deleted(self, places: Iterable[Place]) -> None:
+        """The coordinator has none of these any more."""
+        for place in places:
+            if self.has is not None:
+                self.has.pop(place, None)
+            self.renew_at.pop(place, None)
+        self._settle()
+
+    def in_doubt(self, read_at: float) -> None:
+        """A request may or may not have been carried out."""
+        self.has = None
+        self.read_at = read_at
+
+    def _settle(self) -> None:
+        """What is as it should be waits for nothing."""
+        if self.has is None:
+            return
+        open_places = self.differences
+        for place in [place for place in self.since if place not in open_places]:
+            del self.since[place]
+        for waiting in [
+            place for place in self.pending if place is not None and place not in open_places | self.unknown
+        ]:
+            del self.pending[waiting]
+
+    @property
+    def differences(self) -> set[Place]:
+        """Where the coordinator does not have what is wanted."""
+        has = self.has or {}
+        return {place for place in {*self.wanted, *has} - self.unknown if self.wanted.get(place) != has.get(place)}
+
+    @property
+    def to_commit(self) -> list[Place]:
+        """Partitions whose ends matter for the next plan."""
+        return [place for place in self.differences if place in self.wanted]
+
+    @property
+    def settled(self) -> bool:
+        """Whether the coordinator has what is wanted, and nothing that is not."""
+        return self.has is not None and not self.differences and not self.unknown and not self.pending
+
+    def plan(self, ends: Mapping[Place, int], objections: Mapping[str, str], now: float) -> Plan:
+        """What to do now; why the rest waits is noted as pending.
+
+        ``ends``: high watermarks of :attr:`to_commit`. ``objections``: topics that do not follow (now), and why.
+        """
+        assert self.has is not None
+        commit: dict[Place, CommittedOffset] = {}
+        for place in self.unknown:
+            message = f"the source's newest commit for {_text(place)} cannot be read"
+            self.pending[place] = Pending(POSITION_NOT_KNOWN, message)
+        for place in self.to_commit:
+            wanted, end = self.wanted[place], ends.get(place)
+            if place[0] in objections:
+                self.pending[place] = Pending(BEYOND_FOLLOWER_END, objections[place[0]])
+            elif end is None:
+                self.pending[place] = Pending(BEYOND_FOLLOWER_END, f"the end of {_text(place)} cannot be read now")
+            elif wanted.offset > end:
+                message = f"{_text(place)} ends at {end}, the group's position is {wanted.offset}"
+                self.pending[place] = Pending(BEYOND_FOLLOWER_END, message)
+            else:
+                commit[place] = wanted
+        renew = {
+            place: self.has[place]
+            for place, due in self.renew_at.items()
+            if due <= now and place in self.has and self.has[place] == self.wanted.get(place)
+        }
+        delete = {place for place in self.differences if place not in self.wanted}
+        delete_group = self.deleting and not self.has and not self.has_others
+        return Plan(commit, renew, delete, delete_group)
+
+
+class _Feed(NamedTuple):
+    """Who tells of one partition of a source's offsets topic."""
+
+    connection: LinkConnection
+    epoch: int
+    """The source's leader epoch: a leader end that was overtaken tells of an older one."""
+    partitions: int
+    """Of the source's offsets topic."""
+
+
+class GroupFollower:
+    """All groups that follow and are told to this proxy. It commits at whichever broker coordinates them."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+        self._tasks = Tasks("group-follower")
+        self._feeds: dict[tuple[str, int], _Feed] = {}
+        """By link and partition of the source's offsets topic."""
+        self._groups: dict[tuple[str, str], FollowedGroup] = {}
+        """By link and local group."""
+        self._telling: dict[tuple[str, int], set[tuple[str, Place]]] = {}
+        """Positions named so far by a leader end that is telling a whole partition."""
+        self._strays_at = 0.0
+        self._changed = asyncio.Event()
+        self._limit = asyncio.Semaphore(GROUPS_AT_ONCE)
+        self._renewal_s: float | None = None
+        self._lookup: object = None
+        self.commits = 0
+        """Positions that were committed here."""
+        self.error: str | None = None
+
+    def start(self) -> None:
+        self._tasks.start("apply", self._apply_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def groups(self, link_name: str) -> Iterator[FollowedGroup]:
+        """The groups that follow over a link and are told to this proxy."""
+        return (group for (link, _), group in sorted(self._groups.items()) if link == link_name)
+
+    # ---- the leader end's calls ----
+
+    async def group_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Take what groups have committed at the source. Nothing is awaited: calls count in the order they come."""
+        if monotonic() > self._context.lease_deadline:
+            raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
+        link_name, now = connection.link_name, monotonic()
+        for part in params["parts"]:
+            self._take(connection, link_name, int(params["partitions"]), part, now)
+        self._changed.set()
+        return {}
+
+    def _take(
+        self, connection: LinkConnection, link_name: str, partitions: int, part: Mapping[str, Any], now: float
+    ) -> None:
+        key, epoch = (link_name, int(part["partition"])), int(part["epoch"])
+        feed = self._feeds.get(key)
+        if feed is not None and feed.epoch > epoch:
+            raise LinkRejected("STALE_EPOCH", f"partition {key[1]} of the offsets topic is led in epoch {feed.epoch}")
+        if part.get("begin"):
+            self._feeds[key] = _Feed(connection, epoch, partitions)
+            self._telling[key] = set()
+        elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
+            raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
+        told: set[tuple[str, Place]] = set()
+        for name, topic, partition, offset, metadata, age_ms in part["positions"]:
+            self._check(link_name, str(name), str(topic))
+            group = self._groups.get((link_name, name))
+            if group is None:
+                group = self._groups[link_name, name] = FollowedGroup(link_name, name, key[1])
+            place = str(topic), int(partition)
+            told.add((name, place))
+            if offset == _NOT_KNOWN:
+                group.unknown.add(place)
+            else:
+                wanted = None if offset is None else CommittedOffset(int(offset), str(metadata))
+                group.want(place, wanted, now - age_ms / 1000)
+        for name in part.get("gone", ()):
+            group = self._groups.get((link_name, name))
+            if group is not None:
+                group.deleting = True
+        if key in self._telling:
+            self._told_whole(key, told, bool(part.get("end")), now)
+
+    def _told_whole(self, key: tuple[str, int], told: set[tuple[str, Place]], end: bool, now: float) -> None:
+        """Positions of a partition that is told whole: what it did not name when it ends is not there any more."""
+        named = self._telling[key]
+        named |= told
+        if not end:
+            return
+        del self._telling[key]
+        for group in self._groups.values():
+            if (group.link, group.source_partition) == key:
+                for place in {*group.wanted, *group.unknown}:
+                    if (group.group, place) not in named:
+                        group.want(place, None, now)
+                group.deleting = not group.wanted and not group.unknown
+                group.read_at = now
+        self._strays_at = now
+
+    def _check(self, link_name: str, group: str, topic: str) -> None:
+        """Raises LinkRejected for a group or topic that does not follow over the link."""
+        lookup = self._context.control.state.lookup
+        for kind, name in ((ResourceType.CONSUMER_GROUP, group), (ResourceType.TOPIC, topic)):
+            counterpart = lookup.following(kind, name)
+            if counterpart is None or counterpart.link.name != link_name:
+                raise LinkRejected(reasons.NOT_FOLLOWING, f"{kind} {name} does not follow over this link")
+
+    async def end_group_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The leader end tells no more of these partitions (None: of any). What was done stays."""
+        partitions = params.get("partitions")
+        self._drop(connection, None if partitions is None else {int(each) for each in partitions})
+        return {}
+
+    def connection_lost(self, connection: LinkConnection) -> None:
+        """Who told is gone: nothing is done for those groups until somebody tells again."""
+        self._drop(connection, None)
+
+    def _drop(self, connection: LinkConnection, partitions: set[int] | None) -> None:
+        for key, feed in list(self._feeds.items()):
+            if feed.connection is connection and (partitions is None or key[1] in partitions):
+                del self._feeds[key]
+                self._telling.pop(key, None)
+                for name, group in list(self._groups.items()):
+                    if (group.link, group.source_partition) == key:
+                        del self._groups[name]
+
+    def control_changed(self, state: ControlState) -> None:
+        """Forget groups that follow no more."""
+        if state.lookup is self._lookup:
+            return
+        self._lookup = state.lookup
+        for key, group in list(self._groups.items()):
+            counterpart = state.lookup.following(ResourceType.CONSUMER_GROUP, group.group)
+            if counterpart is None or counterpart.link.name != group.link:
+                del self._groups[key]
+            else:
+                group.read_at = 0.0  # other topics may be the link's now
+        self._changed.set()
+
+    # ---- doing it ----
+
+    async def _apply_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self._apply()
+                self.error = None
+            except (BrokerUnavailable, KafkaRefused) as error:
+                if self.error is None:
+                    log.warning("group offsets not applied", extra={"detail": str(error)})
+                self.error = str(error)
+                await asyncio.sleep(RETRY_MIN_S)
+            try:
+                async with asyncio.timeout(self._idle_s()):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    def _idle_s(self) -> float | None:
+        """How long nothing is to be done unless something changes; None: for ever."""
+        now = monotonic()
+        due = [
+            max(group.retry_at, now + DATA_POLL_S)
+            if not group.settled or group.deleting
+            else min(group.read_at, min(group.renew_at.values(), default=group.read_at))
+            for group in self._groups.values()
+            if not group.busy
+        ]
+        if self._feeds:
+            due.append(self._strays_at)
+        return max(0.0, min(due) - now) if due else None
+
+    async def _apply(self) -> None:
+        if not self._feeds or monotonic() > self._context.lease_deadline:
+            return
+        if self._renewal_s is None:
+            self._renewal_s = await self._context.cluster.offsets_retention_ms() / 1000 / RENEWALS
+        if monotonic() >= self._strays_at:
+            await self._find_strays()
+        await self._read()
+        now = monotonic()
+        ready = [
+            group
+            for group in self._groups.values()
+            if not group.busy and group.has is not None and group.retry_at <= now
+        ]
+        places = {place for group in ready for place in group.to_commit}
+        objections = {topic: why for topic in {topic for topic, _ in places} if (why := self._objection(topic))}
+        places = {place for place in places if place[0] not in objections}
+        ends = await self._context.cluster.high_watermarks(places) if places else {}
+        for group in ready:
+            if group.has is not None and not group.busy:
+                plan = group.plan(ends, objections, now)
+                if plan:
+                    group.busy = True
+                    self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))
+
+    def _objection(self, topic: str) -> str | None:
+        """Why positions in a topic wait: it does not follow (yet)."""
+        record = self._context.control.state.follower_topics.get(topic)
+        if record is None:
+            return f"{topic} does not follow yet"
+        if record.state is not TopicState.FOLLOWING:
+            return f"{topic} does not follow: {record.reason.message if record.reason else record.state.value}"
+        return None
+
+    async def _find_strays(self) -> None:
+        """Groups here that the source does not have, as far as it has told: what they have in its topics is to go."""
+        self._strays_at = monotonic() + COMPARE_INTERVAL_S
+        lookup = self._context.control.state.lookup
+        for name in await self._context.cluster.groups():
+            counterpart = lookup.following(ResourceType.CONSUMER_GROUP, name)
+            if counterpart is None or (counterpart.link.name, name) in self._groups:
+                continue
+            link_name = counterpart.link.name
+            feed = next((feed for (link, _), feed in self._feeds.items() if link == link_name), None)
+            if feed is None:
+                continue
+            partition = partition_of(counterpart.remote_name, feed.partitions)
+            if (link_name, partition) in self._feeds and (link_name, partition) not in self._telling:
+                self._groups[link_name, name] = FollowedGroup(link_name, name, partition)
+
+    async def _read(self) -> None:
+        """Read what coordinators have where that is due."""
+        now = monotonic()
+        due = [group for group in self._groups.values() if group.read_at <= now and not group.busy]
+        if not due:
+            return
+        found = await self._context.cluster.committed_offsets([group.group for group in due])
+        lookup, now = self._context.control.state.lookup, monotonic()
+        for group in due:
+            positions = found.get(group.group)
+            if positions is None:
+                group.has = None
+                message = f"the coordinator of {group.group} does not answer now"
+                group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, message)
+                continue
+            mapped = {
+                place: position
+                for place, position in positions.items()
+                if (counterpart := lookup.following(ResourceType.TOPIC, place[0])) is not None
+                and counterpart.link.name == group.link
+            }
+            known = group.pending.get(None)
+            if known is not None and known.code == COORDINATOR_NOT_AVAILABLE:
+                del group.pending[None]
+            group.found(mapped, len(mapped) < len(positions), now, self._renewal_s or 0.0)
+            if not group.wanted and not group.unknown:
+                group.deleting = bool(mapped) or (group.deleting and not group.has_others)
+                if not group.deleting:  # nothing of it is the link's
+                    self._groups.pop((group.link, group.group), None)
+
+    async def _carry_out(self, group: FollowedGroup, plan: Plan) -> None:
+        try:
+            async with self._limit:
+                refused = await self._requests(group, plan)
+            self._note(group, list(refused.items()))
+        except BrokerUnavailable as error:
+            group.in_doubt(monotonic() + LOST_REQUEST_MARGIN_S)
+            group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, str(error))
+        except KafkaRefused as error:
+            self._note(group, [(None, Refused(error.error_code, error.error_name))])
+        finally:
+            group.busy = False
+            self._changed.set()
+
+    async def _requests(self, group: FollowedGroup, plan: Plan) -> dict[Place, Refused]:
+        """Carry out a plan; what was refused. Raises BrokerUnavailable: fate unknown, KafkaRefused."""
+        cluster, renewal_s = self._context.cluster, self._renewal_s or 0.0
+        refused: dict[Place, Refused] = {}
+        answers: Mapping[Place, Refused]
+        if plan.commit:
+            answers = await cluster.commit_offsets(group.group, plan.commit)
+            done = {place: position for place, position in plan.commit.items() if place not in answers}
+            group.committed(done, monotonic(), renewal_s)
+            self.commits += len(done)
+            refused.update(answers)
+        if plan.renew:
+            # Without members what counts is when the last of them left, unless the commit itself says how long.
+            answers = await cluster.commit_offsets(group.group, plan.renew, int(renewal_s * RENEWALS * 1000))
+            if any(answer.error_code in _MEMBERS for answer in answers.values()):
+                answers = await cluster.commit_offsets(group.group, plan.renew)
+            done = {place: position for place, position in plan.renew.items() if place not in answers}
+            group.committed(done, monotonic(), renewal_s)
+            refused.update(answers)
+        if plan.delete:
+            answers = await cluster.delete_offsets(group.group, plan.delete)
+            group.deleted(plan.delete - answers.keys())
+            refused.update(answers)
+        if plan.delete_group:
+            try:
+                await cluster.delete_group(group.group)
+            except KafkaRefused as error:
+                if error.error_code != _GROUP_ID_NOT_FOUND:
+                    raise
+            if not group.wanted:
+                self._groups.pop((group.link, group.group), None)
+        return refused
+
+    def _note(self, group: FollowedGroup, refused: Sequence[tuple[Place | None, Refused]]) -> None:
+        """What was refused waits, each for its reason; when the group's turn is next."""
+        now = monotonic()
+        group.pending.pop(None, None)
+        if not refused:
+            group.failures = 0
+            return
+        delays = []
+        for place, (code, name) in refused:
+            where = group.group if place is None else _text(place)
+            if code in (_SUBSCRIBED, _NON_EMPTY_GROUP):
+                message = f"{where}: the source has deleted it, and the group has members here: {name}"
+                pending, delay = Pending(MEMBERS_SUBSCRIBED, message), RETRY_MAX_S
+            elif code in _COORDINATOR or code == _UNKNOWN_TOPIC:
+                delay = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(group.failures, 8))
+                pending = Pending(COORDINATOR_NOT_AVAILABLE, f"{where}: the coordinator answers {name}")
+            else:
+                pending, delay = (
+                    Pending(TARGET_REFUSES_OFFSETS, f"{where}: the coordinator answers {name}"),
+                    REFUSED_RETRY_S,
+                )
+                log.warning("group offset refused", extra={"group": group.group, "code": name, "detail": where})
+            group.pending[place] = pending
+            delays.append(delay)
+        group.failures += 1
+        group.retry_at = now + min(delays)
+
+
+def _text(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"

@@ -1,0 +1,443 @@
+"""The leader end of group offsets: reads this cluster's offsets topic, and tells follower ends what is committed.
+
+For each partition of ``__consumer_offsets`` whose leader this proxy fronts there is a :class:`Source`: what the log
+adds up to for the groups of led namespaces, read from the log's start in one leader epoch. For each link there is one
+:class:`Feed` over one connection: first the whole of each partition, then what changed, newest state only, one call at
+a time. What a call carried is the follower end's to keep until the connection ends; then all is told again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
+from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused, PluginContext
+from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.peers import LinkPeers
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Group, OffsetKey, OffsetsLog
+from isthmus_protocol.records import BatchError, walk
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+DISCOVERY_INTERVAL_S: Final = 1.0
+"""How often the offsets topic's leaders are looked at, where group namespaces are led."""
+TAIL_WAIT_MS: Final = 2000
+"""An idle cluster costs one read a broker in this time."""
+GATHER_S: Final = 0.05
+"""After a read that found something: what comes meanwhile is read together, since each read names every partition."""
+FETCH_BYTES_MAX: Final = 1024 * 1024
+PARTITION_BYTES_MAX: Final = 256 * 1024
+POSITIONS_AT_ONCE: Final = 2000
+"""In one call."""
+RETRY_DELAY_S: Final = 0.5
+BROKEN_RETRY_S: Final = 10.0
+LANE: Final = "group-offsets"
+
+OFFSET_OUT_OF_RANGE: Final = 1
+
+
+def remote_name(mappings: Iterable[NamespaceMapping], kind: ResourceType, name: str) -> str | None:
+    """What a resource that is led is called at the other end; None where no mapping holds it."""
+    for mapping in mappings:
+        if mapping.type is kind and mapping.role is Role.LEADER:
+            remote = mapping.remote_name(name)
+            if remote is not None:
+                return remote
+    return None
+
+
+class Source:
+    """One partition of the offsets topic, as far as it is read."""
+
+    __slots__ = (
+        "broker_id",
+        "leader_epoch",
+        "loaded",
+        "next_offset",
+        "offsets_log",
+        "partition",
+        "problem",
+        "retry_at",
+    )
+
+    def __init__(self, partition: int, broker_id: int, leader_epoch: int, offsets_log: OffsetsLog) -> None:
+        self.partition = partition
+        self.broker_id = broker_id
+        self.leader_epoch = leader_epoch
+        self.offsets_log = offsets_log
+        self.next_offset = 0
+        self.loaded = False
+        """Whether it has been read to its end once: before that, what it adds up to is older than what groups have."""
+        self.problem: str | None = None
+        """Why it cannot be read on."""
+        self.retry_at = 0.0
+
+
+class LedGroup(NamedTuple):
+    """What a link's status tells of one group that is led."""
+
+    group: str
+    remote_group: str
+    kind: str | None
+    positions: int
+    unmapped_topics: tuple[str, ...]
+    """Topics of its positions that no namespace of the link holds: those positions stay here."""
+    told: bool
+    """Whether the follower end has been told all of it."""
+    problem: str | None
+
+
+class Feed:
+    """What one link's follower end has been told, over one connection."""
+
+    __slots__ = ("connection", "link_name", "mappings", "told", "wake")
+
+    def __init__(self, link: Link, connection: LinkConnection) -> None:
+        self.link_name = link.name
+        self.mappings = link.mappings
+        self.connection = connection
+        self.told: dict[Source, dict[OffsetKey, float]] = {}
+        """Partitions that have been told whole; what of them changed since then, and when that was read."""
+        self.wake = asyncio.Event()
+
+    def remote_group(self, group: str) -> str | None:
+        return remote_name(self.mappings, ResourceType.CONSUMER_GROUP, group)
+
+    def remote_topic(self, topic: str) -> str | None:
+        return remote_name(self.mappings, ResourceType.TOPIC, topic)
+
+
+class GroupLeader:
+    """The groups that are led over links, as far as this proxy fronts their coordinators."""
+
+    def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
+        self._context = context
+        self._peers = peers
+        self._tasks = Tasks("group-leader")
+        self._changed = asyncio.Event()
+        self._wanted: tuple[NamespaceMapping, ...] = ()
+        """Led group namespaces of all links: what the logs were read for."""
+        self._topic_id = b""
+        self._partitions = 0
+        self._sources: dict[int, Source] = {}
+        self._tails: dict[int, asyncio.Event] = {}
+        self._feeds: dict[str, Feed] = {}
+        self.error: str | None = None
+        """Why the offsets topic cannot be found."""
+
+    def start(self) -> None:
+        self._tasks.start("reconcile", self._reconcile_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def wake(self) -> None:
+        """Links, namespaces or connections changed."""
+        self._changed.set()
+
+    def groups(self, link: Link) -> Iterator[LedGroup]:
+        """The led groups of a link that this proxy knows."""
+        feed = self._feeds.get(link.name)
+        mapped = feed if feed is not None and feed.mappings == link.mappings else None
+        for source in self._sources.values():
+            for name, group in source.offsets_log.groups.items():
+                remote = remote_name(link.mappings, ResourceType.CONSUMER_GROUP, name)
+                if remote is not None:
+                    yield self._led_group(link, name, remote, group, source, mapped)
+
+    def _led_group(
+        self, link: Link, name: str, remote: str, group: Group, source: Source, feed: Feed | None
+    ) -> LedGroup:
+        unmapped = {
+            topic for topic, _ in group.positions if remote_name(link.mappings, ResourceType.TOPIC, topic) is None
+        }
+        problems = [f"{topic}-{partition}: {what}" for (topic, partition), what in sorted(group.unreadable.items())]
+        changed = None if feed is None else feed.told.get(source)
+        told = changed is not None and not any(key.group == name for key in changed)
+        return LedGroup(
+            name,
+            remote,
+            None if group.kind is None else group.kind.value,
+            sum(topic not in unmapped for topic, _ in group.positions),
+            tuple(sorted(unmapped)),
+            told,
+            source.problem or "; ".join(problems) or None,
+        )
+
+    def unknown_records(self) -> dict[str, int]:
+        """Records of the offsets topic that are not known: what they are, and the partition of one of each."""
+        return {what: source.partition for source in self._sources.values() for what in source.offsets_log.unknown}
+
+    # ---- what should be, and making it so ----
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self._reconcile()
+                self.error = None
+            except (BrokerUnavailable, KafkaRefused) as error:
+                if self.error is None:
+                    log.warning("offsets topic not found", extra={"detail": str(error)})
+                self.error = str(error)
+            try:
+                async with asyncio.timeout(DISCOVERY_INTERVAL_S if self._wanted else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    def _leading(self) -> dict[str, Link]:
+        return {
+            link.name: link
+            for link in self._context.control.state.links.values()
+            if any(
+                mapping.type is ResourceType.CONSUMER_GROUP and mapping.role is Role.LEADER for mapping in link.mappings
+            )
+        }
+
+    async def _reconcile(self) -> None:
+        leading = self._leading()
+        wanted = tuple(
+            mapping
+            for link in leading.values()
+            for mapping in link.mappings
+            if mapping.type is ResourceType.CONSUMER_GROUP and mapping.role is Role.LEADER
+        )
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._sources.clear()
+        # Without a lease another proxy may front these brokers, and tell the same groups.
+        if not wanted or monotonic() >= self._context.lease_deadline:
+            self._sources.clear()
+            self._keep_feeds({})
+            return
+        await self._find_sources()
+        self._keep_feeds(leading)
+
+    async def _find_sources(self) -> None:
+        topic = await self._context.cluster.topic(OFFSETS_TOPIC)
+        if topic is None:  # no group was ever used
+            self._sources.clear()
+            return
+        if topic.topic_id != self._topic_id:
+            self._topic_id = topic.topic_id
+            self._sources.clear()
+        self._partitions = len(topic.partitions)
+        now = monotonic()
+        for index, info in enumerate(topic.partitions):
+            known = self._sources.get(index)
+            if not self._context.fronts(info.leader) or info.leader < 0:
+                self._sources.pop(index, None)
+            elif (
+                known is None
+                or (known.broker_id, known.leader_epoch) != (info.leader, info.leader_epoch)
+                or (known.problem is not None and known.retry_at <= now)
+            ):
+                self._sources[index] = Source(index, info.leader, info.leader_epoch, OffsetsLog(self._is_wanted))
+        for broker_id in {source.broker_id for source in self._sources.values()}:
+            if broker_id not in self._tails:
+                self._tails[broker_id] = asyncio.Event()
+                self._tasks.start(f"tail-{broker_id}", self._read_for_ever(broker_id, self._tails[broker_id]))
+            self._tails[broker_id].set()
+
+    def _is_wanted(self, group: str) -> bool:
+        return any(mapping.remote_name(group) is not None for mapping in self._wanted)
+
+    def _keep_feeds(self, leading: Mapping[str, Link]) -> None:
+        for name, feed in list(self._feeds.items()):
+            link = leading.get(name)
+            if link is None or feed.connection.lost or feed.mappings != link.mappings:
+                del self._feeds[name]
+                if link is None and not feed.connection.lost:
+                    self._tasks.start(f"end-{name}", self._end(feed.connection, None))
+                feed.wake.set()
+        for name, link in leading.items():
+            connections = self._peers.connections(name)
+            if name not in self._feeds and connections:
+                feed = self._feeds[name] = Feed(link, connections[0])
+                self._tasks.start(f"feed-{name}", self._feed_for_ever(feed))
+        for feed in self._feeds.values():
+            feed.wake.set()
+
+    async def _end(self, connection: LinkConnection, partitions: list[int] | None) -> None:
+        """Tell a follower end that this one tells it no more of these partitions, of all by default."""
+        try:
+            await connection.call("end_group_offsets", {"partitions": partitions})
+        except (LinkRejected, LinkLost, TimeoutError):
+            pass  # it learns it from the connection, or from whoever tells them now
+
+    # ---- reading ----
+
+    async def _read_for_ever(self, broker_id: int, wake: asyncio.Event) -> None:
+        turn = 0
+        while True:
+            wake.clear()
+            now = monotonic()
+            sources = [
+                source
+                for source in self._sources.values()
+                if source.broker_id == broker_id and source.problem is None and source.retry_at <= now
+            ]
+            if not sources:
+                await wake.wait()
+                continue
+            turn = (turn + 1) % len(sources)
+            connection: FetchConnection | None = None
+            try:
+                connection = await self._context.cluster.fetch_connection(broker_id, LANE)
+                if await self._read(connection, sources[turn:] + sources[:turn]):
+                    await asyncio.sleep(GATHER_S)
+            except (BrokerUnavailable, KafkaRefused) as error:
+                log.warning("offsets topic not read", extra={"broker": broker_id, "detail": str(error)})
+                if connection is not None:
+                    connection.close()
+                self.wake()
+                await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _read(self, connection: FetchConnection, sources: list[Source]) -> bool:
+        """One read; whether it found something that the follower ends lack."""
+        asked = {source.partition: source for source in sources}
+        fetched = await connection.fetch(
+            [
+                FetchPartition(
+                    self._topic_id, source.partition, source.next_offset, PARTITION_BYTES_MAX, source.leader_epoch
+                )
+                for source in sources
+            ],
+            TAIL_WAIT_MS if all(source.loaded for source in sources) else 0,
+            FETCH_BYTES_MAX,
+        )
+        now = monotonic()
+        found = False
+        nothing_left = not any(len(part.records) for part in fetched)
+        for part in fetched:
+            source = asked[part.partition]
+            if self._sources.get(part.partition) is not source:
+                continue
+            if part.error_code:
+                await self._refused(source, part)
+                continue
+            found = self._take(source, part, now) or found
+            if not source.loaded and (source.next_offset >= part.high_watermark or nothing_left):
+                source.loaded = True
+                for feed in self._feeds.values():
+                    feed.wake.set()
+            await asyncio.sleep(0)  # a long log is read without holding up the sessions
+        return found and all(source.loaded for source in sources)
+
+    def _take(self, source: Source, part: Fetched, now: float) -> bool:
+        changed: set[OffsetKey] = set()
+        try:
+            for start, end, header in walk(part.records):
+                if header.next_offset > source.next_offset:
+                    changed |= source.offsets_log.take(part.records[start:end], header)
+                    source.next_offset = header.next_offset
+        except BatchError as error:
+            source.problem = (
+                f"{OFFSETS_TOPIC}-{source.partition} cannot be read at offset {source.next_offset}: {error}"
+            )
+            source.retry_at = now + BROKEN_RETRY_S
+            log.error("offsets topic not read", extra={"partition": source.partition, "detail": str(error)})
+        for feed in self._feeds.values():
+            news = feed.told.get(source)
+            if news is not None:
+                for key in changed:
+                    if feed.remote_group(key.group) is not None and feed.remote_topic(key.topic) is not None:
+                        news.setdefault(key, now)
+                        feed.wake.set()
+        return bool(len(part.records))
+
+    async def _refused(self, source: Source, part: Fetched) -> None:
+        if part.error_code == OFFSET_OUT_OF_RANGE and source.next_offset == 0:
+            source.next_offset = await self._context.cluster.log_start(OFFSETS_TOPIC, source.partition)
+        else:  # another leader, or the log was cut: read it again from its start
+            del self._sources[source.partition]
+            self.wake()
+
+    # ---- telling ----
+
+    async def _feed_for_ever(self, feed: Feed) -> None:
+        """Tell one follower end, until its connection ends or the link changes."""
+        while self._feeds.get(feed.link_name) is feed and not feed.connection.lost:
+            feed.wake.clear()
+            try:
+                if not await self._tell(feed):
+                    await feed.wake.wait()
+            except LinkLost:
+                break
+            except (LinkRejected, TimeoutError) as error:
+                log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
+                feed.told.clear()
+                await asyncio.sleep(RETRY_DELAY_S)
+        self.wake()
+
+    async def _tell(self, feed: Feed) -> bool:
+        """Tell what the follower end lacks; False if that was nothing."""
+        current = set(self._sources.values())
+        for source in [source for source in feed.told if source not in current]:
+            del feed.told[source]
+            if source.partition not in self._sources:  # another proxy fronts its leader now
+                await self._end(feed.connection, [source.partition])
+        for source in current:
+            if source.loaded and source not in feed.told:
+                await self._tell_whole(feed, source)
+                return True
+        changes = []
+        room = POSITIONS_AT_ONCE
+        for source, news in feed.told.items():
+            if news and room > 0:
+                keys = list(news)[:room]
+                room -= len(keys)
+                now = monotonic()
+                positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]
+                changes.append({**self._part(source, positions), "gone": self._gone(feed, source, keys)})
+        if not changes:
+            return False
+        await self._call(feed, changes)
+        return True
+
+    async def _tell_whole(self, feed: Feed, source: Source) -> None:
+        """Tell all that one partition adds up to, in as many calls as it takes."""
+        feed.told[source] = {}
+        keys = [
+            OffsetKey(name, *place)
+            for name, group in source.offsets_log.groups.items()
+            if feed.remote_group(name) is not None
+            for place in {**group.positions, **group.unreadable}
+            if feed.remote_topic(place[0]) is not None
+        ]
+        for start in range(0, max(1, len(keys)), POSITIONS_AT_ONCE):
+            chunk = keys[start : start + POSITIONS_AT_ONCE]
+            part = self._part(source, [self._position(feed, source, key, 0.0) for key in chunk])
+            part["begin"], part["end"] = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
+            await self._call(feed, [part])
+
+    def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> list[Any]:
+        """One position as a call carries it: [group, topic, partition, offset, metadata, age in ms].
+
+        The offset is None where there is none any more, and -1 where the newest commit cannot be read.
+        """
+        group, place = source.offsets_log.groups.get(key.group), (key.topic, key.partition)
+        where = [feed.remote_group(key.group), feed.remote_topic(key.topic), key.partition]
+        if group is not None and place in group.unreadable:
+            return [*where, -1, "", int(age_s * 1000)]
+        position = None if group is None else group.positions.get(place)
+        if position is None:
+            return [*where, None, "", int(age_s * 1000)]
+        return [*where, position.offset, position.metadata, int(age_s * 1000)]
+
+    def _part(self, source: Source, positions: list[list[Any]]) -> dict[str, Any]:
+        return {"partition": source.partition, "epoch": source.leader_epoch, "positions": positions}
+
+    def _gone(self, feed: Feed, source: Source, keys: Iterable[OffsetKey]) -> list[str]:
+        """Groups among these that exist no more, by their remote names."""
+        names = {key.group for key in keys} - source.offsets_log.groups.keys()
+        return sorted(remote for name in names if (remote := feed.remote_group(name)) is not None)
+
+    async def _call(self, feed: Feed, parts: list[dict[str, Any]]) -> None:
+        await feed.connection.call("group_offsets", {"partitions": self._partitions, "parts": parts})

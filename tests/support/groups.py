@@ -1,0 +1,126 @@
+"""Consumer groups of a side, for tests: what they have committed, as brokers tell it, and members that stay."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+
+from isthmus_protocol.schema import ApiKey
+from support.links import Side, until
+from support.wire import Wire
+
+VERIFICATION = "transaction.partition.verification.enable"
+
+Position = tuple[int, str]
+
+
+def committed(side: Side, group: str, direct: bool = True) -> dict[tuple[str, int], Position]:
+    """Offsets and metadata that a group has, by topic and partition."""
+    asked = ConsumerGroupTopicPartitions(group)
+    answer = side.admin(direct).list_consumer_group_offsets([asked])[group].result(30)
+    return {
+        (each.topic, each.partition): (each.offset, each.metadata or "")
+        for each in answer.topic_partitions
+        if each.offset >= 0
+    }
+
+
+def offsets(side: Side, group: str, direct: bool = True) -> dict[tuple[str, int], int]:
+    return {place: offset for place, (offset, _) in committed(side, group, direct).items()}
+
+
+def commit(
+    side: Side, group: str, positions: Mapping[tuple[str, int], int], metadata: str = "", direct: bool = False
+) -> None:
+    """Commit as a group's only user, without joining it."""
+    servers = side.kafka.bootstrap_servers if direct else side.bootstrap
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False})
+    try:
+        chosen = [TopicPartition(*place, offset, metadata) for place, offset in positions.items()]
+        for each in consumer.commit(offsets=chosen, asynchronous=False):
+            assert each.error is None, each.error
+    finally:
+        consumer.close()
+
+
+def group_ids(side: Side) -> set[str]:
+    """The groups that the brokers know."""
+    return {each.group_id for each in side.admin(direct=True).list_consumer_groups().result(30).valid}
+
+
+def delete_group(side: Side, group: str) -> None:
+    side.admin().delete_consumer_groups([group])[group].result(30)
+
+
+def delete_offset(side: Side, group: str, topic: str, partition: int = 0) -> None:
+    """Delete one position of a group. Raises AssertionError for an error."""
+    with Wire(side.bootstrap.split(",")[0]) as wire:
+        answer = wire.request(
+            ApiKey.OFFSET_DELETE,
+            0,
+            {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": partition}]}]},
+        )
+    assert answer.error_code == 0
+    assert all(each.error_code == 0 for found in answer.topics for each in found.partitions)
+
+
+@contextmanager
+def member(side: Side, group: str, *topics: str, direct: bool = False, **settings: Any) -> Iterator[Consumer]:
+    """A member of a group that consumes in a thread of its own until the block ends; it has its assignment."""
+    servers = side.kafka.bootstrap_servers if direct else side.bootstrap
+    chosen = {name.replace("_", "."): value for name, value in settings.items()}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            **chosen,
+        }
+    )
+    assigned, stop = threading.Event(), threading.Event()
+    consumer.subscribe(list(topics), on_assign=lambda *_: assigned.set())
+
+    def poll() -> None:
+        while not stop.is_set():
+            consumer.poll(0.1)
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        assert assigned.wait(30), f"{group} got no assignment"
+        yield consumer
+    finally:
+        stop.set()
+        thread.join()
+        consumer.close()
+
+
+def verify_transactions(side: Side, on: bool) -> None:
+    """KIP-890's check of a cluster, on or off."""
+    entry = {"name": VERIFICATION, "config_operation": int(on), "value": None if on else "false"}
+    with Wire(side.kafka.bootstrap_servers.split(",")[0]) as wire:
+        resource = {"resource_type": 4, "resource_name": "", "configs": [entry]}
+        answer = wire.request(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
+    assert [each.error_code for each in answer.responses] == [0]
+
+
+def group_status(side: Side, link: str, group: str) -> dict[str, Any] | None:
+    """What the proxies of a side tell of a group."""
+    found = [each for proxy in side.proxies for each in side.link(link, proxy)["groups"] if each["group"] == group]
+    return found[0] if found else None
+
+
+def wait_pending(side: Side, link: str, group: str, reason: str) -> dict[str, Any]:
+    """Wait until something of a group waits for a reason."""
+
+    def pending() -> dict[str, Any] | None:
+        status = group_status(side, link, group)
+        return status if status is not None and status["reason"] == reason else None
+
+    status: dict[str, Any] = until(f"{group} waits: {reason}", pending, 20)
+    return status

@@ -1,0 +1,280 @@
+"""What a followed group waits for, and why; when positions are committed again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.fake_cluster import run_simulated
+from support.fake_groups import RETENTION_MS
+from support.offsets import commit, deleted, group_gone, group_made, offsets_batch
+from support.replicas import LINK, Replicas, simulate_clock
+
+from isthmus_plugins.api import CommittedOffset, Refused
+from isthmus_plugins.replication import group_follower
+from isthmus_plugins.replication.connection import LinkRejected
+from isthmus_plugins.replication.group_follower import FollowedGroup, Plan
+from isthmus_plugins.replication.group_status import GroupStatuses
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+PLACE = ("remote-t", 0)
+OTHER = ("remote-t", 1)
+
+
+def position(offset: int, metadata: str = "") -> CommittedOffset:
+    return CommittedOffset(offset, metadata)
+
+
+def followed(**has: CommittedOffset) -> FollowedGroup:
+    group = FollowedGroup("link", "far-app-1", 0)
+    group.found({("remote-t", int(name[1:])): each for name, each in has.items()}, False, 100.0, 1000.0)
+    return group
+
+
+def plan(group: FollowedGroup, ends: dict[tuple[str, int], int] | None = None, now: float = 100.0) -> Plan:
+    return group.plan({PLACE: 10, OTHER: 10} if ends is None else ends, {}, now)
+
+
+def test_what_differs_is_committed_and_what_is_equal_is_not() -> None:
+    group = followed(p1=position(4, "same"))
+    group.want(PLACE, position(5), 90.0)
+    group.want(OTHER, position(4, "same"), 90.0)
+    assert plan(group).commit == {PLACE: position(5)}
+    assert group.since == {PLACE: 90.0}
+    group.committed({PLACE: position(5)}, 101.0, 1000.0)
+    assert group.settled
+    assert not plan(group)
+
+
+def test_metadata_alone_makes_a_difference() -> None:
+    group = followed(p0=position(3, "old"))
+    group.want(PLACE, position(3, "new"), 90.0)
+    assert plan(group).commit == {PLACE: position(3, "new")}
+
+
+def test_a_commit_ahead_of_the_data_waits() -> None:
+    group = followed()
+    group.want(PLACE, position(11), 90.0)
+    assert not plan(group)
+    assert group.pending[PLACE].code == "BEYOND_FOLLOWER_END"
+    assert "ends at 10, the group's position is 11" in group.pending[PLACE].message
+    assert not group.settled
+    assert plan(group, {PLACE: 11}).commit == {PLACE: position(11)}
+    group.committed({PLACE: position(11)}, 101.0, 1000.0)
+    assert group.settled
+
+
+def test_a_commit_for_a_topic_that_does_not_follow_waits() -> None:
+    group = followed()
+    group.want(PLACE, position(1), 90.0)
+    assert not group.plan({PLACE: 10}, {"remote-t": "remote-t does not follow yet"}, 100.0)
+    assert group.pending[PLACE] == ("BEYOND_FOLLOWER_END", "remote-t does not follow yet")
+    assert not group.plan({}, {}, 100.0)
+    assert "cannot be read" in group.pending[PLACE].message
+
+
+def test_an_older_wait_counts_from_its_beginning() -> None:
+    group = followed()
+    group.want(PLACE, position(11), 90.0)
+    group.want(PLACE, position(12), 95.0)
+    assert group.since == {PLACE: 90.0}
+
+
+def test_what_the_source_does_not_have_is_deleted_and_the_group_after_it() -> None:
+    group = followed(p0=position(3), p1=position(4))
+    group.want(PLACE, position(3), 90.0)
+    assert plan(group).delete == {OTHER}
+    group.want(PLACE, None, 90.0)
+    group.deleting = True
+    assert plan(group).delete == {PLACE, OTHER}
+    assert not plan(group).delete_group
+    group.deleted({PLACE, OTHER})
+    assert plan(group).delete_group
+
+
+def test_a_group_with_topics_of_its_own_stays() -> None:
+    group = FollowedGroup("link", "far-app-1", 0)
+    group.deleting = True
+    group.found({}, True, 100.0, 1000.0)
+    assert not plan(group)
+
+
+def test_a_position_that_is_not_known_is_left_alone() -> None:
+    group = followed(p0=position(3))
+    group.unknown.add(PLACE)
+    assert not plan(group)
+    assert group.pending[PLACE].code == "POSITION_NOT_KNOWN"
+    group.want(PLACE, position(4), 90.0)
+    assert plan(group).commit == {PLACE: position(4)}
+
+
+def test_unchanged_positions_are_committed_again_before_they_expire() -> None:
+    group = followed()
+    group.want(PLACE, position(3), 90.0)
+    group.committed({PLACE: position(3)}, 100.0, 1000.0)
+    assert not plan(group, now=1099.0)
+    assert plan(group, now=1100.0).renew == {PLACE: position(3)}
+    group.committed({PLACE: position(3)}, 1100.0, 1000.0)
+    assert not plan(group, now=1101.0)
+
+
+def test_positions_that_were_found_are_renewed_soon() -> None:
+    group = followed(p0=position(3))
+    group.want(PLACE, position(3), 90.0)
+    assert plan(group, now=100.0 + group_follower.FIRST_RENEWAL_MAX_S).renew == {PLACE: position(3)}
+
+
+# ---- with a coordinator ----
+
+
+def in_replicas(monkeypatch: pytest.MonkeyPatch, test: Callable[[Replicas], Awaitable[None]]) -> None:
+    """Run a test between two model clusters; ``app-1`` is at 5 in ``local-t``, whose follower ends at 10."""
+    simulate_clock(monkeypatch)
+
+    async def run() -> None:
+        replicas = Replicas(random.Random(1))
+        replicas.attach_groups()
+        replicas.a.add_topic("local-t").partitions[0].write_values(*[b"x"] * 10)
+        replicas.a.add_topic(OFFSETS_TOPIC)
+        log(replicas, group_made("app-1"), commit("app-1", "local-t", 5))
+        replicas.start()
+        await replicas.connect()
+        await until_at(replicas, {PLACE: position(5)})
+        await test(replicas)
+        await replicas.stop()
+
+    run_simulated(run())
+
+
+def log(replicas: Replicas, *records: tuple[bytes, bytes | None]) -> None:
+    """Write to the source's offsets topic."""
+    partition = replicas.a.partition(OFFSETS_TOPIC)
+    partition.write(offsets_batch(partition.end, records))
+
+
+async def until_at(replicas: Replicas, expected: dict[tuple[str, int], CommittedOffset], timeout_s: float = 10) -> None:
+    await replicas.until(f"at {expected}", lambda: replicas.b.offsets.get("far-app-1", {}) == expected, timeout_s)
+
+
+def status(replicas: Replicas, end: str = "B") -> Any:
+    """What one end tells of the group."""
+    chosen = replicas.ends[end]
+    statuses = GroupStatuses(chosen.context, chosen.group_leader, chosen.group_follower)
+    found = statuses.of(replicas.controls[end].state.links[LINK], connected=True)
+    return found[0] if found else None
+
+
+def test_a_deletion_waits_while_members_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        replicas.b.subscriptions["far-app-1"] = {"remote-t"}
+        log(replicas, deleted("app-1", "local-t"), group_gone("app-1"))
+        await replicas.until("it waits", lambda: status(replicas).reason == "MEMBERS_SUBSCRIBED")
+        assert (status(replicas).state, status(replicas).pending) == ("Catching Up", 1)
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        replicas.b.subscriptions.clear()
+        await replicas.until("the group is gone", lambda: "far-app-1" not in replicas.b.offsets)
+        await replicas.until("and forgotten", lambda: status(replicas) is None)
+
+    in_replicas(monkeypatch, test)
+
+
+def test_renewals_say_how_long_where_a_group_has_no_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        replicas.b.renewed.clear()
+        (group,) = replicas.ends["B"].group_follower.groups(LINK)
+        group.renew_at[PLACE] = 0.0
+        await replicas.until("renewed", lambda: replicas.b.renewed, 60)
+        assert replicas.b.renewed == [("far-app-1", PLACE, RETENTION_MS)]
+        replicas.b.subscriptions["far-app-1"] = {"remote-t"}
+        group.renew_at[PLACE] = 0.0
+        await replicas.until("renewed again", lambda: len(replicas.b.renewed) == 2, 60)
+        assert replicas.b.renewed[1] == ("far-app-1", PLACE, None)
+
+    in_replicas(monkeypatch, test)
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "reason", "state"),
+    [
+        (16, "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "Catching Up"),
+        (12, "OFFSET_METADATA_TOO_LARGE", "TARGET_REFUSES_OFFSETS", "Stopped"),
+    ],
+)
+def test_refused_commits_are_shown_and_tried_again(
+    code: int, name: str, reason: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(replicas: Replicas) -> None:
+        taken = replicas.b.commit_offsets
+
+        async def refuse(group: str, offsets: Any, retention_ms: int | None = None) -> Any:
+            return dict.fromkeys(offsets, Refused(code, name))
+
+        monkeypatch.setattr(replicas.b, "commit_offsets", refuse)
+        log(replicas, commit("app-1", "local-t", 6))
+        await replicas.until("it is shown", lambda: status(replicas).reason == reason)
+        assert status(replicas).state == state
+        assert name in status(replicas).message
+        assert status(replicas).pending_seconds >= 0
+        monkeypatch.setattr(replicas.b, "commit_offsets", taken)
+        await until_at(replicas, {PLACE: position(6)}, 20)
+        assert status(replicas).state == "Following"
+
+    in_replicas(monkeypatch, test)
+
+
+def test_a_leader_that_was_overtaken_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        follower = replicas.ends["B"].group_follower
+        connection = replicas.ends["B"].peers.live[0]
+
+        def part(epoch: int, **more: Any) -> dict[str, Any]:
+            told = [["far-app-1", "remote-t", 0, 1, "", 0]]
+            return {"partitions": 1, "parts": [{"partition": 0, "epoch": epoch, "positions": told, **more}]}
+
+        await follower.group_offsets(connection, part(7, begin=True, end=True))
+        with pytest.raises(LinkRejected, match="epoch 7"):
+            await follower.group_offsets(connection, part(6, begin=True, end=True))
+        with pytest.raises(LinkRejected, match="not told from its start"):
+            await follower.group_offsets(connection, part(8))
+        wrong = {"partition": 1, "epoch": 0, "begin": True, "positions": [["mine", "remote-t", 0, 1, "", 0]]}
+        with pytest.raises(LinkRejected, match="consumer-group mine does not follow"):
+            await follower.group_offsets(connection, {"partitions": 2, "parts": [wrong]})
+
+    in_replicas(monkeypatch, test)
+
+
+def test_what_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        log(replicas, commit("app-1", "alien", 3), (commit("app-1", "local-t", 0)[0], b"\x00\x09" + bytes(20)))
+        await replicas.until("it is shown", lambda: status(replicas, "A").state == "Stopped")
+        led = status(replicas, "A")
+        assert (led.group, led.remote_group, led.role) == ("app-1", "far-app-1", "leader")
+        assert led.unmapped_topics == ["alien"]
+        assert led.positions == 1
+        assert "offset commit of version 9" in led.message
+        await replicas.until("the follower knows", lambda: status(replicas).reason == "POSITION_NOT_KNOWN")
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        log(replicas, commit("app-1", "local-t", 7))
+        await until_at(replicas, {PLACE: position(7)})
+        assert status(replicas, "A").state == status(replicas).state == "Following"
+
+    in_replicas(monkeypatch, test)
+
+
+def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        log(replicas, commit("app-1", "local-t", 99))
+        await replicas.until("it waits", lambda: status(replicas).pending == 1)
+        end = replicas.ends["B"]
+        families = GroupStatuses(end.context, end.group_leader, end.group_follower).metrics()
+        values = {
+            (sample.name, sample.labels.get("reason")): sample.value for family in families for sample in family.samples
+        }
+        assert values["isthmus_link_groups", "BEYOND_FOLLOWER_END"] == 1
+        assert values["isthmus_link_group_offsets_pending", None] == 1
+        assert values["isthmus_link_group_offsets_pending_seconds", None] > 0
+        assert values["isthmus_link_group_offsets_committed_total", None] == 1
+
+    in_replicas(monkeypatch, test)
