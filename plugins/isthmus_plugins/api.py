@@ -391,8 +391,8 @@ class ClusterApi(Protocol):
     async def delete_group(self, group: str) -> None:
         """Delete a group without members. KafkaRefused with NON_EMPTY_GROUP (68) or GROUP_ID_NOT_FOUND (69)."""
 
-    async def offsets_retention_ms(self) -> int:
-        """After which time the coordinator drops positions of a group without members."""
+    async def broker_setting(self, name: str) -> str | None:
+        """The effective value of a setting, as one of the brokers has it; None if it has no such setting."""
 
     async def produce_connection(self, broker_id: int, lane: str) -> ProduceConnection:
         """The connection of this ``lane`` to a broker: made if there is none that is open."""

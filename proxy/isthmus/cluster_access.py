@@ -297,14 +297,17 @@ class ClusterAccess:
         with _errors():
             await self._groups.delete(group)
 
-    async def offsets_retention_ms(self) -> int:
-        """After which time the coordinator drops positions of a group without members."""
+    # ---- brokers ----
+
+    async def broker_setting(self, name: str) -> str | None:
+        """The effective value of a setting, as one of the brokers has it; None if it has no such setting."""
         with _errors():
             broker = str(min(self._client.brokers, default=-1))
-            answer = (await self._client.describe_configs(ResourceType.BROKER, [broker], [OFFSETS_RETENTION]))[broker]
+            answer = (await self._client.describe_configs(ResourceType.BROKER, [broker], [name]))[broker]
             if answer.error is not None:
                 raise answer.error
-        return int(answer.entries[OFFSETS_RETENTION].value or 0) * 60_000
+        found = answer.entries.get(name)
+        return None if found is None else found.value
 
     # ---- connections of a plugin's own ----
 

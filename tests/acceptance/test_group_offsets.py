@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -21,10 +22,10 @@ from support.groups import (
     verify_transactions,
     wait_pending,
 )
-from support.kafka import unique
+from support.kafka import Clusters, unique
 from support.links import Linked, linked, until
 
-from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(60)]
 
@@ -33,10 +34,10 @@ LOOKING_S = 0.5
 """What this machine may take to look."""
 
 
-@pytest.fixture(scope="module")
-def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
-    """A link with a topic namespace and a group namespace: local-app-* at A is remote-app-* at B."""
-    with linked(*kafka_pair) as pair:
+@contextmanager
+def group_link(a: KafkaCluster, b: KafkaCluster) -> Iterator[Linked]:
+    """A link with a topic namespace and a group namespace."""
+    with linked(a, b) as pair:
         verify_transactions(pair.b, on=False)
         pair.attach()
         pair.attach("l" + pair.local, "r" + pair.remote, "--type", "consumer-group")
@@ -44,6 +45,13 @@ def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
             yield pair
         finally:
             verify_transactions(pair.b, on=True)
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    """The link of most tests."""
+    with group_link(*kafka_pair) as pair:
+        yield pair
 
 
 class Names:
@@ -180,11 +188,11 @@ def test_nothing_stale_stays_after_both_proxies_were_killed(link: Linked) -> Non
 def test_a_kip_848_group(link: Linked) -> None:
     names = Names(link)
     place, there = (names.topics[0], 0), (names.remote_topics[0], 0)
-    with member(link.a, names.group, names.topics[0], group_protocol="consumer") as consumer:
-        consumer.commit(offsets=[TopicPartition(*place, 25)], asynchronous=False)
+    with member(link.a, names.group, names.topics[0], group_protocol="consumer") as first:
+        first.commit({place: 25})
         assert names.wait({there: 25}) < A_SECOND + LOOKING_S
         with member(link.b, names.remote_group, names.remote_topics[0], group_protocol="consumer"):
-            consumer.commit(offsets=[TopicPartition(*place, 26)], asynchronous=False)
+            first.commit({place: 26})
             assert names.wait({there: 26}) < A_SECOND + LOOKING_S
 
 
@@ -198,7 +206,28 @@ def test_a_planted_difference_is_found_and_mended(link: Linked) -> None:
     (verdict,) = [each for each in report["groups"] if not each["equal"]]
     assert verdict["group"] == names.group
     assert verdict["difference"] == f"{names.topics[0]}-0: the source has 10, the follower has 99"
-    names.wait({(names.remote_topics[0], 0): 10}, 40)  # it is compared twice a minute
+    names.wait({(names.remote_topics[0], 0): 10}, 20)  # what coordinators have is read again all the time
+
+
+@pytest.mark.parametrize(("source", "target"), [("3.9.2", DEFAULT_VERSION), (DEFAULT_VERSION, "3.9.2")])
+def test_other_versions(shared_kafka: Clusters, source: str, target: str) -> None:
+    """Kafka 3.9 serves no KIP-848 groups; positions of such groups arrive there all the same."""
+    a, b = (
+        shared_kafka(role=role, **({} if version == DEFAULT_VERSION else {"version": version}))
+        for role, version in (("source", source), ("target", target))
+    )
+    with group_link(a, b) as link:
+        names = Names(link)
+        place, there = (names.topics[0], 0), (names.remote_topics[0], 0)
+        protocol = "classic" if source == "3.9.2" else "consumer"
+        with member(link.a, names.group, names.topics[0], group_protocol=protocol) as first:
+            first.commit({place: 25})
+            assert names.wait({there: 25}) < A_SECOND + LOOKING_S
+        with member(link.b, names.remote_group, names.remote_topics[0]):
+            commit(link.a, names.group, {place: 26})
+            assert names.wait({there: 26}) < A_SECOND + LOOKING_S
+        delete_group(link.a, names.group)
+        until("the group is gone", lambda: names.remote_group not in group_ids(link.b), 20)
 
 
 def test_an_application_moves(link: Linked) -> None:

@@ -14,7 +14,7 @@ Place = tuple[str, int]
 LATE_MAX_S: Final = 1.9
 SUBSCRIBED: Final = Refused(86, "GROUP_SUBSCRIBED_TO_TOPIC")
 HAS_MEMBERS: Final = Refused(25, "UNKNOWN_MEMBER_ID")
-RETENTION_MS: Final = 7 * 24 * 3600 * 1000
+RETENTION_MINUTES: Final = 7 * 24 * 60
 
 
 class FakeGroups:
@@ -23,6 +23,10 @@ class FakeGroups:
     def __init__(self, rng: random.Random) -> None:
         self._groups_random = rng
         self.coordinator_trouble = 0.0
+        self.broker_settings = {
+            "offsets.retention.minutes": str(RETENTION_MINUTES),
+            "transaction.partition.verification.enable": "false",
+        }
         self.offsets: dict[str, dict[Place, CommittedOffset]] = {}
         self.subscriptions: dict[str, set[str]] = {}
         """Groups with members, and the topics that these subscribe to."""
@@ -87,6 +91,6 @@ class FakeGroups:
             raise KafkaRefused(68, "NON_EMPTY_GROUP", group)
         await self._coordinate(lambda: self.offsets.pop(group, None) and None)
 
-    async def offsets_retention_ms(self) -> int:
+    async def broker_setting(self, name: str) -> str | None:
         await self._coordinate()
-        return RETENTION_MS
+        return self.broker_settings.get(name)

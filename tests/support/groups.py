@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +42,8 @@ def commit(
     servers = side.kafka.bootstrap_servers if direct else side.bootstrap
     consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False})
     try:
-        chosen = [TopicPartition(*place, offset, metadata) for place, offset in positions.items()]
+        more = (metadata,) if metadata else ()
+        chosen = [TopicPartition(*place, offset, *more) for place, offset in positions.items()]
         for each in consumer.commit(offsets=chosen, asynchronous=False):
             assert each.error is None, each.error
     finally:
@@ -68,36 +71,52 @@ def delete_offset(side: Side, group: str, topic: str, partition: int = 0) -> Non
     assert all(each.error_code == 0 for found in answer.topics for each in found.partitions)
 
 
+class Member:
+    """A member of a group, which consumes in a thread of its own: nothing else may touch its client."""
+
+    def __init__(self, consumer: Consumer, topics: Sequence[str]) -> None:
+        self._consumer = consumer
+        self._assigned, self._stop = threading.Event(), threading.Event()
+        self._commits: queue.Queue[tuple[list[TopicPartition], Future[None]]] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        consumer.subscribe(list(topics), on_assign=lambda *_: self._assigned.set())
+        self._thread.start()
+        assert self._assigned.wait(30), "the member got no assignment"
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._consumer.poll(0.05)
+            while not self._commits.empty():
+                positions, done = self._commits.get()
+                try:
+                    self._consumer.commit(offsets=positions, asynchronous=False)
+                    done.set_result(None)
+                except Exception as error:  # the caller's to raise
+                    done.set_exception(error)
+
+    def commit(self, positions: Mapping[tuple[str, int], int]) -> None:
+        """Commit as the group's member."""
+        done: Future[None] = Future()
+        self._commits.put(([TopicPartition(*place, offset) for place, offset in positions.items()], done))
+        done.result(30)
+
+    def leave(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._consumer.close()
+
+
 @contextmanager
-def member(side: Side, group: str, *topics: str, direct: bool = False, **settings: Any) -> Iterator[Consumer]:
-    """A member of a group that consumes in a thread of its own until the block ends; it has its assignment."""
+def member(side: Side, group: str, *topics: str, direct: bool = False, **settings: Any) -> Iterator[Member]:
+    """A member of a group with its assignment, until the block ends. ``settings`` are librdkafka's, as a producer's."""
     servers = side.kafka.bootstrap_servers if direct else side.bootstrap
     chosen = {name.replace("_", "."): value for name, value in settings.items()}
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            **chosen,
-        }
-    )
-    assigned, stop = threading.Event(), threading.Event()
-    consumer.subscribe(list(topics), on_assign=lambda *_: assigned.set())
-
-    def poll() -> None:
-        while not stop.is_set():
-            consumer.poll(0.1)
-
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
+    common = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
+    joined = Member(Consumer({"bootstrap.servers": servers, "group.id": group, **common, **chosen}), topics)
     try:
-        assert assigned.wait(30), f"{group} got no assignment"
-        yield consumer
+        yield joined
     finally:
-        stop.set()
-        thread.join()
-        consumer.close()
+        joined.leave()
 
 
 def verify_transactions(side: Side, on: bool) -> None:

@@ -21,6 +21,7 @@ from isthmus_plugins.replication import connection as connection_module
 from isthmus_plugins.replication import follower as follower_module
 from isthmus_plugins.replication import group_follower as group_follower_module
 from isthmus_plugins.replication import group_leader as group_leader_module
+from isthmus_plugins.replication import group_status as group_status_module
 from isthmus_plugins.replication import leader as leader_module
 from isthmus_plugins.replication import source_configs as source_configs_module
 from isthmus_plugins.replication import verify as verify_module
@@ -44,6 +45,7 @@ CLOCKED: Final = (
     follower_module,
     group_follower_module,
     group_leader_module,
+    group_status_module,
     leader_module,
     source_configs_module,
     verify_module,

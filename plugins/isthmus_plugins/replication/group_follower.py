@@ -5,13 +5,14 @@ A leader end tells what groups have committed (:class:`~isthmus_plugins.replicat
 request's fate is unknown. The difference is what there is to do (:meth:`FollowedGroup.plan`), and most of it is done at
 once. What has to wait is pending, with its reason:
 
-==============================  ========================================================================================
-``BEYOND_FOLLOWER_END``         the commit is ahead of the data, or its topic does not follow (yet)
-``MEMBERS_SUBSCRIBED``          a deletion that the coordinator refuses while members are there: done when they are gone
-``COORDINATOR_NOT_AVAILABLE``   the group's coordinator moves, loads, or does not answer
-``POSITION_NOT_KNOWN``          the source's newest commit cannot be read: what the coordinator has stays
-``TARGET_REFUSES_OFFSETS``      the coordinator answers with an error that does not pass by itself
-==============================  ========================================================================================
+====================================  ==================================================================================
+``BEYOND_FOLLOWER_END``               the commit is ahead of the data, or its topic does not follow (yet)
+``MEMBERS_SUBSCRIBED``                a deletion that the coordinator refuses while members are there
+``COORDINATOR_NOT_AVAILABLE``         the group's coordinator moves, loads, or does not answer
+``TRANSACTION_VERIFICATION_ENABLED``  the brokers verify transactions, so they take no commits in a group's place
+``POSITION_NOT_KNOWN``                the source's newest commit cannot be read: what the coordinator has stays
+``TARGET_REFUSES_OFFSETS``            the coordinator answers with an error that does not pass by itself
+====================================  ==================================================================================
 
 Positions of the group in other topics are its own, and stay.
 """
@@ -27,6 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType, TopicState
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
@@ -43,7 +45,7 @@ COORDINATOR_NOT_AVAILABLE: Final = "COORDINATOR_NOT_AVAILABLE"
 POSITION_NOT_KNOWN: Final = "POSITION_NOT_KNOWN"
 TARGET_REFUSES_OFFSETS: Final = "TARGET_REFUSES_OFFSETS"
 
-COMPARE_INTERVAL_S: Final = 30.0
+COMPARE_INTERVAL_S: Final = 10.0
 """How often what coordinators have is read again although nothing happened: somebody else may have changed it."""
 DATA_POLL_S: Final = 0.2
 """How often the ends of logs are read that commits wait for."""
@@ -54,12 +56,16 @@ LOST_REQUEST_MARGIN_S: Final = 2.0
 """A request whose connection broke may still be carried out for this time: what the coordinator has is read again."""
 GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
+RETENTION: Final = "offsets.retention.minutes"
+DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
+VERIFICATION: Final = "transaction.partition.verification.enable"
 RENEWALS: Final = 4
 """Positions are committed again so often within the time after which the coordinator drops them."""
 FIRST_RENEWAL_MAX_S: Final = 600.0
 """Nobody knows how old positions are that were found: they are renewed within this time."""
 
-_COORDINATOR: Final = frozenset({14, 15, 16})
+_NOT_AVAILABLE: Final = 15
+_COORDINATOR: Final = frozenset({14, _NOT_AVAILABLE, 16})
 _MEMBERS: Final = frozenset({22, 25, 113})
 """ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH: the group has members."""
 _UNKNOWN_TOPIC: Final = 3
@@ -398,7 +404,8 @@ class GroupFollower:
         if not self._feeds or monotonic() > self._context.lease_deadline:
             return
         if self._renewal_s is None:
-            self._renewal_s = await self._context.cluster.offsets_retention_ms() / 1000 / RENEWALS
+            retention = await self._context.cluster.broker_setting(RETENTION)
+            self._renewal_s = int(retention or DEFAULT_RETENTION_MINUTES) * 60 / RENEWALS
         if monotonic() >= self._strays_at:
             await self._find_strays()
         await self._read()
@@ -478,7 +485,11 @@ class GroupFollower:
         try:
             async with self._limit:
                 refused = await self._requests(group, plan)
-            self._note(group, list(refused.items()))
+            # A coordinator that verifies answers commits in a group's place as if it were not there.
+            verifies = _NOT_AVAILABLE in {answer.error_code for answer in refused.values()} and (
+                await self._context.cluster.broker_setting(VERIFICATION) == "true"
+            )
+            self._note(group, list(refused.items()), verifies)
         except BrokerUnavailable as error:
             group.in_doubt(monotonic() + LOST_REQUEST_MARGIN_S)
             group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, str(error))
@@ -521,7 +532,9 @@ class GroupFollower:
                 self._groups.pop((group.link, group.group), None)
         return refused
 
-    def _note(self, group: FollowedGroup, refused: Sequence[tuple[Place | None, Refused]]) -> None:
+    def _note(
+        self, group: FollowedGroup, refused: Sequence[tuple[Place | None, Refused]], verifies: bool = False
+    ) -> None:
         """What was refused waits, each for its reason; when the group's turn is next."""
         now = monotonic()
         group.pending.pop(None, None)
@@ -534,6 +547,11 @@ class GroupFollower:
             if code in (_SUBSCRIBED, _NON_EMPTY_GROUP):
                 message = f"{where}: the source has deleted it, and the group has members here: {name}"
                 pending, delay = Pending(MEMBERS_SUBSCRIBED, message), RETRY_MAX_S
+            elif code == _NOT_AVAILABLE and verifies:
+                message = (
+                    f"{where}: {name}, since the brokers verify transactions (KIP-890): it takes {VERIFICATION}=false"
+                )
+                pending, delay = Pending(ReasonCode.TRANSACTION_VERIFICATION_ENABLED, message), RETRY_MAX_S
             elif code in _COORDINATOR or code == _UNKNOWN_TOPIC:
                 delay = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(group.failures, 8))
                 pending = Pending(COORDINATOR_NOT_AVAILABLE, f"{where}: the coordinator answers {name}")

@@ -10,7 +10,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from isthmus_control.model import Link, ResourceType
-from isthmus_control.states import PartitionState
+from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins.api import PluginContext
 from isthmus_plugins.links import GroupStatus
 from isthmus_plugins.replication.group_follower import (
@@ -21,7 +21,7 @@ from isthmus_plugins.replication.group_follower import (
 )
 from isthmus_plugins.replication.group_leader import GroupLeader, LedGroup
 
-_STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS})
+_STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, ReasonCode.TRANSACTION_VERIFICATION_ENABLED})
 """Reasons that somebody must remove."""
 
 
