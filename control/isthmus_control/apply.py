@@ -464,6 +464,8 @@ def _detached(state: ControlState, link: Link, mapping: NamespaceMapping, at_ms:
     )
     after = replace(namespace, reserved_reason=reason)
     changes.append(NamespaceChanged(namespace, after))
+    if mapping.type is not ResourceType.TOPIC:
+        return state.evolve(namespaces=_put(state.namespaces, namespace.key, after)), tuple(changes)
     topics = dict(state.follower_topics)
     for name, topic in sorted(state.follower_topics.items()):
         if topic.link == link.name and mapping.remote_name(name) == topic.source_topic:

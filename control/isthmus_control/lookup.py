@@ -82,6 +82,10 @@ class Lookup:
                 return found
         return None
 
+    def reserves(self, kind: ResourceType) -> bool:
+        """Whether any namespace of this type is reserved."""
+        return bool(self._lengths[kind])
+
     def topic_reservation(self, topic: str) -> Reservation | None:
         """As :meth:`reservation` for topics; the proxies' own internal topics are always reserved."""
         if topic.startswith(INTERNAL_PREFIX):

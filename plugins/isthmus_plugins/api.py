@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
+from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_control.commands import Body
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
@@ -393,6 +394,21 @@ class ClusterApi(Protocol):
 
     async def broker_setting(self, name: str) -> str | None:
         """The effective value of a setting, as one of the brokers has it; None if it has no such setting."""
+
+    async def group_exists(self, group: str) -> bool:
+        """Whether there is a group of this name, of whatever type, as its coordinator knows now."""
+
+    async def acls(self, matching: AclFilter = EVERY_ACL) -> frozenset[AclBinding]:
+        """The bindings that a filter matches, read now. The same object as before where none has changed.
+
+        KafkaRefused with SECURITY_DISABLED (54) by a cluster without an authorizer.
+        """
+
+    async def create_acls(self, bindings: Collection[AclBinding]) -> None:
+        """Create bindings; those that exist stay. KafkaRefused: some may have been created."""
+
+    async def delete_acls(self, bindings: Collection[AclBinding]) -> None:
+        """Delete exactly these bindings, those that there are. KafkaRefused: some may have been deleted."""
 
     async def produce_connection(self, broker_id: int, lane: str) -> ProduceConnection:
         """The connection of this ``lane`` to a broker: made if there is none that is open."""

@@ -11,6 +11,7 @@ What a broker does is done here, too:
 - **Produce with acks=0** has no answer: a broker appends what it can and closes the connection (``Refused.close``).
 - **AddPartitionsToTxn** is all or nothing for a transaction: if a partition fails, nothing is added, and the others are
   answered with OPERATION_NOT_ATTEMPTED.
+- **AlterUserScramCredentials** is answered for each user, whatever is asked of that user.
 - **Metadata** needs the broker's answer (addresses, controller) even if each topic is refused: it is never answered
   from here alone.
 """
@@ -31,6 +32,9 @@ from isthmus_protocol.messages import RequestHead, RequestPayload, ResponsePaylo
 from isthmus_protocol.schema import ApiKey
 
 OPERATION_NOT_ATTEMPTED: Final = 55
+_WITHOUT_TOPICS: Final = frozenset(
+    {ApiKey.DELETE_GROUPS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS, ApiKey.ALTER_CLIENT_QUOTAS}
+)
 RESOURCE_TYPE_TOPIC: Final = 2
 """``resource_type`` of a topic in AlterConfigs and IncrementalAlterConfigs (ConfigResource.Type)."""
 
@@ -186,6 +190,7 @@ _SHAPES: Final[Mapping[int, tuple[tuple[int, _Shape], ...]]] = MappingProxyType(
         ApiKey.DELETE_GROUPS: ((0, _Shape((_Level("groups_names", "results", (("", "group_id"),)),))),),
         ApiKey.CREATE_ACLS: ((0, _Shape((_Level("creations", "results", ()),))),),
         ApiKey.DELETE_ACLS: ((0, _Shape((_Level("filters", "filter_results", ()),))),),
+        ApiKey.ALTER_CLIENT_QUOTAS: ((0, _Shape((_Level("entries", "entries", (("entity", "entity"),)),))),),
     }
 )
 
@@ -198,6 +203,8 @@ def refuse(head: RequestHead, request: RequestPayload, decide: Decide) -> Refuse
     response has none.
     """
     response_type = schema.response_type(head.api_key, head.version)
+    if head.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
+        return _refuse_users(head, request, response_type, decide)
     shape = _shape(head.api_key, head.version)
     if shape is None:
         return _refuse_whole(head, request, response_type, decide)
@@ -232,7 +239,9 @@ def refuse(head: RequestHead, request: RequestPayload, decide: Decide) -> Refuse
 def parts_of(head: RequestHead, request: RequestPayload) -> Iterator[Part]:
     """The parts that :func:`refuse` would ask about, in its order."""
     shape = _shape(head.api_key, head.version)
-    if shape is None:
+    if head.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
+        yield from _changes_of_users(head, request)
+    elif shape is None:
         yield Part(head.api_key, None, None, None, request, ())
     else:
         yield from _parts(head.api_key, shape, request, 0, ())
@@ -266,6 +275,41 @@ def _refuse_whole(
         values["member_id"] = request.member_id  # type: ignore[union-attr]  # a broker returns it
     answer = blank(response_type, values)
     return Refused(((part, refusal),), answer=encode_response(answer, head.correlation_id))
+
+
+def _changes_of_users(head: RequestHead, request: Any) -> Iterator[Part]:
+    for item in (*request.deletions, *request.upsertions):
+        yield Part(head.api_key, None, None, None, item, ())
+
+
+def _refuse_users(
+    head: RequestHead, request: Any, response_type: type[ResponsePayload], decide: Decide
+) -> Refused | None:
+    """AlterUserScramCredentials asks in two arrays and is answered in one, an entry for each user.
+
+    So a user of whom one change is refused has the others refused, too.
+    """
+    parts = list(_changes_of_users(head, request))
+    refused = tuple((part, refusal) for part in parts if (refusal := decide(part)) is not None)
+    if not refused:
+        return None
+    reasons = {part.item.name: refusal for part, refusal in reversed(refused)}
+    entry_type = _item_type(response_type, "results")
+    names = {field.name for field in fields(entry_type)}
+
+    def merge(response: Any) -> Any:
+        answered = {entry.user: entry for entry in response.results}
+        for user, refusal in reasons.items():
+            answered[user] = blank(entry_type, {"user": user, **_error_values(names, "error_code", refusal)})
+        users = dict.fromkeys(part.item.name for part in parts)
+        return replace(response, results=tuple(answered[user] for user in users if user in answered))
+
+    deletions, upsertions = (
+        tuple(item for item in asked if item.name not in reasons) for asked in (request.deletions, request.upsertions)
+    )
+    if not deletions and not upsertions:
+        return Refused(refused, answer=encode_response(merge(blank(response_type, {})), head.correlation_id))
+    return Refused(refused, remaining=replace(request, deletions=deletions, upsertions=upsertions), _merge=merge)
 
 
 # --- Taking the request apart ---
@@ -361,7 +405,7 @@ def _part(api_key: int, item: Any, within: tuple[Any, ...]) -> Part:
         topic = item.resource_name if item.resource_type == RESOURCE_TYPE_TOPIC else None
     elif api_key == ApiKey.DELETE_TOPICS and isinstance(item, str):
         topic = item
-    elif api_key not in (ApiKey.DELETE_GROUPS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS):
+    elif api_key not in _WITHOUT_TOPICS:
         holder = within[-1] if within else item
         topic, topic_id = getattr(holder, "name", None), getattr(holder, "topic_id", None)
         if within:
@@ -414,6 +458,8 @@ def _identities(level: _Level, item: Any, side: int) -> tuple[Any, ...]:
         value = item if name == "" else getattr(item, name, None)
         if name == "resource_name":
             value = (item.resource_type, value)
+        elif name == "entity":  # of a quota: the request's and the response's classes differ
+            value = tuple((each.entity_type, each.entity_name) for each in item.entity)
         values.append(value)
     return tuple(values)
 
@@ -428,6 +474,11 @@ def _echoed(level: _Level, entry_type: Any, item: Any) -> dict[str, Any]:
     }
     if "resource_type" in names and "resource_name" in values:
         values["resource_type"] = item.resource_type
+    if "entity" in values:
+        kind = _item_type(entry_type, "entity")
+        values["entity"] = tuple(
+            kind(entity_type=each.entity_type, entity_name=each.entity_name) for each in item.entity
+        )
     return values
 
 

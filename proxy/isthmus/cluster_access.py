@@ -9,11 +9,14 @@ from typing import Final
 from uuid import UUID
 
 from isthmus import kafka_client
+from isthmus.acl_client import AclClient
 from isthmus.broker_connection import BrokerConnection
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
 from isthmus.group_client import GroupClient
+from isthmus.group_existence import group_exists
 from isthmus.kafka_client import EARLIEST, LATEST, LOG_END, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
 from isthmus.kafka_results import NewTopic, ResourceType, TopicPartition, as_error
+from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_plugins.api import (
     BrokerUnavailable,
     CommittedOffset,
@@ -68,6 +71,7 @@ class ClusterAccess:
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
         self._groups = GroupClient(client)
+        self._acls = AclClient(client)
 
     # ---- topics ----
 
@@ -308,6 +312,26 @@ class ClusterAccess:
                 raise answer.error
         found = answer.entries.get(name)
         return None if found is None else found.value
+
+    # ---- groups and access control ----
+
+    async def group_exists(self, group: str) -> bool:
+        """Whether there is a group of this name, of whatever type."""
+        with _errors():
+            return await group_exists(self._client, group)
+
+    async def acls(self, matching: AclFilter = EVERY_ACL) -> frozenset[AclBinding]:
+        """The bindings that a filter matches, read now."""
+        with _errors():
+            return await self._acls.matching(matching)
+
+    async def create_acls(self, bindings: Collection[AclBinding]) -> None:
+        with _errors():
+            await self._acls.create(bindings)
+
+    async def delete_acls(self, bindings: Collection[AclBinding]) -> None:
+        with _errors():
+            await self._acls.delete(bindings)
 
     # ---- connections of a plugin's own ----
 

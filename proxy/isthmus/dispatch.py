@@ -34,9 +34,26 @@ WRITES: Final = frozenset(
         ApiKey.TXN_OFFSET_COMMIT,
         ApiKey.END_TXN,
         ApiKey.WRITE_TXN_MARKERS,
+        ApiKey.OFFSET_COMMIT,
+        ApiKey.OFFSET_DELETE,
+        ApiKey.DELETE_GROUPS,
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,  # it may make a group
+        ApiKey.SHARE_GROUP_HEARTBEAT,
+        ApiKey.STREAMS_GROUP_HEARTBEAT,
+        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.CREATE_DELEGATION_TOKEN,
     }
 )
-"""Requests that change topics: a fence waits for their answers."""
+"""Requests that change what a namespace can hold: a fence waits for their answers.
+
+JoinGroup is not among them: a broker makes the group at once, and answers when all members have come, which may take
+minutes.
+"""
 
 
 PROXY_TIME_EACH: Final = 16

@@ -1,4 +1,6 @@
-"""Reservation: refuses what clients may not do to topics of reserved namespaces, and to the proxies' own topics.
+"""Reservation: refuses what clients may not do to what reserved namespaces hold, and to the proxies' own topics.
+
+Topics are decided here, ``groups`` and ``principals`` in files of their own, ``internal`` holds the proxies' topics.
 
 The fast path is one scan of a Produce request for its topics, and one set lookup for each. What the set does not hold
 is decided slowly: by name, with the topic's id resolved where a request has only that, and answered as a broker would,
@@ -13,16 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from time import monotonic
 from typing import Any, Final
-from uuid import UUID
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.lookup import Lookup, Reservation
+from isthmus_control.lookup import Lookup
 from isthmus_plugins.api import (
     NEED_MORE,
-    Answer,
     BrokerUnavailable,
     Close,
     Hold,
@@ -34,18 +33,21 @@ from isthmus_plugins.api import (
     Verdict,
 )
 from isthmus_plugins.hookspecs import hookimpl
+from isthmus_plugins.reservation.groups import GroupReservations
 from isthmus_plugins.reservation.internal import InternalTopics
-from isthmus_protocol import peeks
-from isthmus_protocol.messages import (
-    RequestHead,
-    RequestPayload,
-    ResponsePayload,
-    decode_request,
-    decode_response,
-    encode_request,
-    encode_response,
+from isthmus_plugins.reservation.principals import PrincipalReservations
+from isthmus_plugins.reservation.verdicts import (
+    CAUSE,
+    CAUSE_NO_LEASE,
+    NO_LEASE_MESSAGE,
+    message,
+    topic_of,
+    unknown_ids,
+    verdict_of,
 )
-from isthmus_protocol.refusals import Part, Refusal, Refused, parts_of, refuse, refuse_all
+from isthmus_protocol import peeks
+from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request, encode_request
+from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
@@ -58,8 +60,6 @@ UNKNOWN_TOPIC_ID: Final = 100
 
 ALLOWED_MAX: Final = 100_000
 """Topics remembered as writable. When there are more, they are looked up anew."""
-CAUSE: Final = "reserved_namespace"
-CAUSE_NO_LEASE: Final = "no_lease"
 
 CODES: Final = {
     ApiKey.PRODUCE: INVALID_REQUEST,
@@ -73,18 +73,9 @@ CODES: Final = {
     ApiKey.WRITE_TXN_MARKERS: POLICY_VIOLATION,
 }
 """What a refused part of a request is answered with."""
-
-
-def message(topic: str, reservation: Reservation) -> str:
-    """What a client is told, in versions that carry a message."""
-    if reservation.link is not None:
-        why = (
-            f"it follows over link {reservation.link}; write to the namespace that leads, or detach it and clear the "
-            "reserved flag"
-        )
-    else:
-        why = reservation.reason
-    return f"topic {topic} is in the reserved namespace {reservation.prefix!r}: {why}"
+_CONFIG_APIS: Final = (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
+RESOURCE_TYPE_GROUP: Final = 32
+"""ConfigResource.Type of a group."""
 
 
 class ReservationPlugin:
@@ -100,6 +91,8 @@ class ReservationPlugin:
     def isthmus_start(self, context: PluginContext) -> None:
         self._context = context
         self._internal = InternalTopics(context.internal_topic_ids)
+        self._groups = GroupReservations(context)
+        self._principals = PrincipalReservations(context)
         self._lookup: Lookup = context.control.state.lookup
         context.control.subscribe(self._control_changed)
 
@@ -109,6 +102,8 @@ class ReservationPlugin:
             self._allowed.clear()
             self._leave.until = float("-inf")
             self._leave = Leave(float("-inf"))
+            self._groups.reservations_changed(self._lookup)
+            self._principals.reservations_changed(self._lookup)
 
     @hookimpl
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
@@ -118,6 +113,8 @@ class ReservationPlugin:
             *(RequestHook(api, self.on_change, whole=True) for api in CODES if api is not ApiKey.PRODUCE),
             RequestHook(ApiKey.STREAMS_GROUP_HEARTBEAT, self.on_streams_heartbeat, whole=True),
             *self._internal.hooks(),
+            *self._groups.hooks(),
+            *self._principals.hooks(),
         ]
 
     # ---- fast path ----
@@ -158,10 +155,10 @@ class ReservationPlugin:
         transactional = request.api_key == ApiKey.ADD_PARTITIONS_TO_TXN
         refusal = Refusal(
             COORDINATOR_LOAD_IN_PROGRESS if transactional else NOT_ENOUGH_REPLICAS,
-            "this proxy has lost touch with the other proxies of its cluster and takes no writes now",
+            NO_LEASE_MESSAGE,
         )
         head, payload = decode_request(request.frame)
-        return _verdict(request, head, refuse(head, payload, lambda part: refusal), CAUSE_NO_LEASE)
+        return verdict_of(request, head, refuse(head, payload, lambda part: refusal), CAUSE_NO_LEASE)
 
     # ---- everything else ----
 
@@ -170,22 +167,18 @@ class ReservationPlugin:
         if request.now > self._context.lease_deadline:
             return self._without_lease(request)
         head, payload = decode_request(request.frame)
-        unknown = {
-            part.topic_id
-            for part in parts_of(head, payload)
-            if not part.topic and part.topic_id and self._context.known_topic_name(part.topic_id.bytes) is None
-        }
+        unknown = unknown_ids(self._context, head, payload)
         if unknown:
             return Hold(self._resolved(request, head, payload, unknown))
         return self._decided(request, head, payload)
 
     async def _resolved(
-        self, request: Request, head: RequestHead, payload: RequestPayload, unknown: Iterable[UUID]
+        self, request: Request, head: RequestHead, payload: RequestPayload, unknown: Iterable[bytes]
     ) -> Verdict:
         """Decide after the names of topic ids have been read from the cluster."""
         try:
             for topic_id in unknown:
-                await self._context.topic_name(topic_id.bytes)
+                await self._context.topic_name(topic_id)
         except BrokerUnavailable as error:
             return Close(f"topic ids cannot be resolved: {error}")
         if monotonic() > self._context.lease_deadline:
@@ -193,15 +186,15 @@ class ReservationPlugin:
         return self._decided(request, head, payload)
 
     def _decided(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
-        return _verdict(request, head, refuse(head, payload, self._decide), CAUSE)
+        return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
 
     def _decide(self, part: Part) -> Refusal | None:
-        name = part.topic
-        if not name and part.topic_id is not None:
-            name = self._context.known_topic_name(part.topic_id.bytes)
-            if name is None:  # deleted, or newer than what the cluster told us just now
+        name = topic_of(self._context, part)
+        if name is None:
+            if part.api_key in _CONFIG_APIS and part.item.resource_type == RESOURCE_TYPE_GROUP:
+                return self._groups.unalterable(part.item.resource_name)
+            if part.topic_id is not None:  # deleted, or newer than what the cluster told us just now
                 return Refusal(UNKNOWN_TOPIC_ID, "no topic of this cluster has that id")
-        if not name:
             return None
         reservation = self._lookup.topic_reservation(name)
         if reservation is None:
@@ -246,7 +239,7 @@ class ReservationPlugin:
         def decide(part: Part) -> Refusal | None:
             return Refusal(UNKNOWN_TOPIC_OR_PARTITION) if part.topic in missing else None
 
-        return _verdict(request, head, refuse(head, payload, decide), CAUSE)
+        return verdict_of(request, head, refuse(head, payload, decide), CAUSE)
 
     def on_streams_heartbeat(self, request: Request) -> Verdict:
         """Keep the coordinator of a streams group (KIP-1071) from making its topics in a reserved namespace."""
@@ -261,28 +254,8 @@ class ReservationPlugin:
             reservation = self._lookup.topic_reservation(name)
             if reservation is not None:
                 refusal = Refusal(POLICY_VIOLATION, message(name, reservation))
-                return _verdict(request, head, refuse_all(head, payload, refusal), CAUSE)
+                return verdict_of(request, head, refuse_all(head, payload, refusal), CAUSE)
         return None
-
-
-def _verdict(request: Request, head: RequestHead, refused: Refused | None, cause: str) -> Verdict:
-    """What becomes of a request of which ``refused`` says what was refused."""
-    if refused is None:
-        return None
-    if refused.answer is not None:
-        return Answer(refused.answer, cause)
-    frame = b""
-    if refused.remaining is not None:
-        frame = encode_request(refused.remaining, request.correlation_id, head.client_id)
-    if refused.close:
-        return Close("a write that asks for no answer (acks=0) and is refused", frame)
-    return Replace(frame, partial(_merged, head.api_key, head.version, refused), cause)
-
-
-def _merged(api_key: int, version: int, refused: Refused, frame: bytes) -> bytes:
-    correlation_id, response = decode_response(api_key, version, frame)
-    merged: ResponsePayload = refused.merge(response)
-    return encode_response(merged, correlation_id)
 
 
 plugin = ReservationPlugin()

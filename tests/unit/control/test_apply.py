@@ -442,6 +442,14 @@ def test_follower_topic_life() -> None:
     assert again.before.state is TopicState.DETACHED
 
 
+def test_topics_do_not_mind_that_groups_or_principals_of_their_names_are_detached() -> None:
+    log = Following()
+    for kind in (GROUP, ResourceType.PRINCIPAL):
+        log.ok(c.AttachNamespace("b", kind, "in-", "out-", FOLLOWER, create_missing=True))
+        log.ok(c.DetachNamespace("b", kind, "in-"))
+    assert log.state.follower_topics["in-t"].state is TopicState.FOLLOWING
+
+
 def test_detaching_drops_what_was_only_intended() -> None:
     log = Following()
     log.ok(c.SetFollowerTopic("b", "in-u", "out-u", uid(), TopicState.CREATING))

@@ -14,74 +14,29 @@ from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32Timedelta
+from support.reservations import INTERNAL_ID, Process, request_of, started
 
+from isthmus.dispatch import WRITES
 from isthmus_control import commands as c
-from isthmus_control.apply import apply
-from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import (
     NEED_MORE,
     Answer,
-    BrokerUnavailable,
-    Client,
     Close,
     Hold,
-    PluginContext,
     Replace,
     Request,
     Verdict,
 )
 from isthmus_plugins.reservation import CODES, ReservationPlugin
-from isthmus_protocol.messages import build_request, decode_request, decode_response, encode_request, encode_response
+from isthmus_plugins.reservation.groups import COMMITS, DELETIONS, MAKES_GROUP
+from isthmus_plugins.reservation.principals import CHANGES as PRINCIPAL_APIS
+from isthmus_protocol.messages import decode_request, decode_response, encode_response
 from isthmus_protocol.schema import ApiKey, response_type, supported
 
+GROUP_APIS = (*COMMITS, *MAKES_GROUP, *DELETIONS)
 INVALID_REQUEST, POLICY_VIOLATION, NOT_ENOUGH_REPLICAS, UNKNOWN_TOPIC_ID = 42, 44, 19, 100
 COORDINATOR_LOAD_IN_PROGRESS = 14
-INTERNAL_ID = uuid.uuid4().bytes
-
-
-class Process:
-    """What the plugin sees of its process: a state that is set, ids that are known or can be read, a lease."""
-
-    def __init__(self) -> None:
-        self.state = ControlState("A")
-        self.control = self
-        self.cluster = self
-        self.lease_deadline = time.monotonic() + 3600
-        self.internal_topic_ids = (INTERNAL_ID,)
-        self.known_ids: dict[bytes, str] = {}
-        self.ids: dict[bytes, str] = {}
-        self.existing: dict[str, None] = {}
-        self.reachable = True
-        self.on_read: Callable[[], None] = lambda: None
-        self._changed: list[Callable[[ControlState], None]] = []
-
-    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
-        self._changed.append(changed)
-
-    def do(self, body: c.Body) -> None:
-        command = c.Command(str(uuid.uuid4()), 1, "test", self.state.applied_offset, body)
-        self.state, _ = apply(self.state, self.state.applied_offset + 1, command)
-        for changed in self._changed:
-            changed(self.state)
-
-    def reserve(self, prefix: str) -> None:
-        self.do(c.CreateNamespace(ResourceType.TOPIC, prefix, True, "because"))
-
-    def known_topic_name(self, topic_id: bytes) -> str | None:
-        return self.known_ids.get(topic_id)
-
-    async def topic_name(self, topic_id: bytes) -> str | None:
-        await self.topics()
-        return self.known_ids.get(topic_id)
-
-    async def topics(self) -> dict[str, None]:
-        await asyncio.sleep(0)
-        self.on_read()
-        if not self.reachable:
-            raise BrokerUnavailable("no broker answers")
-        self.known_ids.update(self.ids)
-        return self.existing
 
 
 @pytest.fixture
@@ -91,16 +46,9 @@ def process() -> Process:
 
 @pytest.fixture
 def plugin(process: Process) -> ReservationPlugin:
-    plugin = ReservationPlugin()
-    plugin.isthmus_start(cast(PluginContext, process))
+    plugin = started(process)
     process.reserve("closed-")
     return plugin
-
-
-def request_of(api_key: int, version: int, values: dict[str, Any], part: float = 1.0) -> Request:
-    frame = encode_request(build_request(api_key, version, values), 7, "client")
-    frame = frame[: int(len(frame) * part)]
-    return Request(frame, part == 1.0, api_key, version, 7, time.monotonic(), Client(1, "127.0.0.1:5000", 1))
 
 
 def produce(version: int, *topics: str | uuid.UUID, acks: int = -1, part: float = 1.0) -> Request:
@@ -253,7 +201,8 @@ def test_every_change_has_a_code_and_a_hook(plugin: ReservationPlugin) -> None:
     hooked = {hook.api_key for hook in plugin.isthmus_request_hooks()}
     reading = {ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.FETCH, ApiKey.SHARE_FETCH}
     moving = {ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.ELECT_LEADERS, ApiKey.STREAMS_GROUP_HEARTBEAT}
-    assert hooked == set(CODES) | reading | moving
+    assert hooked == set(CODES) | reading | moving | set(GROUP_APIS) | set(PRINCIPAL_APIS)
+    assert {*CODES, *GROUP_APIS, *PRINCIPAL_APIS} - WRITES == {ApiKey.JOIN_GROUP}, "a fence waits for what is refused"
 
 
 def metadata(version: int, *topics: str, create: bool = True) -> Request:

@@ -14,6 +14,7 @@ import pytest
 from isthmus_protocol import bodies, schema
 from isthmus_protocol.messages import (
     RequestHead,
+    build_request,
     decode_request,
     decode_response,
     encode_request,
@@ -375,3 +376,63 @@ def test_unknown_codes_are_passed_on() -> None:
     assert refused is not None
     assert decoded_answer(request, refused).error_code == 4711
     assert decoded_answer(request, refused).throttle_time == datetime.timedelta(0)
+
+
+def scram(deletions: str, upsertions: str) -> Any:
+    """AlterUserScramCredentials, a change for each letter."""
+    values = {
+        "deletions": [{"name": name, "mechanism": 1} for name in deletions],
+        "upsertions": [
+            {"name": name, "mechanism": 2, "iterations": 4096, "salt": b"s", "salted_password": b"p"}
+            for name in upsertions
+        ],
+    }
+    return build_request(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, values)
+
+
+def test_scram_credentials_are_answered_by_user() -> None:
+    def deciding(names: str) -> Callable[[Part], Refusal | None]:
+        return lambda part: POLICY_VIOLATION if part.item.name in names else None
+
+    request = scram("ab", "bc")
+    assert [part.item.name for part in parts_of(head_of(request), request)] == ["a", "b", "b", "c"]
+    assert refuse(head_of(request), request, deciding("x")) is None
+    refused = refuse(head_of(request), request, deciding("b"))
+    assert refused is not None
+    assert refused.remaining == scram("a", "c")
+    answer: Any = refused.merge(broker_answer(refused.remaining))
+    assert [(each.user, int(each.error_code)) for each in answer.results] == [("a", 0), ("b", 44), ("c", 0)]
+    assert answer.results[1].error_message == POLICY_VIOLATION.message
+    refused = refuse(head_of(request), request, deciding("abc"))
+    assert refused is not None
+    assert [(each.user, int(each.error_code)) for each in decoded_answer(request, refused).results] == [
+        (user, 44) for user in "abc"
+    ]
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_quotas_are_matched_by_entity_in_whatever_order_a_broker_answers(version: int) -> None:
+    entities = [[("user", "a")], [("user", "b"), ("client-id", "c")], [("user", None)], [("client-id", "c")]]
+    values = {
+        "entries": [
+            {
+                "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity],
+                "ops": [{"key": "request_percentage", "value": 1.0, "remove": False}],
+            }
+            for entity in entities
+        ],
+        "validate_only": False,
+    }
+    request = build_request(ApiKey.ALTER_CLIENT_QUOTAS, version, values)
+
+    def decide(part: Part) -> Refusal | None:
+        return POLICY_VIOLATION if part.item.entity[0].entity_name == "b" else None
+
+    refused = refuse(head_of(request), request, decide)
+    assert refused is not None
+    broker: Any = broker_answer(refused.remaining)
+    answer: Any = refused.merge(replace(broker, entries=broker.entries[::-1]))
+    assert [
+        ([(each.entity_type, each.entity_name) for each in entry.entity], int(entry.error_code))
+        for entry in answer.entries
+    ] == [(entity, 44 if index == 1 else 0) for index, entity in enumerate(entities)]

@@ -1,0 +1,256 @@
+"""Reserved namespaces of consumer groups.
+
+Two things may be the case with a group in one, and they differ in what its clients may do:
+
+==================  ============================================  ================================================
+                    the group follows over a link                 the namespace is reserved, and follows nothing
+==================  ============================================  ================================================
+join, heartbeat     goes on                                       refused if there is no such group yet
+commit offsets      refused for partitions of topics that follow  refused if there is no such group yet
+                    over the same link: their positions come
+                    from the source. Others go through
+delete offsets      as commits                                    refused
+delete the group,   refused                                       refused
+change its settings
+==================  ============================================  ================================================
+
+Whether there is a group is asked of its coordinator, and only for requests that would make one: a join of a new member,
+a commit from outside of the group. Everything else costs a look at the group's name, and in clusters that have no
+reserved namespace of groups not even that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.lookup import Counterpart, Lookup, Reservation
+from isthmus_control.model import ResourceType
+from isthmus_plugins.api import BrokerUnavailable, Hold, KafkaRefused, PluginContext, Request, RequestHook, Verdict
+from isthmus_plugins.reservation.verdicts import (
+    CAUSE,
+    CAUSE_NO_LEASE,
+    NO_LEASE_MESSAGE,
+    message,
+    topic_of,
+    unknown_ids,
+    verdict_of,
+)
+from isthmus_protocol import peeks
+from isthmus_protocol.messages import decode_request
+from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all
+from isthmus_protocol.schema import ApiKey
+
+log = logging.getLogger("isthmus_plugins.reservation")
+
+COORDINATOR_LOAD_IN_PROGRESS: Final = 14
+TOPIC_AUTHORIZATION_FAILED: Final = 29
+GROUP_AUTHORIZATION_FAILED: Final = 30
+POLICY_VIOLATION: Final = 44
+UNKNOWN_TOPIC_ID: Final = 100
+
+CAUSE_REPLICATED: Final = "replicated_group"
+TOLD_MAX: Final = 10_000
+"""Groups whose refusal was logged: a consumer with automatic commits is refused every few seconds."""
+
+COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
+MAKES_GROUP: Final = (
+    ApiKey.JOIN_GROUP,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.SHARE_GROUP_HEARTBEAT,
+    ApiKey.STREAMS_GROUP_HEARTBEAT,
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+)
+"""A broker makes the group that such a request names, or the transaction that it opens does."""
+DELETIONS: Final = (ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS, ApiKey.DELETE_SHARE_GROUP_OFFSETS)
+_GROUP: Final = ResourceType.CONSUMER_GROUP
+_FIRST_HEARTBEAT: Final = 0
+"""Member epoch of a heartbeat that joins (KIP-848)."""
+
+
+class GroupReservations:
+    """Decides about requests of consumers and administrators to groups in reserved namespaces."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+        self._lookup: Lookup = context.control.state.lookup
+        self._told: set[tuple[int, str]] = set()
+
+    def hooks(self) -> Sequence[RequestHook]:
+        return [
+            *(RequestHook(api, self.on_commit, whole=True) for api in COMMITS),
+            *(RequestHook(api, self.on_join, whole=True) for api in MAKES_GROUP),
+            *(RequestHook(api, self.on_delete, whole=True) for api in DELETIONS),
+        ]
+
+    def reservations_changed(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._told.clear()
+
+    # ---- commits ----
+
+    def on_commit(self, request: Request) -> Verdict:
+        """Decide about OffsetCommit and TxnOffsetCommit."""
+        if request.now > self._context.lease_deadline:
+            return self._without_lease(request)
+        if not self._lookup.reserves(_GROUP):
+            return None
+        group = _group_of(request)
+        following = self._lookup.following(_GROUP, group)
+        if following is None:
+            reserved = self._lookup.reservation(_GROUP, group) is not None
+            return Hold(self._if_it_exists(request, group)) if reserved and _from_outside(request) else None
+        head, payload = decode_request(request.frame)
+        unknown = unknown_ids(self._context, head, payload)
+        return Hold(self._resolved(request, group, unknown)) if unknown else self._replicated(request, following)
+
+    async def _resolved(self, request: Request, group: str, unknown: set[bytes]) -> Verdict:
+        """Decide after the names of topic ids have been read from the cluster."""
+        try:
+            for topic_id in unknown:
+                await self._context.topic_name(topic_id)
+        except BrokerUnavailable as error:
+            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
+        if monotonic() > self._context.lease_deadline:
+            return self._without_lease(request)
+        following = self._lookup.following(_GROUP, group)
+        return None if following is None else self._replicated(request, following)
+
+    def _replicated(self, request: Request, group: Counterpart) -> Verdict:
+        """Refuse what a request changes of the positions that the link keeps."""
+        head, payload = decode_request(request.frame)
+        code = POLICY_VIOLATION if request.api_key in DELETIONS else TOPIC_AUTHORIZATION_FAILED
+
+        def decide(part: Part) -> Refusal | None:
+            topic = topic_of(self._context, part)
+            if topic is None:
+                return Refusal(UNKNOWN_TOPIC_ID)
+            source = self._lookup.following(ResourceType.TOPIC, topic)
+            return Refusal(code) if source is not None and source.link.name == group.link.name else None
+
+        verdict = verdict_of(request, head, refuse(head, payload, decide), CAUSE_REPLICATED)
+        if verdict is not None:
+            self._tell(request, group.local_name, group.mapping.local_prefix, group.link.name)
+        return verdict
+
+    # ---- joins, and whatever else makes a group ----
+
+    def on_join(self, request: Request) -> Verdict:
+        """Decide about a request that makes the group which it names, should there be none.
+
+        Without a lease every namespace could be reserved: then no group is made, and those that exist go on.
+        """
+        vouches = request.now <= self._context.lease_deadline
+        if vouches and not self._lookup.reserves(_GROUP):
+            return None
+        group = _group_of(request)
+        if vouches and self._reserved_here(group) is None:
+            return None
+        return Hold(self._if_it_exists(request, group)) if _joins(request) else None
+
+    async def _if_it_exists(self, request: Request, group: str) -> Verdict:
+        """Forward a request to a group that exists; refuse to make it."""
+        try:
+            exists = await self._context.cluster.group_exists(group)
+        except BrokerUnavailable as error:
+            return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, str(error), CAUSE)
+        except KafkaRefused as error:
+            why = f"the proxy may not see whether group {group} exists: {error}"
+            log.warning("group not described", extra={"group": group, "error": str(error)})
+            return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, why, CAUSE)
+        if exists:
+            return None
+        if monotonic() > self._context.lease_deadline:
+            return self._without_lease(request)
+        reservation = self._reserved_here(group)
+        if reservation is None:
+            return None
+        self._tell(request, group, reservation.prefix, None)
+        return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, message(group, reservation), CAUSE)
+
+    def _reserved_here(self, group: str) -> Reservation | None:
+        """The reservation of a group that follows nothing."""
+        reservation = self._lookup.reservation(_GROUP, group)
+        if reservation is None or self._lookup.following(_GROUP, group) is not None:
+            return None
+        return reservation
+
+    # ---- deletions ----
+
+    def on_delete(self, request: Request) -> Verdict:
+        """Decide about the deletion of groups, or of some of their positions."""
+        if request.now > self._context.lease_deadline:
+            return self._without_lease(request)
+        if not self._lookup.reserves(_GROUP):
+            return None
+        if request.api_key == ApiKey.DELETE_GROUPS:
+            head, payload = decode_request(request.frame)
+            return verdict_of(request, head, refuse(head, payload, partial(self._undeletable, request)), CAUSE)
+        group = _group_of(request)
+        following = self._lookup.following(_GROUP, group)
+        if following is not None:
+            # What a share group has read is not replicated.
+            return self._replicated(request, following) if request.api_key == ApiKey.OFFSET_DELETE else None
+        reservation = self._lookup.reservation(_GROUP, group)
+        if reservation is None:
+            return None
+        self._tell(request, group, reservation.prefix, None)
+        return _refused_whole(request, POLICY_VIOLATION, message(group, reservation), CAUSE)
+
+    def _undeletable(self, request: Request, part: Part) -> Refusal | None:
+        group = str(part.item)
+        reservation = self._lookup.reservation(_GROUP, group)
+        if reservation is None:
+            return None
+        self._tell(request, group, reservation.prefix, reservation.link)
+        return Refusal(POLICY_VIOLATION, message(group, reservation))
+
+    def unalterable(self, group: str) -> Refusal | None:
+        """Why the group's configuration may not be changed, None if it may."""
+        reservation = self._lookup.reservation(_GROUP, group)
+        return None if reservation is None else Refusal(POLICY_VIOLATION, message(group, reservation))
+
+    # ---- all of them ----
+
+    def _without_lease(self, request: Request) -> Verdict:
+        return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, NO_LEASE_MESSAGE, CAUSE_NO_LEASE)
+
+    def _tell(self, request: Request, group: str, prefix: str, link: str | None) -> None:
+        """Log why a group's clients are refused, once for each kind of request."""
+        if (request.api_key, group) in self._told:
+            return
+        if len(self._told) >= TOLD_MAX:
+            self._told.clear()
+        self._told.add((request.api_key, group))
+        log.info(
+            "group request refused",
+            extra={"api": ApiKey(request.api_key).name.lower(), "group": group, "namespace": prefix, "link": link},
+        )
+
+
+def _group_of(request: Request) -> str:
+    return str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
+
+
+def _from_outside(request: Request) -> bool:
+    """Whether a commit comes from no member of the group. Those of members are answered by a group that exists."""
+    commit: Any = decode_request(request.frame)[1]
+    generation = getattr(commit, "generation_id_or_member_epoch", getattr(commit, "generation_id", -1))
+    return int(generation) < 0
+
+
+def _joins(request: Request) -> bool:
+    """Whether a request can be the first that a group hears of its sender."""
+    asked: Any = decode_request(request.frame)[1]
+    if hasattr(asked, "member_epoch"):
+        return int(asked.member_epoch) == _FIRST_HEARTBEAT
+    return not getattr(asked, "member_id", "")
+
+
+def _refused_whole(request: Request, code: int, why: str, cause: str) -> Verdict:
+    head, payload = decode_request(request.frame)
+    return verdict_of(request, head, refuse_all(head, payload, Refusal(code, why)), cause)

@@ -1,0 +1,148 @@
+"""Reserved namespaces of principals: nobody changes what principals in them may do, or how they authenticate.
+
+==========================  ============================================================================================
+CreateAcls                  bindings of such a principal are refused, one by one
+DeleteAcls                  a filter that matches bindings of such a principal is refused. Where a filter leaves the
+                            principal open, the broker is asked what it matches
+AlterUserScramCredentials   refused for such users
+AlterClientQuotas           refused for entities with such a user
+CreateDelegationToken       refused where such a principal is named as the owner. Who asks for a token of his own is not
+                            known to the proxy: it may get one
+==========================  ============================================================================================
+
+A user named ``app-1`` is the principal ``User:app-1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.acls import AclBinding, AclFilter
+from isthmus_control.lookup import Lookup
+from isthmus_control.model import ResourceType
+from isthmus_plugins.api import BrokerUnavailable, Hold, KafkaRefused, PluginContext, Request, RequestHook, Verdict
+from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message, verdict_of
+from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request
+from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
+from isthmus_protocol.schema import ApiKey
+
+NOT_ENOUGH_REPLICAS: Final = 19
+POLICY_VIOLATION: Final = 44
+SECURITY_DISABLED: Final = 54
+
+CHANGES: Final = (
+    ApiKey.CREATE_ACLS,
+    ApiKey.DELETE_ACLS,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+    ApiKey.ALTER_CLIENT_QUOTAS,
+    ApiKey.CREATE_DELEGATION_TOKEN,
+)
+USER: Final = "User"
+"""Principal type of what authenticates with a name."""
+QUOTA_USER: Final = "user"
+"""Entity type of a quota that is about a user."""
+NAMED_MAX: Final = 3
+"""Bindings that a message names."""
+
+
+class PrincipalReservations:
+    """Decides about changes of principals in reserved namespaces."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+        self._lookup: Lookup = context.control.state.lookup
+
+    def hooks(self) -> Sequence[RequestHook]:
+        return [RequestHook(api, self.on_change, whole=True) for api in CHANGES]
+
+    def reservations_changed(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+
+    def on_change(self, request: Request) -> Verdict:
+        """Decide about each principal that a request would change."""
+        if request.now > self._context.lease_deadline:
+            return self._without_lease(request)
+        if not self._lookup.reserves(ResourceType.PRINCIPAL):
+            return None
+        head, payload = decode_request(request.frame)
+        if request.api_key == ApiKey.DELETE_ACLS:
+            return Hold(self._deletion(request, head, payload))
+        return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
+
+    def _decide(self, part: Part) -> Refusal | None:
+        for principal in _principals(part):
+            refusal = self._reserved(principal)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _reserved(self, principal: str) -> Refusal | None:
+        reservation = self._lookup.reservation(ResourceType.PRINCIPAL, principal)
+        return None if reservation is None else Refusal(POLICY_VIOLATION, message(principal, reservation))
+
+    async def _deletion(self, request: Request, head: RequestHead, payload: RequestPayload) -> Verdict:
+        """Decide about filters by what they match now."""
+        refusals: list[Refusal | None] = []
+        for part in parts_of(head, payload):
+            matched = _filter(part.item)
+            if matched.principal is not None:
+                refusals.append(self._reserved(matched.principal))
+                continue
+            try:
+                refusals.append(self._matching(await self._context.cluster.acls(matched)))
+            except BrokerUnavailable as error:
+                refusals.append(Refusal(NOT_ENOUGH_REPLICAS, f"what the filter matches cannot be read now: {error}"))
+            except KafkaRefused as error:
+                # Without an authorizer there is nothing to delete, which the broker says itself.
+                why = f"the proxy may not see whether the filter matches principals of reserved namespaces: {error}"
+                refusals.append(None if error.error_code == SECURITY_DISABLED else Refusal(POLICY_VIOLATION, why))
+        if monotonic() > self._context.lease_deadline:
+            return self._without_lease(request)
+        in_order = iter(refusals)
+        return verdict_of(request, head, refuse(head, payload, lambda part: next(in_order)), CAUSE)
+
+    def _matching(self, bindings: frozenset[AclBinding]) -> Refusal | None:
+        """Why bindings that a filter matches may not be deleted, all of them."""
+        held = [(binding, refusal) for binding in sorted(bindings) if (refusal := self._reserved(binding.principal))]
+        if not held:
+            return None
+        named = ", ".join(str(binding) for binding, _ in held[:NAMED_MAX])
+        more = f" and {len(held) - NAMED_MAX} more" if len(held) > NAMED_MAX else ""
+        return Refusal(POLICY_VIOLATION, f"the filter matches {named}{more}; {held[0][1].message}")
+
+    def _without_lease(self, request: Request) -> Verdict:
+        head, payload = decode_request(request.frame)
+        refused = refuse_all(head, payload, Refusal(NOT_ENOUGH_REPLICAS, NO_LEASE_MESSAGE))
+        return verdict_of(request, head, refused, CAUSE_NO_LEASE)
+
+
+def _principals(part: Part) -> Sequence[str]:
+    """The principals that a part of a request changes."""
+    item: Any = part.item
+    if part.api_key == ApiKey.CREATE_ACLS:
+        return (item.principal,)
+    if part.api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
+        return (f"{USER}:{item.name}",)
+    if part.api_key == ApiKey.ALTER_CLIENT_QUOTAS:
+        return [
+            f"{USER}:{each.entity_name}"
+            for each in item.entity
+            if each.entity_type == QUOTA_USER and each.entity_name is not None
+        ]
+    owner = getattr(item, "owner_principal_name", None)
+    return () if not owner else (f"{item.owner_principal_type}:{owner}",)
+
+
+def _filter(item: Any) -> AclFilter:
+    """A filter of DeleteAcls."""
+    return AclFilter(
+        item.resource_type_filter,
+        item.resource_name_filter,
+        item.pattern_type_filter,
+        item.principal_filter,
+        item.host_filter,
+        item.operation,
+        item.permission_type,
+    )

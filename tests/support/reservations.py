@@ -1,0 +1,125 @@
+"""The reservation plugin without a proxy: what it sees of its process, and requests to decide about."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from isthmus_control import commands as c
+from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
+from isthmus_control.apply import apply
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import ResourceType, Role
+from isthmus_control.outcome import Accepted
+from isthmus_plugins.api import BrokerUnavailable, Client, Hold, KafkaRefused, PluginContext, Request, Verdict
+from isthmus_plugins.reservation import ReservationPlugin
+from isthmus_protocol.messages import build_request, encode_request
+
+INTERNAL_ID: Final = uuid.uuid4().bytes
+
+
+class Process:
+    """What the plugin sees of its process: a state that is set, ids that are known or can be read, a lease."""
+
+    def __init__(self) -> None:
+        self.state = ControlState("A")
+        self.control = self
+        self.cluster = self
+        self.lease_deadline = time.monotonic() + 3600
+        self.internal_topic_ids = (INTERNAL_ID,)
+        self.known_ids: dict[bytes, str] = {}
+        self.ids: dict[bytes, str] = {}
+        self.existing: dict[str, None] = {}
+        self.reachable = True
+        self.on_read: Callable[[], None] = lambda: None
+        self.groups: set[str] = set()
+        self.bindings: frozenset[AclBinding] = frozenset()
+        self.refuses: KafkaRefused | None = None
+        self._changed: list[Callable[[ControlState], None]] = []
+
+    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
+        self._changed.append(changed)
+
+    def do(self, body: c.Body) -> None:
+        command = c.Command(str(uuid.uuid4()), 1, "test", self.state.applied_offset, body)
+        self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
+        assert isinstance(outcome, Accepted), outcome
+        for changed in self._changed:
+            changed(self.state)
+
+    def reserve(self, prefix: str, kind: ResourceType = ResourceType.TOPIC) -> None:
+        self.do(c.CreateNamespace(kind, prefix, True, "because"))
+
+    def follow(self, kind: ResourceType, prefix: str, link: str = "link") -> None:
+        """Attach a namespace as the follower of one of the same name."""
+        if link not in self.state.links:
+            link_id = str(uuid.uuid4())
+            self.do(c.CreateLink(link, link_id, f"cluster-{link}", True, ("127.0.0.1:1",)))
+        self.do(c.AttachNamespace(link, kind, prefix, prefix, Role.FOLLOWER, create_missing=True))
+
+    def known_topic_name(self, topic_id: bytes) -> str | None:
+        return self.known_ids.get(topic_id)
+
+    async def topic_name(self, topic_id: bytes) -> str | None:
+        await self.topics()
+        return self.known_ids.get(topic_id)
+
+    async def topics(self) -> dict[str, None]:
+        await asyncio.sleep(0)
+        self.on_read()
+        if not self.reachable:
+            raise BrokerUnavailable("no broker answers")
+        self.known_ids.update(self.ids)
+        return self.existing
+
+    async def group_exists(self, group: str) -> bool:
+        await self._asked()
+        return group in self.groups
+
+    async def acls(self, matching: AclFilter = EVERY_ACL) -> frozenset[AclBinding]:
+        await self._asked()
+        return frozenset(
+            each
+            for each in self.bindings
+            if matching.resource_name in (None, each.resource_name) and matching.principal in (None, each.principal)
+        )
+
+    async def _asked(self) -> None:
+        await asyncio.sleep(0)
+        self.on_read()
+        if not self.reachable:
+            raise BrokerUnavailable("no broker answers")
+        if self.refuses is not None:
+            raise self.refuses
+
+
+def started(process: Process) -> ReservationPlugin:
+    """The plugin, in this process."""
+    plugin = ReservationPlugin()
+    plugin.isthmus_start(cast(PluginContext, process))
+    return plugin
+
+
+def request_of(api_key: int, version: int, values: dict[str, Any], part: float = 1.0) -> Request:
+    frame = encode_request(build_request(api_key, version, values), 7, "client")
+    frame = frame[: int(len(frame) * part)]
+    return Request(frame, part == 1.0, api_key, version, 7, time.monotonic(), Client(1, "127.0.0.1:5000", 1))
+
+
+def decide(plugin: ReservationPlugin, request: Request) -> Verdict:
+    """The first verdict of the plugin's hooks for a request, waited for."""
+    for hook in plugin.isthmus_request_hooks():
+        if hook.api_key == request.api_key:
+            verdict = hook.on_request(request)
+            if isinstance(verdict, Hold):
+                verdict = asyncio.run(_awaited(verdict))
+            if verdict is not None:
+                return verdict
+    return None
+
+
+async def _awaited(hold: Hold) -> Verdict:
+    return await hold.verdict
