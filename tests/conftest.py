@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from support.kafka import (
+    authorized_pair,
     kafka,
     kafka_cluster,
     kafka_of_each_version,
@@ -14,6 +15,7 @@ from support.kafka import (
 from support.proxies import proxied, proxied_of_each_version, proxied_three, shared_proxied
 
 __all__ = (
+    "authorized_pair",
     "kafka",
     "kafka_cluster",
     "kafka_of_each_version",

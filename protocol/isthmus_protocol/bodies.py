@@ -75,17 +75,17 @@ def error_code(code: int) -> ErrorCode:
     return known if known is not None else cast(ErrorCode, UnknownErrorCode(code))
 
 
-def decode_body(entity_type: type[Any], data: bytes, position: int) -> Any:
+def decode_body(entity_type: type[Any], data: bytes, position: int, rest_ignored: bool = False) -> Any:
     """The message of ``entity_type`` (a kio class) that fills ``data`` from ``position`` to the end.
 
-    Raises MalformedFrame, also for bytes left over.
+    Raises MalformedFrame, also for bytes left over where they are not ignored.
     """
     try:
         value, end = _entity_reader(cast(Any, entity_type))(data, position)
     # struct: the bytes end early; index: a varint or boolean does; unicode: a string is no UTF-8.
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedFrame(f"{_name(entity_type)}: {error}") from error
-    if end != len(data):
+    if end != len(data) and not rest_ignored:
         raise MalformedFrame(f"{_name(entity_type)}: {len(data) - end} bytes left over")
     return value
 

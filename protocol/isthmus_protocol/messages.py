@@ -91,13 +91,16 @@ def parse_request_head(frame: Frame) -> RequestHead:
 
 
 def decode_request(frame: Frame) -> tuple[RequestHead, RequestPayload]:
-    """The header and payload of a request frame. Raises MalformedFrame, also for versions that kio does not know."""
+    """The header and payload of a request frame. Raises MalformedFrame, also for versions that kio does not know.
+
+    Bytes behind the payload are ignored, as brokers do: librdkafka ends AlterUserScramCredentials with one too many.
+    """
     head = parse_request_head(frame)
     try:
         request_type = schema.request_type(head.api_key, head.version)
     except LookupError as error:
         raise MalformedFrame(f"request of API {head.api_key}: unknown version {head.version}") from error
-    return head, cast(RequestPayload, decode_body(request_type, bytes(frame), head.body))
+    return head, cast(RequestPayload, decode_body(request_type, bytes(frame), head.body, rest_ignored=True))
 
 
 def decode_response(api_key: int, version: int, frame: Frame) -> tuple[int, ResponsePayload]:

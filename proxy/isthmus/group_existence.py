@@ -11,6 +11,8 @@ from isthmus_protocol.schema import ApiKey
 
 EXISTS_DEADLINE_S: Final = 5.0
 """A client waits for the answer, and its connection with it."""
+UNSUPPORTED_VERSION: Final = 35
+"""The coordinator knows the API, and groups of this type are switched off: there are none."""
 GROUP_ID_NOT_FOUND: Final = 69
 DEAD: Final = "Dead"
 """The state of a classic group that there is not, in versions that have no error for it."""
@@ -43,7 +45,7 @@ async def _describes(
         api_key, {field: [group], "include_authorized_operations": False}, timeout=client.request_timeout_s
     )
     [described] = answer.groups
-    if described.error_code == GROUP_ID_NOT_FOUND:
+    if described.error_code in (GROUP_ID_NOT_FOUND, UNSUPPORTED_VERSION):
         return False
     if described.error_code:
         raise KafkaError(described.error_code, getattr(described, "error_message", None))

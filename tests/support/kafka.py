@@ -28,6 +28,11 @@ SECURITY: Final = Security(
 )
 """Of ``secured_kafka``: admin is a super user, alice and bob may do what ACLs allow, which is nothing at first."""
 
+AUTHORIZED: Final = Security(
+    users={"app-1": "app-1-secret", "app-2": "app-2-secret"}, authorize=True, super_users=("ANONYMOUS",)
+)
+"""Of ``authorized_pair``: whoever does not log in may do anything, and app-1 and app-2 what ACLs allow."""
+
 _numbers: Final = itertools.count(1)
 
 
@@ -83,6 +88,17 @@ def kafka_of_each_version(request: pytest.FixtureRequest, shared_kafka: Clusters
 def secured_kafka(shared_kafka: Clusters) -> KafkaCluster:
     """One broker with an authorizer; listens with SASL_SSL (main), SASL_PLAINTEXT, SSL with client certificates."""
     return shared_kafka(listeners=("SASL_SSL", "SASL_PLAINTEXT", "SSL"), security=SECURITY)
+
+
+@pytest.fixture(scope="session")
+def authorized_pair(shared_kafka: Clusters) -> tuple[KafkaCluster, KafkaCluster]:
+    """Two clusters of one broker with an authorizer; they listen with PLAINTEXT (main) and SASL_PLAINTEXT."""
+    listeners = ("PLAINTEXT", "SASL_PLAINTEXT")
+    source, target = (
+        shared_kafka(role=role, listeners=listeners, security=AUTHORIZED)
+        for role in ("authorized-source", "authorized-target")
+    )
+    return source, target
 
 
 @pytest.fixture
