@@ -52,7 +52,7 @@ PLAIN = BatchHeader(0, 49, -1, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
 contents = st.none() | st.binary(max_size=300)
 header_lists = st.lists(st.tuples(st.text(max_size=20), contents), max_size=4).map(tuple)
 # Half of what a timestamp could be, so that the difference of any two fits a varlong.
-timestamps = st.integers(-(2**62), 2**62) | st.integers(NOW - 1000, NOW + 1000)
+timestamps = st.integers(-(2**62), 2**62 - 1) | st.integers(NOW - 1000, NOW + 1000)
 
 
 @st.composite
