@@ -398,7 +398,7 @@ class GroupFollower:
         ]
         if self._feeds:
             due.append(self._strays_at)
-        return max(0.0, min(due) - now) if due else None
+        return max(RETRY_MIN_S, min(due) - now) if due else None
 
     async def _apply(self) -> None:
         if not self._feeds or monotonic() > self._context.lease_deadline:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable
+import asyncio
 from typing import Any
 
 import pytest
-from support.fake_cluster import run_simulated
 from support.fake_groups import RETENTION_MINUTES
-from support.offsets import commit, deleted, group_gone, group_made, offsets_batch
-from support.replicas import LINK, Replicas, simulate_clock
+from support.group_replicas import PLACE, in_replicas, log, position, status, until_at
+from support.offsets import commit, deleted, group_gone
+from support.replicas import LINK, Replicas
 
 from isthmus_plugins.api import CommittedOffset, Refused
 from isthmus_plugins.replication import group_follower
 from isthmus_plugins.replication.connection import LinkRejected
 from isthmus_plugins.replication.group_follower import FollowedGroup, Plan
 from isthmus_plugins.replication.group_status import GroupStatuses
-from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
-PLACE = ("remote-t", 0)
 OTHER = ("remote-t", 1)
-
-
-def position(offset: int, metadata: str = "") -> CommittedOffset:
-    return CommittedOffset(offset, metadata)
 
 
 def followed(**has: CommittedOffset) -> FollowedGroup:
@@ -129,43 +122,6 @@ def test_positions_that_were_found_are_renewed_soon() -> None:
 # ---- with a coordinator ----
 
 
-def in_replicas(monkeypatch: pytest.MonkeyPatch, test: Callable[[Replicas], Awaitable[None]]) -> None:
-    """Run a test between two model clusters; ``app-1`` is at 5 in ``local-t``, whose follower ends at 10."""
-    simulate_clock(monkeypatch)
-
-    async def run() -> None:
-        replicas = Replicas(random.Random(1))
-        replicas.attach_groups()
-        replicas.a.add_topic("local-t").partitions[0].write_values(*[b"x"] * 10)
-        replicas.a.add_topic(OFFSETS_TOPIC)
-        log(replicas, group_made("app-1"), commit("app-1", "local-t", 5))
-        replicas.start()
-        await replicas.connect()
-        await until_at(replicas, {PLACE: position(5)})
-        await test(replicas)
-        await replicas.stop()
-
-    run_simulated(run())
-
-
-def log(replicas: Replicas, *records: tuple[bytes, bytes | None]) -> None:
-    """Write to the source's offsets topic."""
-    partition = replicas.a.partition(OFFSETS_TOPIC)
-    partition.write(offsets_batch(partition.end, records))
-
-
-async def until_at(replicas: Replicas, expected: dict[tuple[str, int], CommittedOffset], timeout_s: float = 10) -> None:
-    await replicas.until(f"at {expected}", lambda: replicas.b.offsets.get("far-app-1", {}) == expected, timeout_s)
-
-
-def status(replicas: Replicas, end: str = "B") -> Any:
-    """What one end tells of the group."""
-    chosen = replicas.ends[end]
-    statuses = GroupStatuses(chosen.context, chosen.group_leader, chosen.group_follower)
-    found = statuses.of(replicas.controls[end].state.links[LINK], connected=True)
-    return found[0] if found else None
-
-
 def test_a_deletion_waits_while_members_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         replicas.b.subscriptions["far-app-1"] = {"remote-t"}
@@ -243,6 +199,20 @@ def test_a_leader_that_was_overtaken_is_not_believed(monkeypatch: pytest.MonkeyP
         wrong = {"partition": 1, "epoch": 0, "begin": True, "positions": [["mine", "remote-t", 0, 1, "", 0]]}
         with pytest.raises(LinkRejected, match="consumer-group mine does not follow"):
             await follower.group_offsets(connection, {"partitions": 2, "parts": [wrong]})
+
+    in_replicas(monkeypatch, test)
+
+
+def test_nothing_is_committed_without_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        log(replicas, commit("app-1", "local-t", 11))
+        await replicas.until("it waits", lambda: status(replicas).pending == 1)
+        replicas.ends["B"].context.lease_deadline = 0.0
+        log(replicas, commit("app-1", "local-t", 6))
+        await asyncio.sleep(5)
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        replicas.ends["B"].context.lease_deadline = float("inf")
+        await until_at(replicas, {PLACE: position(6)})
 
     in_replicas(monkeypatch, test)
 
