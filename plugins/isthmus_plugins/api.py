@@ -245,8 +245,12 @@ class FetchConnection(Protocol):
         wait_max_ms: int,
         bytes_max: int,
         read_committed: bool = False,
+        only_changes: bool = False,
     ) -> list[Fetched]:
-        """Read up to the high watermark, or up to the last stable offset. Raises BrokerUnavailable."""
+        """Read up to the high watermark, or up to the last stable offset. Raises BrokerUnavailable.
+
+        ``only_changes``: partitions in which nothing happened since the last such answer are left out of it.
+        """
 
     def close(self) -> None: ...
 

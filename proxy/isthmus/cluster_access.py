@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from isthmus import kafka_client
 from isthmus.acl_client import AclClient
 from isthmus.broker_connection import BrokerConnection
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
+from isthmus.fetch_session import FORGOTTEN, NO_SESSION, FetchSession, SessionRequest, by_topic
 from isthmus.group_client import GroupClient
 from isthmus.group_existence import group_exists
 from isthmus.kafka_client import EARLIEST, LATEST, LOG_END, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
@@ -31,9 +32,10 @@ from isthmus_plugins.api import (
     TransactionMarkers,
 )
 from isthmus_protocol import peeks
-from isthmus_protocol.messages import build_request
+from isthmus_protocol.messages import build_request, decode_response
+from isthmus_protocol.record_requests import FetchFrom, fetch_body, produce_body
 from isthmus_protocol.schema import ApiKey
-from isthmus_protocol.wire import MalformedFrame
+from isthmus_protocol.wire import Frame, MalformedFrame
 
 POSITION_DEADLINE_S: Final = 10.0
 """How long positions in logs are asked for while leaders move: whoever needs them asks again."""
@@ -42,7 +44,6 @@ PRODUCE_VERSION_MAX: Final = 11
 MARKERS_VERSION_MAX: Final = 1
 """Later ones ask for epochs that rise with each transaction, which those of older clients do not."""
 PRODUCE_MARGIN_S: Final = 5.0
-NO_SESSION_EPOCH: Final = -1
 COMPLETING: Final = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """States of transactions at their coordinator (KIP-664)."""
 CLUSTER_WIDE: Final = ""
@@ -72,6 +73,7 @@ class ClusterAccess:
         self._client = client
         self._groups = GroupClient(client)
         self._acls = AclClient(client)
+        self._fetching: dict[tuple[int, str], FetchOverConnection] = {}
 
     # ---- topics ----
 
@@ -341,7 +343,11 @@ class ClusterAccess:
 
     async def fetch_connection(self, broker_id: int, lane: str) -> FetchOverConnection:
         with _errors():
-            return FetchOverConnection(await self._client.to(broker_id, lane))
+            connection = await self._client.to(broker_id, lane)
+        known = self._fetching.get((broker_id, lane))
+        if known is None or known.connection is not connection:
+            known = self._fetching[broker_id, lane] = FetchOverConnection(connection)
+        return known
 
 
 def _topic(info: kafka_client.TopicInfo) -> TopicInfo:
@@ -366,35 +372,28 @@ class ProduceOverConnection:
         self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int, transactional_id: str | None = None
     ) -> dict[tuple[str, int], ProduceResult]:
         """Append one batch for each (topic, partition), acks=all. Raises BrokerUnavailable: fate unknown."""
-        topics: dict[str, list[dict[str, object]]] = {}
+        topics: dict[str, dict[int, Frame]] = {}
         for (topic, partition), batch in batches.items():
-            topics.setdefault(topic, []).append({"index": partition, "records": batch})
+            topics.setdefault(topic, {})[partition] = batch
         with _errors():
             version = self._connection.version(ApiKey.PRODUCE, PRODUCE_VERSION_MAX)
-            answer = await self._connection.request(
-                build_request(
-                    ApiKey.PRODUCE,
-                    version,
-                    {
-                        "transactional_id": transactional_id,
-                        "acks": -1,
-                        "timeout": timeout_ms,
-                        "topic_data": [{"name": name, "partition_data": data} for name, data in topics.items()],
-                    },
-                ),
+            frame = await self._connection.send_body(
+                ApiKey.PRODUCE,
+                version,
+                produce_body(topics, timeout_ms, transactional_id),
                 timeout=timeout_ms / 1000 + PRODUCE_MARGIN_S,
             )
-        results = {}
-        for topic in answer.responses:
-            for result in topic.partition_responses:
-                error = as_error(result.error_code, getattr(result, "error_message", None))
-                results[topic.name, result.index] = ProduceResult(
-                    0 if error is None else error.code,
-                    "NONE" if error is None else error.name,
-                    result.base_offset,
-                    "" if error is None else error.message or "",
-                )
-        return results
+            answered = [
+                (name.decode(), *result)
+                for name, results in peeks.produce_response(version, frame)
+                for result in results
+            ]
+            if any(code for _, _, code, _ in answered):
+                return _refused(version, frame)
+        return {
+            (topic, partition): ProduceResult(0, "NONE", base_offset, "")
+            for topic, partition, _, base_offset in answered
+        }
 
     async def write_markers(
         self, markers: Sequence[TransactionMarkers], timeout_ms: int
@@ -438,11 +437,28 @@ class ProduceOverConnection:
         self._connection.abort()
 
 
+def _refused(version: int, frame: bytes | bytearray) -> dict[tuple[str, int], ProduceResult]:
+    """The results of a Produce of which some partition was refused, with what the broker says of it."""
+    answer: Any = decode_response(ApiKey.PRODUCE, version, frame)[1]
+    results = {}
+    for topic in answer.responses:
+        for result in topic.partition_responses:
+            error = as_error(result.error_code, getattr(result, "error_message", None))
+            results[topic.name, result.index] = ProduceResult(
+                0 if error is None else error.code,
+                "NONE" if error is None else error.name,
+                result.base_offset,
+                "" if error is None else error.message or "",
+            )
+    return results
+
+
 class FetchOverConnection:
     """Reads whole batches over one connection, one request at a time."""
 
     def __init__(self, connection: BrokerConnection) -> None:
-        self._connection = connection
+        self.connection = connection
+        self._session = FetchSession()
 
     async def fetch(
         self,
@@ -450,44 +466,47 @@ class FetchOverConnection:
         wait_max_ms: int,
         bytes_max: int,
         read_committed: bool = False,
+        only_changes: bool = False,
     ) -> list[Fetched]:
         """Read each of the partitions from its offset on. Raises BrokerUnavailable."""
-        topics: dict[bytes, list[dict[str, int]]] = {}
-        for wanted in partitions:
-            topics.setdefault(wanted.topic_id, []).append(
-                {
-                    "partition": wanted.partition,
-                    "current_leader_epoch": wanted.leader_epoch,
-                    "fetch_offset": wanted.offset,
-                    "partition_max_bytes": wanted.bytes_max,
-                }
-            )
+        wanted = {
+            (each.topic_id, each.partition): FetchFrom(each.partition, each.leader_epoch, each.offset, each.bytes_max)
+            for each in partitions
+        }
+        isolation = READ_COMMITTED if read_committed else READ_UNCOMMITTED
         with _errors():
-            version = self._connection.version(ApiKey.FETCH)
-            frame = await self._connection.request_raw(
-                build_request(
+            version = self.connection.version(ApiKey.FETCH)
+            while True:
+                asked = (
+                    self._session.request(wanted) if only_changes else SessionRequest(*NO_SESSION, by_topic(wanted), {})
+                )
+                frame = await self.connection.send_body(
                     ApiKey.FETCH,
                     version,
-                    {
-                        "replica_id": -1,
-                        "max_wait": wait_max_ms,
-                        "min_bytes": 1,
-                        "max_bytes": bytes_max,
-                        "isolation_level": READ_COMMITTED if read_committed else READ_UNCOMMITTED,
-                        "session_id": 0,
-                        "session_epoch": NO_SESSION_EPOCH,
-                        "topics": [
-                            {"topic_id": UUID(bytes=topic_id), "partitions": wanted}
-                            for topic_id, wanted in topics.items()
-                        ],
-                    },
-                ),
-                timeout=wait_max_ms / 1000 + 30,
-            )
-            error_code, _, found = peeks.fetch_response(version, frame)
-            error = as_error(error_code or 0)
-            if error is not None:
-                raise error
+                    (
+                        fetch_body(
+                            version,
+                            asked.topics,
+                            asked.forgotten,
+                            wait_max_ms=wait_max_ms,
+                            bytes_max=bytes_max,
+                            isolation=isolation,
+                            session_id=asked.session_id,
+                            session_epoch=asked.epoch,
+                        ),
+                    ),
+                    timeout=wait_max_ms / 1000 + 30,
+                )
+                error_code, session_id, found = peeks.fetch_response(version, frame)
+                if only_changes and error_code in FORGOTTEN:
+                    self._session.forget()
+                    continue
+                error = as_error(error_code or 0)
+                if error is not None:
+                    raise error
+                break
+            if only_changes:
+                self._session.answered(session_id or 0)
         return [
             Fetched(
                 topic_id,
@@ -504,4 +523,4 @@ class FetchOverConnection:
         ]
 
     def close(self) -> None:
-        self._connection.abort()
+        self.connection.abort()

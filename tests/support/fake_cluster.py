@@ -369,6 +369,7 @@ class FakeCluster(FakeGroups):
         self.completing: list[str] = []
         """Transactions whose markers are on their way."""
         self.requests = 0
+        self.fetch_sessions: dict[tuple[int, str], dict[FetchPartition, tuple[int, int, int]]] = {}
 
     # -- what tests do with it
 
@@ -546,7 +547,7 @@ class FakeCluster(FakeGroups):
 
     async def fetch_connection(self, broker_id: int, lane: str) -> FakeFetchConnection:
         await self._request(broker_id)
-        return FakeFetchConnection(self, broker_id)
+        return FakeFetchConnection(self, broker_id, self.fetch_sessions.setdefault((broker_id, lane), {}))
 
 
 class FakeProduceConnection:
@@ -645,9 +646,13 @@ def _marked(marker: TransactionMarkers, partition: Partition) -> tuple[int, int]
 class FakeFetchConnection:
     """Reads whole batches."""
 
-    def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
+    def __init__(
+        self, cluster: FakeCluster, broker_id: int, session: dict[FetchPartition, tuple[int, int, int]]
+    ) -> None:
         self._cluster = cluster
         self._broker_id = broker_id
+        self._session = session
+        """What was answered last, where only changes are asked for."""
         self._closed = False
 
     async def fetch(
@@ -656,6 +661,26 @@ class FakeFetchConnection:
         wait_max_ms: int,
         bytes_max: int,
         read_committed: bool = False,
+        only_changes: bool = False,
+    ) -> list[Fetched]:
+        found = await self._fetch(partitions, wait_max_ms, bytes_max, read_committed)
+        if not only_changes:
+            return found
+        limits = {
+            each: (one.error_code, one.high_watermark, one.log_start)
+            for each, one in zip(partitions, found, strict=True)
+        }
+        before = dict(self._session)
+        self._session.clear()
+        self._session |= limits
+        return [
+            one
+            for each, one in zip(partitions, found, strict=True)
+            if one.error_code or one.records or before.get(each) != limits[each]
+        ]
+
+    async def _fetch(
+        self, partitions: Sequence[FetchPartition], wait_max_ms: int, bytes_max: int, read_committed: bool
     ) -> list[Fetched]:
         cluster = self._cluster
         deadline = asyncio.get_running_loop().time() + wait_max_ms / 1000
@@ -707,6 +732,7 @@ class FakeFetchConnection:
 
     def close(self) -> None:
         self._closed = True
+        self._session.clear()
 
 
 # ---- control ----

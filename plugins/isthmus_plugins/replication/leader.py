@@ -880,6 +880,7 @@ class Tail:
             0 if settling else TAIL_WAIT_MS,  # what has ended is there, or nothing is
             FETCH_BYTES_MAX,
             read_committed=settling,
+            only_changes=lane is Lane.IDLE,
         )
         now = monotonic()
         for part in fetched:
