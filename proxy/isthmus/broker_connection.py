@@ -143,11 +143,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
         version = highest
         frame = await self.send(build_request(ApiKey.API_VERSIONS, version, values))
         if frame[8:10] == _UNSUPPORTED_VERSION:
-            known = self._decode(ApiKey.API_VERSIONS, 0, frame)
+            known = self.decode(ApiKey.API_VERSIONS, 0, frame)
             theirs = (api.max_version for api in known.api_keys if api.api_key == ApiKey.API_VERSIONS)
             version = min(highest, max(theirs, default=0))
             frame = await self.send(build_request(ApiKey.API_VERSIONS, version, values))
-        answer = self._decode(ApiKey.API_VERSIONS, version, frame)
+        answer = self.decode(ApiKey.API_VERSIONS, version, frame)
         if answer.error_code:
             raise KafkaError(answer.error_code, f"{self.address} answers ApiVersions")
         self.versions = MappingProxyType({api.api_key: (api.min_version, api.max_version) for api in answer.api_keys})
@@ -213,7 +213,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def request(self, payload: RequestPayload, *, timeout: float = REQUEST_TIMEOUT_S) -> Any:
         """Send a payload as it is; returns kio's response payload (top-level error codes are the caller's to read)."""
         frame = await self.send(payload, timeout=timeout)
-        return self._decode(payload.__api_key__, payload.__version__, frame)
+        return self.decode(payload.__api_key__, payload.__version__, frame)
 
     async def request_raw(self, payload: RequestPayload, *, timeout: float = REQUEST_TIMEOUT_S) -> bytes | bytearray:
         """Send a payload; returns the whole response frame, not decoded. The caller owns it."""
@@ -262,7 +262,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._correlation_id = (self._correlation_id + 1) & 0x7FFF_FFFF
         return self._correlation_id
 
-    def _decode(self, api_key: int, version: int, frame: bytes | bytearray) -> Any:
+    def decode(self, api_key: int, version: int, frame: bytes | bytearray) -> Any:
+        """The payload of an answer that came raw. Raises ConnectionLost where it is none, and closes the connection."""
         try:
             return decode_response(api_key, version, frame)[1]
         except MalformedFrame as error:

@@ -32,7 +32,7 @@ from isthmus_plugins.api import (
     TransactionMarkers,
 )
 from isthmus_protocol import peeks
-from isthmus_protocol.messages import build_request, decode_response
+from isthmus_protocol.messages import build_request
 from isthmus_protocol.record_requests import FetchFrom, fetch_body, produce_body
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import Frame, MalformedFrame
@@ -74,6 +74,8 @@ class ClusterAccess:
         self._groups = GroupClient(client)
         self._acls = AclClient(client)
         self._fetching: dict[tuple[int, str], FetchOverConnection] = {}
+        self._topics: dict[str, tuple[kafka_client.TopicInfo, TopicInfo]] = {}
+        """All topics as last read, by the client and for plugins."""
 
     # ---- topics ----
 
@@ -81,7 +83,13 @@ class ClusterAccess:
         """All topics, read now."""
         with _errors():
             found = await self._client.refresh()
-        return MappingProxyType({name: _topic(info) for name, info in found.items() if info.topic_id is not None})
+        known = self._topics
+        self._topics = {
+            name: (info, before[1] if (before := known.get(name)) and before[0] is info else _topic(info))
+            for name, info in found.items()
+            if info.topic_id is not None
+        }
+        return MappingProxyType({name: topic for name, (_, topic) in self._topics.items()})
 
     def topic_name(self, topic_id: bytes) -> str | None:
         """The name of a topic id, as last read."""
@@ -389,7 +397,7 @@ class ProduceOverConnection:
                 for result in results
             ]
             if any(code for _, _, code, _ in answered):
-                return _refused(version, frame)
+                return _refused(self._connection.decode(ApiKey.PRODUCE, version, frame))
         return {
             (topic, partition): ProduceResult(0, "NONE", base_offset, "")
             for topic, partition, _, base_offset in answered
@@ -437,9 +445,8 @@ class ProduceOverConnection:
         self._connection.abort()
 
 
-def _refused(version: int, frame: bytes | bytearray) -> dict[tuple[str, int], ProduceResult]:
+def _refused(answer: Any) -> dict[tuple[str, int], ProduceResult]:
     """The results of a Produce of which some partition was refused, with what the broker says of it."""
-    answer: Any = decode_response(ApiKey.PRODUCE, version, frame)[1]
     results = {}
     for topic in answer.responses:
         for result in topic.partition_responses:

@@ -97,6 +97,10 @@ RETRY_DEADLINE_S: Final = 30.0
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 EXPIRY_MARGIN_S: Final = 5.0
+SAME_ANSWERS_MAX: Final = 32
+"""Brokers name different controllers, so what they all say comes in several forms."""
+RESPONSE_HEAD_BYTES: Final = 8
+"""Size and correlation id."""
 """A connection whose authentication ends within this time (KIP-368) takes no new requests."""
 
 EARLIEST: Final = -2
@@ -207,6 +211,8 @@ class ClusterClient:
         self._topics: dict[str, TopicInfo] = {}
         self._names: dict[UUID, str] = {}
         self._slots: dict[tuple[str, int, str], _Slot] = {}
+        self._same_answers: dict[bytes, int] = {}
+        """Answers about all topics that say what is known: they need not be decoded. By body, the controller's id."""
         self._refresh_lock = asyncio.Lock()
         self._reads = 0
         """Metadata requests so far."""
@@ -272,16 +278,24 @@ class ClusterClient:
 
     async def _read_metadata(self, wanted: frozenset[str] | None) -> None:
         connection = await self.any()
-        answer = await connection.call(
+        version = connection.version(ApiKey.METADATA)
+        request = build_request(
             ApiKey.METADATA,
+            version,
             {
                 "topics": None if wanted is None else [{"name": name} for name in sorted(wanted)],
                 "allow_auto_topic_creation": False,
             },
-            timeout=self.request_timeout_s,
         )
+        frame = await connection.request_raw(request, timeout=self.request_timeout_s)
+        body = bytes(memoryview(frame)[RESPONSE_HEAD_BYTES:])
+        if wanted is None and body in self._same_answers:
+            self.controller_id = self._same_answers[body]
+            return
+        answer = connection.decode(ApiKey.METADATA, version, frame)
         if getattr(answer, "error_code", 0):
             raise KafkaError(answer.error_code)
+        before = (self._brokers, self._topics)
         if answer.brokers:
             self._brokers = MappingProxyType(
                 {
@@ -298,12 +312,13 @@ class ClusterClient:
                 found[topic.name] = self._topic_info(topic)
             elif topic.error_code == _UNKNOWN_TOPIC:
                 gone.add(topic.name)
+        self._topics = found if wanted is None else {**self._topics, **found}
+        for name in gone:
+            self._topics.pop(name, None)
+        if before != (self._brokers, self._topics) or len(self._same_answers) == SAME_ANSWERS_MAX:
+            self._same_answers.clear()
         if wanted is None:
-            self._topics = found
-        else:
-            self._topics.update(found)
-            for name in gone:
-                self._topics.pop(name, None)
+            self._same_answers[body] = self.controller_id
         self._names = {info.topic_id: name for name, info in self._topics.items() if info.topic_id is not None}
 
     def _topic_info(self, topic: Any) -> TopicInfo:
