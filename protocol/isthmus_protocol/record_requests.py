@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
 from isthmus_protocol.wire import Frame, write_uvarint
 
@@ -27,13 +27,20 @@ _CONSUMER: Final = struct.pack(">i", -1)
 _UNKNOWN: Final = -1
 
 
-class FetchFrom(NamedTuple):
+class FetchFrom(Protocol):
     """One partition of a Fetch."""
 
-    partition: int
-    leader_epoch: int
-    offset: int
-    bytes_max: int
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def bytes_max(self) -> int: ...
 
 
 def produce_body(
@@ -81,8 +88,8 @@ def fetch_body(
     pack = _FETCH_PARTITION.pack
     for topic_id, wanted in topics.items():
         entries = [
-            pack(partition, leader_epoch, offset, _UNKNOWN, _UNKNOWN, partition_bytes_max, 0)
-            for partition, leader_epoch, offset, partition_bytes_max in wanted
+            pack(each.partition, each.leader_epoch, each.offset, _UNKNOWN, _UNKNOWN, each.bytes_max, 0)
+            for each in wanted
         ]
         parts += (topic_id, write_uvarint(len(entries) + 1), *entries, _NO_TAGS)
     parts.append(write_uvarint(len(forgotten) + 1))

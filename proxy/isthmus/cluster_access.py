@@ -33,7 +33,7 @@ from isthmus_plugins.api import (
 )
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import build_request
-from isthmus_protocol.record_requests import FetchFrom, fetch_body, produce_body
+from isthmus_protocol.record_requests import fetch_body, produce_body
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import Frame, MalformedFrame
 
@@ -476,10 +476,7 @@ class FetchOverConnection:
         only_changes: bool = False,
     ) -> list[Fetched]:
         """Read each of the partitions from its offset on. Raises BrokerUnavailable."""
-        wanted = {
-            (each.topic_id, each.partition): FetchFrom(each.partition, each.leader_epoch, each.offset, each.bytes_max)
-            for each in partitions
-        }
+        wanted = {(each.topic_id, each.partition): each for each in partitions}
         isolation = READ_COMMITTED if read_committed else READ_UNCOMMITTED
         with _errors():
             version = self.connection.version(ApiKey.FETCH)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from isthmus_protocol.record_requests import FetchFrom
+from isthmus_plugins.api import FetchPartition
 
 NO_SESSION: Final = (0, -1)
 """Session id and epoch of a request outside of any session."""
@@ -29,7 +29,7 @@ class SessionRequest(NamedTuple):
 
     session_id: int
     epoch: int
-    topics: dict[bytes, list[FetchFrom]]
+    topics: dict[bytes, list[FetchPartition]]
     forgotten: dict[bytes, list[int]]
 
 
@@ -39,9 +39,9 @@ class FetchSession:
     def __init__(self) -> None:
         self._id = _NO_ID
         self._epoch = _FIRST_EPOCH
-        self._known: Mapping[Place, FetchFrom] = {}
+        self._known: Mapping[Place, FetchPartition] = {}
 
-    def request(self, wanted: Mapping[Place, FetchFrom]) -> SessionRequest:
+    def request(self, wanted: Mapping[Place, FetchPartition]) -> SessionRequest:
         """What is to be sent to read what is ``wanted``."""
         known = self._known
         changed = {place: each for place, each in wanted.items() if known.get(place) != each}
@@ -66,9 +66,9 @@ class FetchSession:
         self._epoch, self._known = _FIRST_EPOCH, {}
 
 
-def by_topic(wanted: Mapping[Place, FetchFrom]) -> dict[bytes, list[FetchFrom]]:
+def by_topic(wanted: Mapping[Place, FetchPartition]) -> dict[bytes, list[FetchPartition]]:
     """The partitions of each topic."""
-    topics: dict[bytes, list[FetchFrom]] = {}
+    topics: dict[bytes, list[FetchPartition]] = {}
     for (topic_id, _), each in wanted.items():
         topics.setdefault(topic_id, []).append(each)
     return topics

@@ -62,7 +62,7 @@ POLICY_KNOWN_S: Final = 5.0
 """How long a topic's cleanup policy is taken to be what it was."""
 STOPPED_RETRY_S: Final = 10.0
 """A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
-TAIL_WAIT_MS: Final = 250
+TAIL_WAIT_MS: Final = 500
 """An idle link costs one read a broker in this time."""
 BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
@@ -124,6 +124,7 @@ class LeaderStream:
     __slots__ = (
         "_in_flight",
         "_seen",
+        "_wanted",
         "acked",
         "at_end",
         "blocked",
@@ -189,8 +190,18 @@ class LeaderStream:
         self.blocked: Callable[[], None] | None = None
         """Nothing more can be read. Called when the follower has all before that: it ends the stream."""
         self.in_flight_bytes = 0
+        self._wanted: FetchPartition | None = None
         self._in_flight: deque[tuple[int, int]] = deque()
         self._seen: deque[tuple[int, float]] = deque()
+
+    def wanted(self) -> FetchPartition:
+        """What is to be read next; the same object as long as it is the same."""
+        wanted = self._wanted
+        if wanted is None or wanted.offset != self.next_offset:
+            wanted = self._wanted = FetchPartition(
+                self.topic_id, self.key.partition, self.next_offset, PARTITION_BYTES_MAX, self.leader_epoch
+            )
+        return wanted
 
     def opened(self, end_offset: int) -> None:
         self.next_offset = self.acked = self.read_from = end_offset
@@ -870,13 +881,10 @@ class Tail:
                 stream.busy = False
 
     async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane) -> None:
-        asked = {(stream.topic_id, stream.key.partition): (stream, stream.next_offset) for stream in streams}
+        asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
         settling = lane is Lane.SETTLING
         fetched = await connection.fetch(
-            [
-                FetchPartition(*place, offset, PARTITION_BYTES_MAX, stream.leader_epoch)
-                for place, (stream, offset) in asked.items()
-            ],
+            [wanted for _, wanted in asked.values()],
             0 if settling else TAIL_WAIT_MS,  # what has ended is there, or nothing is
             FETCH_BYTES_MAX,
             read_committed=settling,
@@ -885,9 +893,9 @@ class Tail:
         now = monotonic()
         for part in fetched:
             place = (part.topic_id, part.partition)
-            stream, offset = asked[place]
+            stream, wanted = asked[place]
             # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the log.
-            if self._streams.get(place) is stream and stream.next_offset == offset:
+            if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
                 self._take(stream, part, lane, now)
 
     def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, now: float) -> None:

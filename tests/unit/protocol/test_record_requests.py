@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -13,11 +13,18 @@ from isthmus_protocol.messages import build_request, encode_request
 from isthmus_protocol.record_requests import (
     FETCH_VERSIONS,
     PRODUCE_VERSIONS,
-    FetchFrom,
     fetch_body,
     produce_body,
 )
 from isthmus_protocol.schema import ApiKey
+
+
+class From(NamedTuple):
+    partition: int
+    leader_epoch: int
+    offset: int
+    bytes_max: int
+
 
 BATCHES = {
     "t": {0: b"\x01" * 61, 7: b"\x02" * 20_000},
@@ -25,8 +32,8 @@ BATCHES = {
     "ü": {1: b"\x04" * 127},
 }
 WANTED = {
-    bytes(range(16)): [FetchFrom(index, 5, 2**40 + index, 1 << 20) for index in range(300)],
-    bytes(range(1, 17)): [FetchFrom(3, -1, 0, 1)],
+    bytes(range(16)): [From(index, 5, 2**40 + index, 1 << 20) for index in range(300)],
+    bytes(range(1, 17)): [From(3, -1, 0, 1)],
 }
 FORGOTTEN = {bytes(range(2, 18)): [0, 200]}
 
@@ -62,7 +69,7 @@ def test_batches_are_not_copied() -> None:
 
 @pytest.mark.parametrize("topics", [{}, WANTED])
 @pytest.mark.parametrize("version", range(FETCH_VERSIONS[0], FETCH_VERSIONS[1] + 1))
-def test_a_fetch_is_what_kio_writes(version: int, topics: Mapping[bytes, list[FetchFrom]]) -> None:
+def test_a_fetch_is_what_kio_writes(version: int, topics: Mapping[bytes, list[From]]) -> None:
     if version > schema.supported()[ApiKey.FETCH][1]:
         pytest.skip("kio does not know the version")
     values = {

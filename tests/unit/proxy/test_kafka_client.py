@@ -453,6 +453,25 @@ def test_metadata_is_cached() -> None:
     in_world(test)
 
 
+def test_an_answer_that_says_what_is_known_is_not_decoded() -> None:
+    async def test(world: World, cluster: ClusterClient) -> None:
+        before = dict(await cluster.refresh())
+        assert dict(await cluster.refresh()) == before
+        assert cluster.topics["t"] is before["t"]
+        world.topics["t"]["leaders"] = {0: (2, 6), 1: (2, 5)}
+        assert (await cluster.refresh())["t"].partitions[0].leader == 2
+        # What was read by name is newer than the whole answer before: that one, once more, is read anew.
+        world.topics["t"]["leaders"] = {0: (1, 7), 1: (2, 5)}
+        assert (await cluster.refresh(["t"]))["t"].partitions[0].leader == 1
+        world.topics["u"] = {"leaders": {0: (1, 1)}}
+        assert set(await cluster.refresh()) == {"t", "u"}
+        del world.topics["u"]
+        assert set(await cluster.refresh()) == {"t"}
+        assert cluster.topics["t"].partitions[0].leader == 1
+
+    in_world(test)
+
+
 def test_refreshes_at_once_are_one_request() -> None:
     async def test(world: World, cluster: ClusterClient) -> None:
         before = sum(len(broker.seen(ApiKey.METADATA)) for broker in world.brokers)

@@ -1,0 +1,96 @@
+"""What plugins ask of a cluster, on real brokers: requests that are written by hand are understood."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+from support.kafka import unique
+
+from isthmus.cluster_access import ClusterAccess, FetchOverConnection
+from isthmus.kafka_client import LATEST, ClusterClient
+from isthmus.kafka_results import TopicPartition
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.load import batch
+from isthmus_plugins.api import FetchPartition
+from isthmus_protocol.records import walk
+
+pytestmark = pytest.mark.brokers
+
+
+def on_cluster(kafka: KafkaCluster, test: Callable[[ClusterAccess, str, bytes], Awaitable[None]]) -> None:
+    """Run a test with a new topic of three partitions."""
+
+    async def started() -> None:
+        async with ClusterClient(kafka.bootstrap_servers.split(",")) as client:
+            access = ClusterAccess(client)
+            topic = unique("access-")
+            topic_id = await access.create_topic(topic, 3, 1, {})
+            await client.list_offsets({TopicPartition(topic, partition): LATEST for partition in range(3)})
+            await test(access, topic, topic_id)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(started())
+
+
+def plain() -> bytes:
+    """A batch of three records."""
+    return batch(3, 100)
+
+
+def test_batches_are_appended_and_refused(kafka_of_each_version: KafkaCluster) -> None:
+    async def test(access: ClusterAccess, topic: str, topic_id: bytes) -> None:
+        connection = await access.produce_connection(1, "test")
+        for first in (0, 3):
+            results = await connection.produce({(topic, index): plain() for index in range(3)}, 10_000)
+            assert {place: (result.error_code, result.base_offset) for place, result in results.items()} == {
+                (topic, index): (0, first) for index in range(3)
+            }
+        damaged = bytearray(plain())
+        damaged[-1] ^= 1
+        results = await connection.produce({(topic, 0): bytes(damaged), (topic, 1): plain()}, 10_000)
+        assert (results[topic, 0].error_name, results[topic, 0].base_offset) == ("CORRUPT_MESSAGE", -1)
+        assert (results[topic, 1].error_code, results[topic, 1].base_offset) == (0, 6)
+        unknown = await connection.produce({("no-such-topic", 0): plain()}, 10_000)
+        assert unknown["no-such-topic", 0].error_name == "UNKNOWN_TOPIC_OR_PARTITION"
+
+    on_cluster(kafka_of_each_version, test)
+
+
+def test_only_changes_are_answered_in_a_fetch_session(kafka_of_each_version: KafkaCluster) -> None:
+    async def test(access: ClusterAccess, topic: str, topic_id: bytes) -> None:
+        producer = await access.produce_connection(1, "test")
+
+        async def read(*wanted: FetchPartition) -> dict[int, int]:
+            """By partition that was answered: the offset after the last record."""
+            connection = await access.fetch_connection(1, "tail")
+            fetched = await connection.fetch(list(wanted), 100, 1 << 20, only_changes=True)
+            assert not any(each.error_code for each in fetched)
+            return {
+                each.partition: max((header.next_offset for _, _, header in walk(each.records)), default=0)
+                for each in fetched
+            }
+
+        wanted = [FetchPartition(topic_id, index, 0, 1 << 20) for index in range(3)]
+        assert await read(*wanted) == {0: 0, 1: 0, 2: 0}
+        assert await read(*wanted) == {}
+        await producer.produce({(topic, 1): plain()}, 10_000)
+        assert await read(*wanted) == {1: 3}
+        wanted[1] = wanted[1]._replace(offset=3)
+        assert await read(*wanted) == {}
+        await producer.produce({(topic, 0): plain(), (topic, 1): plain(), (topic, 2): plain()}, 10_000)
+        assert await read(*wanted[1:]) == {1: 6, 2: 3}
+        wanted[1:] = [wanted[1]._replace(offset=6), wanted[2]._replace(offset=3)]
+        assert await read(*wanted) == {0: 3}
+        connection = await access.fetch_connection(1, "tail")
+        assert isinstance(connection, FetchOverConnection)
+        connection._session._id += 1  # the broker has forgotten it
+        wanted[0] = wanted[0]._replace(offset=3)
+        assert await read(*wanted) == {0: 0, 1: 0, 2: 0}
+        assert await read(*wanted) == {}
+        connection.close()
+        assert await read(*wanted) == {0: 0, 1: 0, 2: 0}
+
+    on_cluster(kafka_of_each_version, test)
