@@ -396,9 +396,6 @@ class ClusterApi(Protocol):
     async def delete_group(self, group: str) -> None:
         """Delete a group without members. KafkaRefused with NON_EMPTY_GROUP (68) or GROUP_ID_NOT_FOUND (69)."""
 
-    async def broker_setting(self, name: str) -> str | None:
-        """The effective value of a setting, as one of the brokers has it; None if it has no such setting."""
-
     async def group_exists(self, group: str) -> bool:
         """Whether there is a group of this name, of whatever type, as its coordinator knows now."""
 

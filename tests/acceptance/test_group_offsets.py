@@ -19,7 +19,6 @@ from support.groups import (
     group_status,
     member,
     offsets,
-    verify_transactions,
     wait_pending,
 )
 from support.kafka import Clusters, unique
@@ -38,13 +37,10 @@ LOOKING_S = 0.5
 def group_link(a: KafkaCluster, b: KafkaCluster) -> Iterator[Linked]:
     """A link with a topic namespace and a group namespace."""
     with linked(a, b) as pair:
-        verify_transactions(pair.b, on=False)
         pair.attach()
-        pair.attach("l" + pair.local, "r" + pair.remote, "--type", "consumer-group")
-        try:
-            yield pair
-        finally:
-            verify_transactions(pair.b, on=True)
+        agreed = ("--type", "consumer-group", "--disable-transaction-verification")
+        pair.attach("l" + pair.local, "r" + pair.remote, *agreed)
+        yield pair
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ from isthmus_protocol.records import (
     verify_crc,
     whole_header,
 )
-from support.fake_groups import FakeGroups
+from support.fake_groups import BROKER_DEFAULTS, FakeGroups
 
 T = TypeVar("T")
 
@@ -364,7 +364,7 @@ class FakeCluster(FakeGroups):
         self.found: dict[str, Topic] = {}
         self.on_new_partition: Callable[[str, int, Partition], None] = lambda topic, index, partition: None
         self.defaults = dict(SOME_CONFIGS)
-        self.broker_defaults = {"transaction.partition.verification.enable": "true"}
+        self.broker_defaults = {"transaction.partition.verification.enable": "true", **BROKER_DEFAULTS}
         self.cluster_configs: dict[str, str] = {}
         self.completing: list[str] = []
         """Transactions whose markers are on their way."""

@@ -14,7 +14,8 @@ Place = tuple[str, int]
 LATE_MAX_S: Final = 1.9
 SUBSCRIBED: Final = Refused(86, "GROUP_SUBSCRIBED_TO_TOPIC")
 HAS_MEMBERS: Final = Refused(25, "UNKNOWN_MEMBER_ID")
-RETENTION_MINUTES: Final = 7 * 24 * 60
+BROKER_DEFAULTS: Final = {"offsets.retention.minutes": "10080"}
+RETENTION_MS: Final = 10080 * 60_000
 
 
 class FakeGroups:
@@ -23,10 +24,6 @@ class FakeGroups:
     def __init__(self, rng: random.Random) -> None:
         self._groups_random = rng
         self.coordinator_trouble = 0.0
-        self.broker_settings = {
-            "offsets.retention.minutes": str(RETENTION_MINUTES),
-            "transaction.partition.verification.enable": "false",
-        }
         self.offsets: dict[str, dict[Place, CommittedOffset]] = {}
         self.subscriptions: dict[str, set[str]] = {}
         """Groups with members, and the topics that these subscribe to."""
@@ -90,7 +87,3 @@ class FakeGroups:
         if group in self.subscriptions:
             raise KafkaRefused(68, "NON_EMPTY_GROUP", group)
         await self._coordinate(lambda: self.offsets.pop(group, None) and None)
-
-    async def broker_setting(self, name: str) -> str | None:
-        await self._coordinate()
-        return self.broker_settings.get(name)

@@ -15,8 +15,6 @@ from isthmus_protocol.schema import ApiKey
 from support.links import Side, until
 from support.wire import Wire
 
-VERIFICATION = "transaction.partition.verification.enable"
-
 Position = tuple[int, str]
 
 
@@ -117,15 +115,6 @@ def member(side: Side, group: str, *topics: str, direct: bool = False, **setting
         yield joined
     finally:
         joined.leave()
-
-
-def verify_transactions(side: Side, on: bool) -> None:
-    """KIP-890's check of a cluster, on or off."""
-    entry = {"name": VERIFICATION, "config_operation": int(on), "value": None if on else "false"}
-    with Wire(side.kafka.bootstrap_servers.split(",")[0]) as wire:
-        resource = {"resource_type": 4, "resource_name": "", "configs": [entry]}
-        answer = wire.request(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
-    assert [each.error_code for each in answer.responses] == [0]
 
 
 def group_status(side: Side, link: str, group: str) -> dict[str, Any] | None:

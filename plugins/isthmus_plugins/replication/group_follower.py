@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import ResourceType, TopicState
+from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
 from isthmus_plugins.replication import reasons
@@ -58,7 +58,6 @@ GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
 RETENTION: Final = "offsets.retention.minutes"
 DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
-VERIFICATION: Final = "transaction.partition.verification.enable"
 RENEWALS: Final = 4
 """Positions are committed again so often within the time after which the coordinator drops them."""
 FIRST_RENEWAL_MAX_S: Final = 600.0
@@ -404,8 +403,9 @@ class GroupFollower:
         if not self._feeds or monotonic() > self._context.lease_deadline:
             return
         if self._renewal_s is None:
-            retention = await self._context.cluster.broker_setting(RETENTION)
-            self._renewal_s = int(retention or DEFAULT_RETENTION_MINUTES) * 60 / RENEWALS
+            found = await self._context.cluster.broker_configs(RETENTION)
+            retention = min((int(each) for each in found.values() if each), default=DEFAULT_RETENTION_MINUTES)
+            self._renewal_s = retention * 60 / RENEWALS
         if monotonic() >= self._strays_at:
             await self._find_strays()
         await self._read()
@@ -486,8 +486,10 @@ class GroupFollower:
             async with self._limit:
                 refused = await self._requests(group, plan)
             # A coordinator that verifies answers commits in a group's place as if it were not there.
-            verifies = _NOT_AVAILABLE in {answer.error_code for answer in refused.values()} and (
-                await self._context.cluster.broker_setting(VERIFICATION) == "true"
+            unavailable = any(answer.error_code == _NOT_AVAILABLE for answer in refused.values())
+            verifies = (
+                unavailable
+                and "true" in (await self._context.cluster.broker_configs(TRANSACTION_VERIFICATION)).values()
             )
             self._note(group, list(refused.items()), verifies)
         except BrokerUnavailable as error:
@@ -548,9 +550,8 @@ class GroupFollower:
                 message = f"{where}: the source has deleted it, and the group has members here: {name}"
                 pending, delay = Pending(MEMBERS_SUBSCRIBED, message), RETRY_MAX_S
             elif code == _NOT_AVAILABLE and verifies:
-                message = (
-                    f"{where}: {name}, since the brokers verify transactions (KIP-890): it takes {VERIFICATION}=false"
-                )
+                why = f"the brokers verify transactions (KIP-890: {TRANSACTION_VERIFICATION})"
+                message = f"{where}: the coordinator answers {name}, as {why}"
                 pending, delay = Pending(ReasonCode.TRANSACTION_VERIFICATION_ENABLED, message), RETRY_MAX_S
             elif code in _COORDINATOR or code == _UNKNOWN_TOPIC:
                 delay = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(group.failures, 8))

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.fake_groups import RETENTION_MINUTES
+from support.fake_groups import RETENTION_MS
 from support.group_replicas import PLACE, in_replicas, log, position, status, until_at
 from support.offsets import commit, deleted, group_gone
 from support.replicas import LINK, Replicas
@@ -142,7 +142,7 @@ def test_renewals_say_how_long_where_a_group_has_no_members(monkeypatch: pytest.
         (group,) = replicas.ends["B"].group_follower.groups(LINK)
         group.renew_at[PLACE] = 0.0
         await replicas.until("renewed", lambda: replicas.b.renewed, 60)
-        assert replicas.b.renewed == [("far-app-1", PLACE, RETENTION_MINUTES * 60_000)]
+        assert replicas.b.renewed == [("far-app-1", PLACE, RETENTION_MS)]
         replicas.b.subscriptions["far-app-1"] = {"remote-t"}
         group.renew_at[PLACE] = 0.0
         await replicas.until("renewed again", lambda: len(replicas.b.renewed) == 2, 60)
@@ -164,7 +164,6 @@ def test_refused_commits_are_shown_and_tried_again(
 ) -> None:
     async def test(replicas: Replicas) -> None:
         taken = replicas.b.commit_offsets
-        replicas.b.broker_settings["transaction.partition.verification.enable"] = "true"
 
         async def refuse(group: str, offsets: Any, retention_ms: int | None = None) -> Any:
             return dict.fromkeys(offsets, Refused(code, name))
