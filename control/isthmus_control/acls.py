@@ -6,7 +6,6 @@ operation is newer than this version is still copied exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -61,8 +60,7 @@ _OPERATIONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class AclBinding:
+class AclBinding(NamedTuple):
     """Who may, or may not, do what with which resources, from which host."""
 
     resource_type: int

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from isthmus_control import commands as c
+from isthmus_control.acl_rules import ACL_HANDLERS, own_again
 from isthmus_control.clock import Hlc, Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
@@ -219,6 +220,12 @@ def _check_prefix(kind: ResourceType, prefix: str) -> None:
             Rejection.INVALID,
             f"{prefix!r} names internal topics, which are in no namespace",
         )
+    if kind is ResourceType.PRINCIPAL:
+        _require(
+            not prefix or re.match("[^:]+:", prefix),
+            Rejection.INVALID,
+            f"{prefix!r} is no prefix of principals: name their type, as in 'User:app-'",
+        )
 
 
 # --- namespaces
@@ -274,7 +281,13 @@ def _alter_namespace(state: ControlState, offset: int, command: c.Command, body:
         after = replace(before, reserved=False, reserved_reason=None, reserved_at_offset=None)
     if after == before:
         return state, ()
-    return state.evolve(namespaces=_put(state.namespaces, before.key, after)), (NamespaceChanged(before, after),)
+    changes: tuple[Change, ...] = ()
+    if not after.reserved:
+        state, changes = own_again(state, before)
+    return (
+        state.evolve(namespaces=_put(state.namespaces, before.key, after)),
+        (NamespaceChanged(before, after), *changes),
+    )
 
 
 def _delete_namespace(state: ControlState, offset: int, command: c.Command, body: c.DeleteNamespace) -> Result:
@@ -286,7 +299,8 @@ def _delete_namespace(state: ControlState, offset: int, command: c.Command, body
         f"the {before.key} is attached to link {', '.join(repr(name) for name in sorted(links))}: detach it first",
     )
     _require(before.key not in state.promotions, Rejection.CONFLICT, f"the {before.key} is being promoted")
-    changes: list[Change] = [NamespaceChanged(before, None)]
+    state, more = own_again(state, before)
+    changes: list[Change] = [NamespaceChanged(before, None), *more]
     topics = dict(state.follower_topics)
     if body.type is ResourceType.TOPIC:
         # Only what no remaining namespace shows; the history of the topics stays.
@@ -1083,6 +1097,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.RecordSourceEpochs: _record_source_epochs,
     **TRUNCATION_HANDLERS,
     **PROMOTION_HANDLERS,
+    **ACL_HANDLERS,
     c.RegisterProducerIds: _register_producer_ids,
     c.ClaimBrokers: _claim_brokers,
     c.RenewLease: _renew_lease,

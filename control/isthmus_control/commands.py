@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from isthmus_control.acls import AclBinding
 from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse, to_json
 from isthmus_control.model import (
     BrokerClaim,
@@ -370,6 +371,20 @@ class HoldUpTruncation(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordAcls(Body):
+    """Access control bindings that a link is about to make in a principal namespace, or has deleted.
+
+    See :mod:`isthmus_control.acl_rules`.
+    """
+
+    KIND: ClassVar[str] = "record-acls"
+    link: str
+    local_prefix: str
+    made: tuple[AclBinding, ...] = ()
+    deleted: tuple[AclBinding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterProducerIds(Body):
     """Gives a source cluster its range of translated producer ids.
 
@@ -482,6 +497,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             TakeOverTruncation,
             AdvanceTruncation,
             HoldUpTruncation,
+            RecordAcls,
             RegisterProducerIds,
             ClaimBrokers,
             RenewLease,

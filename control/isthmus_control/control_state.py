@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from isthmus_control.acls import AclBinding
 from isthmus_control.clock import ZERO, Hlc
 from isthmus_control.codec import DERIVED
 from isthmus_control.lookup import Lookup
@@ -39,7 +40,8 @@ class ControlState:
 
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
-    translated producer ids, never given again. ``truncations`` are those under way, by topic, ``past_truncations`` the
+    translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
+    prefix of the principal namespace. ``truncations`` are those under way, by topic, ``past_truncations`` the
     last that ended, in that order. ``recent_ids`` and ``recent_offsets`` are the commands that a late
     retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts twice.
     """
@@ -59,6 +61,7 @@ class ControlState:
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
     producer_id_ranges: Mapping[str, int] = field(default_factory=dict)
+    acls: Mapping[str, tuple[AclBinding, ...]] = field(default_factory=dict)
     snapshot_offset: int = -1
     recent_ids: tuple[str, ...] = ()
     recent_offsets: tuple[int, ...] = ()

@@ -142,6 +142,10 @@ class NamespaceMapping:
     def local(self) -> NamespaceKey:
         return NamespaceKey(self.type, self.local_prefix)
 
+    def holds(self, local_name: str) -> bool:
+        """Whether the local namespace holds a resource."""
+        return contains(self.type, self.local_prefix, local_name)
+
     def remote_name(self, local_name: str) -> str | None:
         """The remote counterpart of a local resource, None where this mapping does not hold it."""
         return rename(self.type, self.local_prefix, self.remote_prefix, local_name)

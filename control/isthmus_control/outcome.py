@@ -112,6 +112,14 @@ class TruncationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AclsRecorded:
+    """So many access control bindings of a principal namespace were made by links now."""
+
+    prefix: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProducerIdsRegistered:
     cluster_id: str
     index: int
@@ -145,6 +153,7 @@ Change = (
     | FollowerTopicChanged
     | ProvenanceChanged
     | TruncationChanged
+    | AclsRecorded
     | ProducerIdsRegistered
     | LeaseChanged
     | LeaseRenewed

@@ -46,6 +46,7 @@ from isthmus_protocol.records import (
     verify_crc,
     whole_header,
 )
+from support.fake_acls import FakeAcls
 from support.fake_groups import BROKER_DEFAULTS, FakeGroups
 
 T = TypeVar("T")
@@ -352,11 +353,12 @@ class Topic:
     replication_factor: int = 1
 
 
-class FakeCluster(FakeGroups):
+class FakeCluster(FakeAcls, FakeGroups):
     """A cluster as a plugin sees it. ``trouble``: how likely a request meets some."""
 
     def __init__(self, rng: random.Random, brokers: Sequence[int] = (1,)) -> None:
-        super().__init__(rng)
+        FakeAcls.__init__(self)
+        FakeGroups.__init__(self, rng)
         self.random = rng
         self.brokers = list(brokers)
         self.down: set[int] = set()

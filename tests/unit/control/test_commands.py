@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus_control import commands as c
+from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import DERIVED, MalformedValue, canonical, from_json, parse
 from isthmus_control.model import BrokerClaim, LinkMode, LinkSettings, Reason, ResourceType, Role, TopicState
@@ -65,6 +66,7 @@ BODIES: list[c.Body] = [
         1,
     ),
     c.HoldUpTruncation("t", UID, UID, None),
+    c.RecordAcls("l", "User:a-", (AclBinding(2, "t", 3, "User:a-1", "*", 3, 3),), ()),
     c.RegisterProducerIds("B", 4),
     c.ClaimBrokers("p", UID, (BrokerClaim(1, "h", 2),), True, "h:3", 10_000, "1", -1),
     c.RenewLease("p", UID, 5),

@@ -187,12 +187,12 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
 @pytest.mark.parametrize("prefix", ["", "a/b", "..", "User:CN=x,O=y z", "50%", "a?b#c", "é"])
 def test_any_prefix_can_be_named(prefix: str) -> None:
     async def test(rest: Rest) -> None:
-        created = await rest.client.post("/v1/namespaces", json={"type": "principal", "prefix": prefix})
+        created = await rest.client.post("/v1/namespaces", json={"type": "consumer-group", "prefix": prefix})
         assert created.status_code == 201
         where = {"params": {"prefix": prefix}}
-        described = await rest.client.get("/v1/namespaces/principal", **where)
+        described = await rest.client.get("/v1/namespaces/consumer-group", **where)
         assert described.json()["prefix"] == prefix
-        assert (await rest.client.delete("/v1/namespaces/principal", **where)).status_code == 204
+        assert (await rest.client.delete("/v1/namespaces/consumer-group", **where)).status_code == 204
         assert rest.log.state.namespaces == {}
 
     with_rest(test)
