@@ -469,8 +469,9 @@ def _detached(state: ControlState, link: Link, mapping: NamespaceMapping, at_ms:
     changes: list[Change] = [NamespaceDetached(link.name, mapping)]
     if mapping.role is Role.LEADER:
         return state, tuple(changes)
-    state, stopped = cancelled(state, link.name, mapping, at_ms)
-    changes += stopped
+    if mapping.type is ResourceType.TOPIC:
+        state, stopped = cancelled(state, link.name, mapping, at_ms)
+        changes += stopped
     namespace = state.namespaces[mapping.local]
     reason = (
         f"followed {mapping.remote_prefix!r} on link {link.name!r} until it was detached; "

@@ -217,6 +217,28 @@ class GroupStatus(_Model):
     """Topics in which the group has positions and that no namespace of the link holds: those are not replicated."""
 
 
+class AclNotMapped(_Model):
+    """An access control binding of the source that the follower does not get."""
+
+    binding: str = Field(examples=["allow User:app-1 read topic 'other'"])
+    reason: str
+
+
+class AclStatus(_Model):
+    """The access control bindings of a link's principal namespaces, as the proxy knows them that looks after them."""
+
+    role: str
+    """The role of this cluster's namespaces."""
+    state: str
+    """Following: the follower had all of them when it was last told. Stopped: a cluster refuses (``message``)."""
+    reason: str | None = None
+    message: str | None = None
+    bindings: int
+    """Bindings that the follower should have; at the follower, those that the link made."""
+    not_mapped: list[AclNotMapped] = []
+    """Of the namespaces' principals, and left out. Known at the leader alone."""
+
+
 class LinkStatus(_Model):
     link_name: str
     link_id: str
@@ -235,6 +257,7 @@ class LinkStatus(_Model):
     """None: this cluster follows nothing over the link."""
     promoting: list[str] = []
     """Prefixes of namespaces whose promotion has begun."""
+    acls: list[AclStatus] = []
     partitions: list[PartitionStatus] = []
     groups: list[GroupStatus] = []
 

@@ -23,6 +23,8 @@ from isthmus_control.leases import LeaseView
 from isthmus_control.model import BrokerClaim
 from isthmus_control.outcome import Outcome
 from isthmus_plugins.links import (
+    AclNotMapped,
+    AclStatus,
     Attach,
     AttachResult,
     CreateLink,
@@ -194,6 +196,16 @@ def _status(name: str, remote: str = "127.0.0.1:39192") -> LinkStatus:
         state="Following",
         last_heard_seconds=0.25,
         mappings=[MappingStatus(type="topic", local="orders-", remote="orders-", role="leader")],
+        acls=[
+            AclStatus(
+                role="leader",
+                state="Following",
+                bindings=2,
+                not_mapped=[
+                    AclNotMapped(binding="allow User:app-1 read topic 'x'", reason="no mapping of the link holds it")
+                ],
+            )
+        ],
         partitions=[
             PartitionStatus(
                 topic="orders-eu",

@@ -15,6 +15,7 @@
 ``topic_decisions``   what operators decide about topics that cannot go on
 ``group_leader``      reads this cluster's offsets topic and tells what groups have committed
 ``group_follower``    makes this cluster's coordinators have the same
+``acls``              the access control bindings of principal namespaces, both ends
 ``verify``            compares both sides; ``group_verify`` their groups
 ``service``           what operators can do
 ====================  ==================================================================================================
@@ -32,6 +33,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_plugins.api import PluginContext
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.links import LinkOperations
+from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.connection import LinkConnection, Receiver
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_topics import FollowerTopics
@@ -106,6 +108,8 @@ class ReplicationPlugin:
                 ),
                 "topic_settings": lambda connection, params: self._links.on_topic_settings(connection, params),
                 "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
+                "acls": lambda connection, params: self._acls.follower.on_acls(connection, params),
+                "check_acls": lambda connection, params: self._links.on_check_acls(connection, params),
                 "delete_link": lambda connection, params: self._links.on_delete_link(connection, params),
             },
             create_handlers={
@@ -115,6 +119,7 @@ class ReplicationPlugin:
             receiver=lambda link_name: _Ends(self._leader_end, self._follower_end, self._group_follower),
             on_change=lambda link_name: self._wake_leaders(),
         )
+        self._acls = AclEnds(context, self._peers)
         self._leader_end = LeaderEnd(context, self._peers, verification)
         self._group_leader = GroupLeader(context, self._peers)
         self._group_status = GroupStatuses(context, self._group_leader, self._group_follower)
@@ -127,6 +132,7 @@ class ReplicationPlugin:
             verification,
             self._transaction_verification,
             self._group_status,
+            self._acls,
         )
         context.control.subscribe(self._control_changed)
         await self._peers.start()
@@ -137,10 +143,12 @@ class ReplicationPlugin:
         self._service.start()
         self._group_follower.start()
         self._group_leader.start()
+        self._acls.leader.start()
 
     def _wake_leaders(self) -> None:
         self._leader_end.wake()
         self._group_leader.wake()
+        self._acls.leader.wake()
 
     @property
     def _links(self) -> LinkService:
@@ -156,6 +164,7 @@ class ReplicationPlugin:
 
     @hookimpl
     async def isthmus_stop(self) -> None:
+        await self._acls.leader.stop()
         await self._group_leader.stop()
         await self._leader_end.stop()
         await self._transaction_verification.stop()
@@ -199,7 +208,7 @@ class ReplicationPlugin:
         batches.add_metric((), self._follower_end.batches_appended)
         size = CounterMetricFamily("isthmus_link_appended_bytes", "Bytes appended to follower topics")
         size.add_metric((), self._follower_end.bytes_appended)
-        return (lag, seconds, connected, states, batches, size, *self._group_status.metrics())
+        return (lag, seconds, connected, states, batches, size, *self._group_status.metrics(), *self._acls.metrics())
 
 
 plugin = ReplicationPlugin()

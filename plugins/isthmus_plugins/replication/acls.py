@@ -15,19 +15,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from isthmus_control.acl_mapping import NotMapped, counterparts, held
 from isthmus_control.acls import AclBinding, AclResource, Pattern, Permission
 from isthmus_control.commands import RecordAcls
 from isthmus_control.model import INTERNAL_PREFIX, Link, NamespaceMapping, Reason, ResourceType, Role
 from isthmus_control.outcome import Rejected
-from isthmus_control.states import ReasonCode
+from isthmus_control.states import PartitionState, ReasonCode
+from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext
-from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.peers import LinkPeers
@@ -50,17 +52,68 @@ NOBODYS: Final = AclBinding(
 """A binding that there is not: who may delete it may delete others."""
 
 
+class AclEnds:
+    """Both ends at this proxy, and what is told of them."""
+
+    def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
+        self._context = context
+        self._peers = peers
+        self.leader = AclLeader(context, peers)
+        self.follower = AclFollower(context)
+
+    def statuses(self, link: Link) -> list[links.AclStatus]:
+        """What this proxy knows of a link's bindings, at each end that it has."""
+        connected = bool(self._peers.connections(link.name))
+        found = []
+        for role, status in ((Role.LEADER, self.leader.status(link)), (Role.FOLLOWER, self.follower.status(link))):
+            if status is not None:
+                found.append(_told(role, status, connected))
+        return found
+
+    def metrics(self) -> Iterable[Metric]:
+        """Bindings by what became of them."""
+        bindings = GaugeMetricFamily(
+            "isthmus_link_acl_bindings",
+            "Access control bindings of a link's principal namespaces",
+            labels=("link", "role", "state"),
+        )
+        for link in self._context.control.state.links.values():
+            for status in self.statuses(link):
+                bindings.add_metric((link.name, status.role, "mapped"), status.bindings)
+                if status.role == Role.LEADER:
+                    bindings.add_metric((link.name, status.role, "not_mapped"), len(status.not_mapped))
+        return (bindings,)
+
+
+def _told(role: Role, status: AclStatus, connected: bool) -> links.AclStatus:
+    if not connected:
+        state = PartitionState.DISCONNECTED
+    elif status.settled:
+        state = PartitionState.FOLLOWING
+    else:
+        waits = status.reason is not None and status.reason.code in (ReasonCode.NO_AUTHORIZER, ReasonCode.ACLS_REFUSED)
+        state = PartitionState.STOPPED if waits else PartitionState.CATCHING_UP
+    return links.AclStatus(
+        role=role.value,
+        state=state,
+        reason=status.reason.code if status.reason else None,
+        message=status.reason.message if status.reason else None,
+        bindings=status.bindings,
+        not_mapped=[links.AclNotMapped(binding=str(each.binding), reason=each.reason) for each in status.not_mapped],
+    )
+
+
 async def check_access(context: PluginContext, role: Role) -> None:
-    """Raise OperationError where this cluster's bindings cannot be read, or as a follower's not changed."""
+    """Raise links.OperationError where this cluster's bindings cannot be read, or as a follower's not changed."""
     try:
         await context.cluster.acls()
         if role is Role.FOLLOWER:
             await context.cluster.delete_acls([NOBODYS])
     except KafkaRefused as error:
         reason = _refused(context, error)
-        raise OperationError(reason.code, reason.message, 409) from error
+        raise links.OperationError(reason.code, reason.message, 409) from error
     except BrokerUnavailable as error:
-        raise OperationError(reasons.BROKER_UNAVAILABLE, str(error), 503) from error
+        raise links.OperationError(reasons.BROKER_UNAVAILABLE, str(error), 503) from error
 
 
 def _refused(context: PluginContext, error: KafkaRefused) -> Reason:
@@ -112,9 +165,9 @@ class AclLeader:
         """Links or connections have changed."""
         self._changed.set()
 
-    def status(self, link_name: str) -> AclStatus | None:
+    def status(self, link: Link) -> AclStatus | None:
         """None where another proxy of the cluster does this, or there is nothing to do."""
-        return self._statuses.get(link_name)
+        return self._statuses.get(link.name)
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -228,10 +281,10 @@ class AclFollower:
         """By link: what kept the last set from being taken."""
 
     def status(self, link: Link) -> AclStatus | None:
-        """None where this proxy was told nothing since it started."""
-        if link.name not in self._reasons:
-            return None
+        """None where this proxy was told nothing since it started, or nothing follows."""
         mappings = _following(link)
+        if link.name not in self._reasons or not any(mapping.type is ResourceType.PRINCIPAL for mapping in mappings):
+            return None
         acls = self._context.control.state.acls
         made = sum(
             held(binding, mappings)

@@ -49,6 +49,7 @@ from isthmus_plugins.links import (
     TransactionVerificationPlan,
 )
 from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.acls import AclEnds, check_access
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
 from isthmus_plugins.replication.follower_log import LogState, StopReason
@@ -87,6 +88,7 @@ class LinkService:
         verification: Verification,
         transaction_verification: TransactionVerification,
         group_statuses: GroupStatuses,
+        acls: AclEnds,
     ) -> None:
         self._context = context
         self._peers = peers
@@ -96,6 +98,7 @@ class LinkService:
         self._verification = verification
         self._transaction_verification = transaction_verification
         self._group_statuses = group_statuses
+        self._acls = acls
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
         self._promotions = Promotions(context, self._call, self._append, self.detach, self._enforced)
 
@@ -266,7 +269,7 @@ class LinkService:
         link = self._link(link_name)
         kind, role = ResourceType(request.type), Role(request.role)
         if kind is ResourceType.PRINCIPAL:
-            raise OperationError("NOT_SUPPORTED", "links replicate topics and consumer groups so far", 422)
+            return await self._attach_principals(link, request, role)
         there: dict[str, Any] = {
             "type": kind.value,
             "local": request.remote,
@@ -313,23 +316,60 @@ class LinkService:
         there["truncate_topic_ids"] = truncate
         if role is Role.FOLLOWER:
             here = replace(here, truncate_topic_ids=tuple(truncate))
-        if role is Role.LEADER:
-            await self._call(link_name, "attach", there)
+        await self._attach_both(link, here, there)
+        return result
+
+    async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:
+        """Attach principals, whose bindings both clusters must let their proxies see, and the follower's change."""
+        here = AttachNamespace(
+            link.name, ResourceType.PRINCIPAL, request.local, request.remote, role, create_missing=True
+        )
+        there = {
+            "type": request.type,
+            "local": request.remote,
+            "remote": request.local,
+            "role": role.other.value,
+        }
+        self._would_append(here)
+        await check_access(self._context, role)
+        await self._call(link.name, "check_acls", there)
+        if not request.dry_run:
+            await self._attach_both(link, here, there)
+        return AttachResult(
+            link_name=link.name,
+            local=request.local,
+            remote=request.remote,
+            role=request.role,
+            dry_run=request.dry_run,
+        )
+
+    async def on_check_acls(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """The other side is about to attach principals."""
+        await self._for_peer(self._checked(_asked(connection, params)))
+        return {}
+
+    async def _checked(self, body: AttachNamespace) -> None:
+        self._would_append(body)
+        await check_access(self._context, body.role)
+
+    async def _attach_both(self, link: Link, here: AttachNamespace, there: Mapping[str, Any]) -> None:
+        """Attach at the follower's end, then at the leader's; if that fails, at neither."""
+        if here.role is Role.LEADER:
+            await self._call(link.name, "attach", there)
             try:
                 await self._attach_here(here)
             except OperationError:
-                await self._call(link_name, "detach", {"type": kind.value, "local": request.remote})
+                await self._call(link.name, "detach", {"type": here.type.value, "local": here.remote_prefix})
                 raise
-        else:
-            await self._attach_here(here)
-            try:
-                await self._call(link_name, "attach", there)
-            except OperationError:
-                mapping = self._link(link_name).mapping(kind, request.local)
-                if mapping is not None:
-                    await self._detach_here(link, mapping)
-                raise
-        return result
+            return
+        await self._attach_here(here)
+        try:
+            await self._call(link.name, "attach", there)
+        except OperationError:
+            mapping = self._link(link.name).mapping(here.type, here.local_prefix)
+            if mapping is not None:
+                await self._detach_here(link, mapping)
+            raise
 
     async def _attach_here(self, body: AttachNamespace) -> None:
         await self._append(body)
@@ -525,6 +565,7 @@ class LinkService:
                 for promotion in self._context.control.state.promotions.values()
                 if promotion.link == link.name
             ),
+            acls=self._acls.statuses(link),
             partitions=partitions,
             groups=self._group_statuses.of(link, connected),
         )

@@ -93,6 +93,7 @@ def delete(
     epilog=example(
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --truncate-target --dry-run",
+        "isthmus link attach a-to-b --type principal --local User:app- --remote User:app- --role leader",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader --disable-transaction-verification",
         "isthmus link attach a-to-b --type consumer-group --local app- --remote app- --role leader",
     )
@@ -304,6 +305,9 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             *_verification_fields(link["transaction_verification"]),
         ]
     )
+    for acls in link["acls"]:
+        yield ""
+        yield from _acl_lines(acls)
     if link["partitions"]:
         yield ""
         yield from partition_lines(link["partitions"])
@@ -346,6 +350,13 @@ def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, A
     yield "transaction verification", state
     if status["message"]:
         yield "warning", status["message"]
+
+
+def _acl_lines(acls: dict[str, Any]) -> Iterator[str]:
+    why = acls["message"] or acls["reason"]
+    yield f"acls ({acls['role']}): {acls['state']}, {acls['bindings']} bindings" + (f", {why}" if why else "")
+    if acls["not_mapped"]:
+        yield from columns(("NOT_MAPPED", "REASON"), ((each["binding"], each["reason"]) for each in acls["not_mapped"]))
 
 
 def _attached(result: dict[str, Any]) -> Iterator[str]:

@@ -211,6 +211,8 @@ def test_links_are_created_listed_described_and_deleted(admin: RunningAdmin, tmp
     assert re.search(r"^a-to-b +Following +asynchronous .* orders-:orders- \(leader\) +1 +2 +0\.1", table, re.MULTILINE)
     described = run("link", "describe", "a-to-b", url=admin.url).stdout
     assert re.search(r"^orders-eu +0 +leader +Following +10 +8 +2", described, re.MULTILINE)
+    assert "acls (leader): Following, 2 bindings" in described
+    assert re.search(r"^allow User:app-1 read topic 'x' +no mapping of the link holds it", described, re.MULTILINE)
     assert ok(run("link", "delete", "a-to-c", "--local-only", "-o", "json", url=admin.url))["deleted"] is True
     assert admin.links.calls == [("delete", "a-to-c", True)]
 
