@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from isthmus_control import commands as c
+from isthmus_control.acl_rules import own_again
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import NamespaceKey, Promotion, ResourceType, Role
 from isthmus_control.outcome import Change, NamespaceChanged, PromotionChanged, Refuse, Rejection, require
@@ -70,9 +71,10 @@ def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromot
     promotions = {other: promotion for other, promotion in state.promotions.items() if other != key}
     namespace = state.namespaces[key]
     after = replace(namespace, reserved=False, reserved_reason=None, reserved_at_offset=None)
+    state, changes = own_again(state, namespace)
     return (
         state.evolve(promotions=promotions, namespaces={**state.namespaces, key: after}),
-        (PromotionChanged(before, None), NamespaceChanged(namespace, after)),
+        (PromotionChanged(before, None), NamespaceChanged(namespace, after), *changes),
     )
 
 

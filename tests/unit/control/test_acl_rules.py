@@ -87,3 +87,15 @@ def test_the_record_outlives_the_link_and_ends_with_the_reservation() -> None:
         assert isinstance(outcome, Accepted)
         assert AclsRecorded(APP, 0) in outcome.changes
         assert log.state.acls == {}
+
+
+def test_a_promoted_namespace_has_bindings_of_its_own() -> None:
+    log = Log()
+    log.record(made=(A,))
+    owner = str(uuid.uuid4())
+    log.do(c.BeginPromotion("l", PRINCIPAL, APP, {}, owner))
+    log.do(c.DetachNamespace("l", PRINCIPAL, APP))
+    outcome = log.do(c.EndPromotion(PRINCIPAL, APP, owner))
+    assert isinstance(outcome, Accepted), outcome
+    assert AclsRecorded(APP, 0) in outcome.changes
+    assert log.state.acls == {}

@@ -111,11 +111,13 @@ def test_the_reservation_outlives_the_link() -> None:
     log.refused(c.DeleteNamespace(TOPIC, "in-"), Rejection.CONFLICT, "being promoted")
 
 
-@pytest.mark.parametrize("kind", [ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL])
-def test_other_namespaces_are_promoted_alike(kind: ResourceType) -> None:
+@pytest.mark.parametrize(
+    ("kind", "prefix"), [(ResourceType.CONSUMER_GROUP, "app-"), (ResourceType.PRINCIPAL, "User:app-")]
+)
+def test_other_namespaces_are_promoted_alike(kind: ResourceType, prefix: str) -> None:
     log = Log()
-    log.ok(c.AttachNamespace("b", kind, "app-", "app-", Role.FOLLOWER, create_missing=True))
-    log.ok(replace(log.begin, type=kind, prefix="app-", settings={}))
-    log.ok(c.DetachNamespace("b", kind, "app-"))
-    log.ok(replace(log.end, type=kind, prefix="app-"))
-    assert not log.state.namespaces[NamespaceKey(kind, "app-")].reserved
+    log.ok(c.AttachNamespace("b", kind, prefix, prefix, Role.FOLLOWER, create_missing=True))
+    log.ok(replace(log.begin, type=kind, prefix=prefix, settings={}))
+    log.ok(c.DetachNamespace("b", kind, prefix))
+    log.ok(replace(log.end, type=kind, prefix=prefix))
+    assert not log.state.namespaces[NamespaceKey(kind, prefix)].reserved
