@@ -141,7 +141,7 @@ class Promotions:
             there = (await self._call(link_name, "ends", {"topic": source["topic"]}))["partitions"]
             places = [(name, partition) for partition in range(len(here.partitions))]
             ends = await self._context.cluster.log_ends(places)
-            for partition, (_, source_end) in enumerate(there):
+            for partition, (_, source_end, _) in enumerate(there):
                 end = ends.get((name, partition))
                 if end is None:
                     report.missing.append(f"the log end of {name}-{partition} cannot be read")
