@@ -15,6 +15,7 @@
 ``topic_decisions``   what operators decide about topics that cannot go on
 ``group_leader``      reads this cluster's offsets topic and tells what groups have committed
 ``group_follower``    makes this cluster's coordinators have the same
+``followed_group``    one group of them: what it wants, has, and waits for
 ``acls``              the access control bindings of principal namespaces, both ends
 ``verify``            compares both sides; ``group_verify`` their groups
 ``service``           what operators can do

@@ -3,26 +3,14 @@
 A leader end tells what groups have committed (:class:`~isthmus_plugins.replication.group_leader.Feed`): that is what is
 *wanted*. What the coordinator *has* is read from it when a group is first told of, every while after, and whenever a
 request's fate is unknown. The difference is what there is to do (:meth:`FollowedGroup.plan`), and most of it is done at
-once. What has to wait is pending, with its reason:
-
-====================================  ==================================================================================
-``BEYOND_FOLLOWER_END``               the commit is ahead of the data, or its topic does not follow (yet)
-``MEMBERS_SUBSCRIBED``                a deletion that the coordinator refuses while members are there
-``COORDINATOR_NOT_AVAILABLE``         the group's coordinator moves, loads, or does not answer
-``TRANSACTION_VERIFICATION_ENABLED``  the brokers verify transactions, so they take no commits in a group's place
-``POSITION_NOT_KNOWN``                the source's newest commit cannot be read: what the coordinator has stays
-``TARGET_REFUSES_OFFSETS``            the coordinator answers with an error that does not pass by itself
-====================================  ==================================================================================
-
-Positions of the group in other topics are its own, and stay.
+once; what has to wait is pending, with its reason. Positions of the group in other topics are its own, and stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -32,21 +20,22 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.followed_group import (
+    COMPARE_INTERVAL_S,
+    COORDINATOR_NOT_AVAILABLE,
+    MEMBERS_SUBSCRIBED,
+    TARGET_REFUSES_OFFSETS,
+    FollowedGroup,
+    Pending,
+    Place,
+    Plan,
+    text_of,
+)
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import partition_of
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-Place = tuple[str, int]
-
-BEYOND_FOLLOWER_END: Final = "BEYOND_FOLLOWER_END"
-MEMBERS_SUBSCRIBED: Final = "MEMBERS_SUBSCRIBED"
-COORDINATOR_NOT_AVAILABLE: Final = "COORDINATOR_NOT_AVAILABLE"
-POSITION_NOT_KNOWN: Final = "POSITION_NOT_KNOWN"
-TARGET_REFUSES_OFFSETS: Final = "TARGET_REFUSES_OFFSETS"
-
-COMPARE_INTERVAL_S: Final = 10.0
-"""How often what coordinators have is read again although nothing happened: somebody else may have changed it."""
 DATA_POLL_S: Final = 0.2
 """How often the ends of logs are read that commits wait for."""
 RETRY_MIN_S: Final = 0.1
@@ -60,8 +49,6 @@ RETENTION: Final = "offsets.retention.minutes"
 DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
 RENEWALS: Final = 4
 """Positions are committed again so often within the time after which the coordinator drops them."""
-FIRST_RENEWAL_MAX_S: Final = 600.0
-"""Nobody knows how old positions are that were found: they are renewed within this time."""
 
 _NOT_AVAILABLE: Final = 15
 _COORDINATOR: Final = frozenset({14, _NOT_AVAILABLE, 16})
@@ -72,157 +59,6 @@ _SUBSCRIBED: Final = 86
 _NON_EMPTY_GROUP: Final = 68
 _GROUP_ID_NOT_FOUND: Final = 69
 _NOT_KNOWN: Final = -1
-
-
-class Pending(NamedTuple):
-    """Why something is not done yet."""
-
-    code: str
-    message: str
-
-
-class Plan(NamedTuple):
-    """What is to be done for one group now."""
-
-    commit: dict[Place, CommittedOffset]
-    renew: dict[Place, CommittedOffset]
-    """As the coordinator has it: committed again, so that it does not expire."""
-    delete: set[Place]
-    delete_group: bool
-
-    def __bool__(self) -> bool:
-        return bool(self.commit or self.renew or self.delete or self.delete_group)
-
-
-class FollowedGroup:
-    """One group of this cluster: what its source wants, what the coordinator has of it."""
-
-    def __init__(self, link: str, group: str, source_partition: int) -> None:
-        self.link = link
-        self.group = group
-        self.source_partition = source_partition
-        """Of the source's offsets topic."""
-        self.wanted: dict[Place, CommittedOffset] = {}
-        self.unknown: set[Place] = set()
-        """Positions whose newest commit at the source cannot be read."""
-        self.deleting = False
-        """The source has no such group any more."""
-        self.has: dict[Place, CommittedOffset] | None = None
-        """In the link's topics. None: not read yet, or in doubt."""
-        self.has_others = False
-        """Whether it has positions in topics of its own."""
-        self.read_at = 0.0
-        """When all that is to be read (again)."""
-        self.since: dict[Place, float] = {}
-        """When what is wanted and not there came to be wanted."""
-        self.renew_at: dict[Place, float] = {}
-        self.pending: dict[Place | None, Pending] = {}
-        """By partition; None is the group itself."""
-        self.retry_at = 0.0
-        self.failures = 0
-        self.busy = False
-
-    def want(self, place: Place, wanted: CommittedOffset | None, since: float) -> None:
-        """The source's position is this now (None: there is none)."""
-        self.unknown.discard(place)
-        if wanted is None:
-            self.wanted.pop(place, None)
-        else:
-            self.wanted[place] = wanted
-            self.deleting = False
-        self.since.setdefault(place, since)
-        self.retry_at = 0.0
-        self._settle()
-
-    def found(self, has: Mapping[Place, CommittedOffset], has_others: bool, now: float, renewal_s: float) -> None:
-        """What the coordinator has, read now: in the link's topics, and whether in others."""
-        self.has, self.has_others = dict(has), has_others
-        self.read_at = now + COMPARE_INTERVAL_S
-        for place in has:
-            if place not in self.renew_at:
-                self.renew_at[place] = now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S))
-        for place in self.differences:
-            self.since.setdefault(place, now)
-        self._settle()
-
-    def committed(self, places: Mapping[Place, CommittedOffset], now: float, renewal_s: float) -> None:
-        """The coordinator has taken these."""
-        for place, position in places.items():
-            if self.has is not None:
-                self.has[place] = position
-            self.renew_at[place] = now + renewal_s
-        self._settle()
-
-    def deleted(self, places: Iterable[Place]) -> None:
-        """The coordinator has none of these any more."""
-        for place in places:
-            if self.has is not None:
-                self.has.pop(place, None)
-            self.renew_at.pop(place, None)
-        self._settle()
-
-    def in_doubt(self, read_at: float) -> None:
-        """A request may or may not have been carried out."""
-        self.has = None
-        self.read_at = read_at
-
-    def _settle(self) -> None:
-        """What is as it should be waits for nothing."""
-        if self.has is None:
-            return
-        open_places = self.differences
-        for place in [place for place in self.since if place not in open_places]:
-            del self.since[place]
-        for waiting in [
-            place for place in self.pending if place is not None and place not in open_places | self.unknown
-        ]:
-            del self.pending[waiting]
-
-    @property
-    def differences(self) -> set[Place]:
-        """Where the coordinator does not have what is wanted."""
-        has = self.has or {}
-        return {place for place in {*self.wanted, *has} - self.unknown if self.wanted.get(place) != has.get(place)}
-
-    @property
-    def to_commit(self) -> list[Place]:
-        """Partitions whose ends matter for the next plan."""
-        return [place for place in self.differences if place in self.wanted]
-
-    @property
-    def settled(self) -> bool:
-        """Whether the coordinator has what is wanted, and nothing that is not."""
-        return self.has is not None and not self.differences and not self.unknown and not self.pending
-
-    def plan(self, ends: Mapping[Place, int], objections: Mapping[str, str], now: float) -> Plan:
-        """What to do now; why the rest waits is noted as pending.
-
-        ``ends``: high watermarks of :attr:`to_commit`. ``objections``: topics that do not follow (now), and why.
-        """
-        assert self.has is not None
-        commit: dict[Place, CommittedOffset] = {}
-        for place in self.unknown:
-            message = f"the source's newest commit for {_text(place)} cannot be read"
-            self.pending[place] = Pending(POSITION_NOT_KNOWN, message)
-        for place in self.to_commit:
-            wanted, end = self.wanted[place], ends.get(place)
-            if place[0] in objections:
-                self.pending[place] = Pending(BEYOND_FOLLOWER_END, objections[place[0]])
-            elif end is None:
-                self.pending[place] = Pending(BEYOND_FOLLOWER_END, f"the end of {_text(place)} cannot be read now")
-            elif wanted.offset > end:
-                message = f"{_text(place)} ends at {end}, the group's position is {wanted.offset}"
-                self.pending[place] = Pending(BEYOND_FOLLOWER_END, message)
-            else:
-                commit[place] = wanted
-        renew = {
-            place: self.has[place]
-            for place, due in self.renew_at.items()
-            if due <= now and place in self.has and self.has[place] == self.wanted.get(place)
-        }
-        delete = {place for place in self.differences if place not in self.wanted}
-        delete_group = self.deleting and not self.has and not self.has_others
-        return Plan(commit, renew, delete, delete_group)
 
 
 class _Feed(NamedTuple):
@@ -545,7 +381,7 @@ class GroupFollower:
             return
         delays = []
         for place, (code, name) in refused:
-            where = group.group if place is None else _text(place)
+            where = group.group if place is None else text_of(place)
             if code in (_SUBSCRIBED, _NON_EMPTY_GROUP):
                 message = f"{where}: the source has deleted it, and the group has members here: {name}"
                 pending, delay = Pending(MEMBERS_SUBSCRIBED, message), RETRY_MAX_S
@@ -566,7 +402,3 @@ class GroupFollower:
             delays.append(delay)
         group.failures += 1
         group.retry_at = now + min(delays)
-
-
-def _text(place: Place) -> str:
-    return f"{place[0]}-{place[1]}"

@@ -302,6 +302,7 @@ class GroupLeader:
     async def _read(self, connection: FetchConnection, sources: list[Source]) -> bool:
         """One read; whether it found something that the follower ends lack."""
         asked = {source.partition: source for source in sources}
+        loaded = all(source.loaded for source in sources)
         fetched = await connection.fetch(
             [
                 FetchPartition(
@@ -309,8 +310,9 @@ class GroupLeader:
                 )
                 for source in sources
             ],
-            TAIL_WAIT_MS if all(source.loaded for source in sources) else 0,
+            TAIL_WAIT_MS if loaded else 0,
             FETCH_BYTES_MAX,
+            only_changes=loaded,
         )
         now = monotonic()
         found = False

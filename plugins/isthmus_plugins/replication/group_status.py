@@ -13,12 +13,8 @@ from isthmus_control.model import Link, ResourceType
 from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins.api import PluginContext
 from isthmus_plugins.links import GroupStatus
-from isthmus_plugins.replication.group_follower import (
-    POSITION_NOT_KNOWN,
-    TARGET_REFUSES_OFFSETS,
-    FollowedGroup,
-    GroupFollower,
-)
+from isthmus_plugins.replication.followed_group import POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, FollowedGroup
+from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_leader import GroupLeader, LedGroup
 
 _STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, ReasonCode.TRANSACTION_VERIFICATION_ENABLED})

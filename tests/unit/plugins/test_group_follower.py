@@ -12,9 +12,8 @@ from support.offsets import commit, deleted, group_gone
 from support.replicas import LINK, Replicas
 
 from isthmus_plugins.api import CommittedOffset, Refused
-from isthmus_plugins.replication import group_follower
 from isthmus_plugins.replication.connection import LinkRejected
-from isthmus_plugins.replication.group_follower import FollowedGroup, Plan
+from isthmus_plugins.replication.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Plan
 from isthmus_plugins.replication.group_status import GroupStatuses
 
 OTHER = ("remote-t", 1)
@@ -116,7 +115,7 @@ def test_unchanged_positions_are_committed_again_before_they_expire() -> None:
 def test_positions_that_were_found_are_renewed_soon() -> None:
     group = followed(p0=position(3))
     group.want(PLACE, position(3), 90.0)
-    assert plan(group, now=100.0 + group_follower.FIRST_RENEWAL_MAX_S).renew == {PLACE: position(3)}
+    assert plan(group, now=100.0 + FIRST_RENEWAL_MAX_S).renew == {PLACE: position(3)}
 
 
 # ---- with a coordinator ----
