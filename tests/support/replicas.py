@@ -171,6 +171,7 @@ class End:
             "committed": self.verification.groups.on_committed,
             "high_watermarks": self.verification.groups.on_high_watermarks,
             "group_offsets": self.group_follower.group_offsets,
+            "group_pending": self.group_follower.group_pending,
             "end_group_offsets": self.group_follower.end_group_offsets,
         }
         control.subscribe(lambda state: self._wake())

@@ -100,6 +100,7 @@ class ReplicationPlugin:
                 "committed": verification.groups.on_committed,
                 "high_watermarks": verification.groups.on_high_watermarks,
                 "group_offsets": self._group_follower.group_offsets,
+                "group_pending": self._group_follower.group_pending,
                 "end_group_offsets": self._group_follower.end_group_offsets,
                 "plan_attach": lambda connection, params: self._links.on_plan_attach(connection, params),
                 "attach": lambda connection, params: self._links.on_attach(connection, params),

@@ -18,6 +18,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import CommittedOffset
 
 Place = tuple[str, int]
@@ -40,6 +41,21 @@ class Pending(NamedTuple):
 
     code: str
     message: str
+
+
+STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, ReasonCode.TRANSACTION_VERIFICATION_ENABLED})
+"""Reasons that somebody must remove."""
+
+
+class Waiting(NamedTuple):
+    """What a group's coordinator does not have yet, summed up. Goes over the link as it is."""
+
+    positions: int
+    """Positions and deletions."""
+    age_ms: int
+    """Of the oldest of them."""
+    code: str | None
+    message: str | None
 
 
 class Plan(NamedTuple):
@@ -154,6 +170,14 @@ class FollowedGroup:
     def settled(self) -> bool:
         """Whether the coordinator has what is wanted, and nothing that is not."""
         return self.has is not None and not self.differences and not self.unknown and not self.pending
+
+    def waiting(self, now: float) -> Waiting:
+        """What is not there yet, and the gravest reason for it."""
+        positions = len(self.wanted) if self.has is None else len(self.differences | self.unknown)
+        age_s = now - min(self.since.values()) if positions and self.since else 0.0
+        reasons = sorted(self.pending.values(), key=lambda pending: pending.code not in STOPPED)
+        code, message = reasons[0] if reasons else (None, None)
+        return Waiting(positions, int(age_s * 1000), code, message)
 
     def plan(self, ends: Mapping[Place, int], objections: Mapping[str, str], now: float) -> Plan:
         """What to do now; why the rest waits is noted as pending.

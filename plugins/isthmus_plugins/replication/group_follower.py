@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -45,6 +46,8 @@ LOST_REQUEST_MARGIN_S: Final = 2.0
 """A request whose connection broke may still be carried out for this time: what the coordinator has is read again."""
 GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
+PENDING_TOLD_MAX: Final = 1000
+"""Groups that a leader end is told of, when it asks what is pending."""
 RETENTION: Final = "offsets.retention.minutes"
 DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
 RENEWALS: Final = 4
@@ -169,6 +172,17 @@ class GroupFollower:
             counterpart = lookup.following(kind, name)
             if counterpart is None or counterpart.link.name != link_name:
                 raise LinkRejected(reasons.NOT_FOLLOWING, f"{kind} {name} does not follow over this link")
+
+    async def group_pending(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What of what this leader end told is not there yet, by group: as :class:`Waiting`."""
+        now = monotonic()
+        mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
+        open_groups = (
+            group
+            for group in self._groups.values()
+            if (group.link, group.source_partition) in mine and not group.settled
+        )
+        return {"groups": {group.group: group.waiting(now) for group in islice(open_groups, PENDING_TOLD_MAX)}}
 
     async def end_group_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """The leader end tells no more of these partitions (None: of any). What was done stays."""

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
 from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused, PluginContext
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.followed_group import Waiting
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Group, OffsetKey, OffsetsLog
@@ -34,6 +35,7 @@ FETCH_BYTES_MAX: Final = 1024 * 1024
 PARTITION_BYTES_MAX: Final = 256 * 1024
 POSITIONS_AT_ONCE: Final = 2000
 """In one call."""
+PENDING_INTERVAL_S: Final = 1.0
 RETRY_DELAY_S: Final = 0.5
 BROKEN_RETRY_S: Final = 10.0
 LANE: Final = "group-offsets"
@@ -48,6 +50,16 @@ def remote_name(mappings: Iterable[NamespaceMapping], kind: ResourceType, name: 
             remote = mapping.remote_name(name)
             if remote is not None:
                 return remote
+    return None
+
+
+def local_name(mappings: Iterable[NamespaceMapping], remote_group: str) -> str | None:
+    """What a group that is led is called here, by its name at the other end."""
+    for mapping in mappings:
+        if mapping.type is ResourceType.CONSUMER_GROUP and mapping.role is Role.LEADER:
+            local = mapping.local_name(remote_group)
+            if local is not None:
+                return local
     return None
 
 
@@ -89,13 +101,15 @@ class LedGroup(NamedTuple):
     """Topics of its positions that no namespace of the link holds: those positions stay here."""
     told: bool
     """Whether the follower end has been told all of it."""
+    waiting: Waiting | None
+    """What the follower's coordinator did not have yet when the follower end was last asked."""
     problem: str | None
 
 
 class Feed:
     """What one link's follower end has been told, over one connection."""
 
-    __slots__ = ("connection", "link_name", "mappings", "told", "wake")
+    __slots__ = ("connection", "link_name", "mappings", "pending", "told", "wake")
 
     def __init__(self, link: Link, connection: LinkConnection) -> None:
         self.link_name = link.name
@@ -103,6 +117,8 @@ class Feed:
         self.connection = connection
         self.told: dict[Source, dict[OffsetKey, float]] = {}
         """Partitions that have been told whole; what of them changed since then, and when that was read."""
+        self.pending: dict[str, Waiting] = {}
+        """By the remote name of the group."""
         self.wake = asyncio.Event()
 
     def remote_group(self, group: str) -> str | None:
@@ -144,11 +160,17 @@ class GroupLeader:
         """The led groups of a link that this proxy knows."""
         feed = self._feeds.get(link.name)
         mapped = feed if feed is not None and feed.mappings == link.mappings else None
+        named: set[str] = set()
         for source in self._sources.values():
             for name, group in source.offsets_log.groups.items():
                 remote = remote_name(link.mappings, ResourceType.CONSUMER_GROUP, name)
                 if remote is not None:
+                    named.add(remote)
                     yield self._led_group(link, name, remote, group, source, mapped)
+        for remote, waiting in (mapped.pending if mapped is not None else {}).items():
+            local = local_name(link.mappings, remote)
+            if remote not in named and local is not None:  # deleted here, and not yet there
+                yield LedGroup(local, remote, None, 0, (), True, waiting, None)
 
     def _led_group(
         self, link: Link, name: str, remote: str, group: Group, source: Source, feed: Feed | None
@@ -166,6 +188,7 @@ class GroupLeader:
             sum(topic not in unmapped for topic, _ in group.positions),
             tuple(sorted(unmapped)),
             told,
+            None if feed is None else feed.pending.get(remote),
             source.problem or "; ".join(problems) or None,
         )
 
@@ -261,6 +284,7 @@ class GroupLeader:
             if name not in self._feeds and connections:
                 feed = self._feeds[name] = Feed(link, connections[0])
                 self._tasks.start(f"feed-{name}", self._feed_for_ever(feed))
+                self._tasks.start(f"pending-{name}", self._ask_for_ever(feed))
         for feed in self._feeds.values():
             feed.wake.set()
 
@@ -365,7 +389,7 @@ class GroupLeader:
 
     async def _feed_for_ever(self, feed: Feed) -> None:
         """Tell one follower end, until its connection ends or the link changes."""
-        while self._feeds.get(feed.link_name) is feed and not feed.connection.lost:
+        while self._in_use(feed):
             feed.wake.clear()
             try:
                 if not await self._tell(feed):
@@ -377,6 +401,21 @@ class GroupLeader:
                 feed.told.clear()
                 await asyncio.sleep(RETRY_DELAY_S)
         self.wake()
+
+    def _in_use(self, feed: Feed) -> bool:
+        return self._feeds.get(feed.link_name) is feed and not feed.connection.lost
+
+    async def _ask_for_ever(self, feed: Feed) -> None:
+        """Ask a follower end what of all that is pending there, for the link's status on this side."""
+        while self._in_use(feed):
+            try:
+                answer = await feed.connection.call("group_pending", {})
+                feed.pending = {str(name): Waiting(*said) for name, said in answer["groups"].items()}
+            except LinkLost:
+                break
+            except (LinkRejected, TimeoutError):
+                feed.pending = {}
+            await feed.connection.lost_within(PENDING_INTERVAL_S)
 
     async def _tell(self, feed: Feed) -> bool:
         """Tell what the follower end lacks; False if that was nothing."""

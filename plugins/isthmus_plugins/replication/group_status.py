@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from time import monotonic
-from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from isthmus_control.model import Link, ResourceType
-from isthmus_control.states import PartitionState, ReasonCode
+from isthmus_control.states import PartitionState
 from isthmus_plugins.api import PluginContext
 from isthmus_plugins.links import GroupStatus
-from isthmus_plugins.replication.followed_group import POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, FollowedGroup
+from isthmus_plugins.replication.followed_group import POSITION_NOT_KNOWN, STOPPED, FollowedGroup, Waiting
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_leader import GroupLeader, LedGroup
-
-_STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, ReasonCode.TRANSACTION_VERIFICATION_ENABLED})
-"""Reasons that somebody must remove."""
 
 
 class GroupStatuses:
@@ -41,39 +37,32 @@ class GroupStatuses:
         return sorted(led, key=lambda status: status.group) + followed
 
     def _led(self, group: LedGroup, connected: bool) -> GroupStatus:
-        state = PartitionState.FOLLOWING if group.told else PartitionState.CATCHING_UP
-        if group.problem is not None:
-            state = PartitionState.STOPPED
-        elif not connected:
-            state = PartitionState.DISCONNECTED
-        return GroupStatus(
+        status = GroupStatus(
             group=group.group,
             remote_group=group.remote_group,
             role="leader",
-            state=state,
-            reason=POSITION_NOT_KNOWN if group.problem is not None else None,
-            message=group.problem,
+            state=PartitionState.FOLLOWING if group.told else PartitionState.CATCHING_UP,
             positions=group.positions,
             unmapped_topics=list(group.unmapped_topics),
         )
+        if not connected:
+            status.state = PartitionState.DISCONNECTED
+        elif group.waiting is not None:
+            _wait(status, group.waiting)
+        if group.problem is not None:
+            status.state, status.reason, status.message = PartitionState.STOPPED, POSITION_NOT_KNOWN, group.problem
+        return status
 
     def _followed(self, group: FollowedGroup, remote: str) -> GroupStatus:
-        now = monotonic()
         status = GroupStatus(
             group=group.group,
             remote_group=remote,
             role="follower",
-            state=PartitionState.FOLLOWING if group.settled else PartitionState.CATCHING_UP,
+            state=PartitionState.FOLLOWING,
             positions=len(group.wanted),
-            pending=len(group.differences | group.unknown) if group.has is not None else len(group.wanted),
         )
-        if status.pending and group.since:
-            status.pending_seconds = round(now - min(group.since.values()), 3)
-        reasons = sorted(group.pending.values(), key=lambda pending: pending.code not in _STOPPED)
-        if reasons:
-            status.reason, status.message = reasons[0]
-            if status.reason in _STOPPED:
-                status.state = PartitionState.STOPPED
+        if not group.settled:
+            _wait(status, group.waiting(monotonic()))
         return status
 
     def metrics(self) -> Iterable[Metric]:
@@ -105,3 +94,10 @@ class GroupStatuses:
         unknown.add_metric((), len(self._group_leader.unknown_records()))
         commits.add_metric((), self._group_follower.commits)
         return (groups, pending, seconds, unknown, commits)
+
+
+def _wait(status: GroupStatus, waiting: Waiting) -> None:
+    """Say what waits, and why."""
+    status.pending, status.reason, status.message = waiting.positions, waiting.code, waiting.message
+    status.pending_seconds = waiting.age_ms / 1000
+    status.state = PartitionState.STOPPED if waiting.code in STOPPED else PartitionState.CATCHING_UP

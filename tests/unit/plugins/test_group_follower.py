@@ -127,6 +127,9 @@ def test_a_deletion_waits_while_members_are_there(monkeypatch: pytest.MonkeyPatc
         log(replicas, deleted("app-1", "local-t"), group_gone("app-1"))
         await replicas.until("it waits", lambda: status(replicas).reason == "MEMBERS_SUBSCRIBED")
         assert (status(replicas).state, status(replicas).pending) == ("Catching Up", 1)
+        await replicas.until("the leader knows", lambda: status(replicas, "A") is not None, 5)
+        assert status(replicas, "A").reason == "MEMBERS_SUBSCRIBED"
+        assert (status(replicas, "A").group, status(replicas, "A").positions) == ("app-1", 0)
         assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
         replicas.b.subscriptions.clear()
         await replicas.until("the group is gone", lambda: "far-app-1" not in replicas.b.offsets)
@@ -228,7 +231,22 @@ def test_what_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
         log(replicas, commit("app-1", "local-t", 7))
         await until_at(replicas, {PLACE: position(7)})
-        assert status(replicas, "A").state == status(replicas).state == "Following"
+        assert status(replicas).state == "Following"
+        await replicas.until("the leader, too", lambda: status(replicas, "A").state == "Following", 5)
+
+    in_replicas(monkeypatch, test)
+
+
+def test_the_leader_end_knows_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        log(replicas, commit("app-1", "local-t", 12))
+        await replicas.until("it knows", lambda: "position is 12" in (status(replicas, "A").message or ""), 5)
+        led = status(replicas, "A")
+        assert (led.state, led.reason, led.pending) == ("Catching Up", "BEYOND_FOLLOWER_END", 1)
+        assert led.pending_seconds > 0
+        replicas.a.partition("local-t").write_values(b"x", b"y")
+        await replicas.until("it is done", lambda: status(replicas, "A").state == "Following", 5)
+        assert status(replicas, "A").pending == 0
 
     in_replicas(monkeypatch, test)
 
