@@ -14,8 +14,10 @@ from isthmus.broker_connection import BrokerConnection
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
 from isthmus.fetch_session import FORGOTTEN, NO_SESSION, FetchSession, SessionRequest, by_topic
 from isthmus.group_client import GroupClient
+from isthmus.group_existence import group_exists
 from isthmus.kafka_client import EARLIEST, LATEST, LOG_END, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
 from isthmus.kafka_results import NewTopic, ResourceType, TopicPartition, as_error
+from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_plugins.api import (
     BrokerUnavailable,
     CommittedOffset,
@@ -308,6 +310,26 @@ class ClusterAccess:
     async def delete_group(self, group: str) -> None:
         with _errors():
             await self._groups.delete(group)
+
+    async def group_exists(self, group: str) -> bool:
+        """Whether there is a group of this name, of whatever type."""
+        with _errors():
+            return await group_exists(self._client, group)
+
+    # ---- access control ----
+
+    async def acls(self, matching: AclFilter = EVERY_ACL) -> frozenset[AclBinding]:
+        """The bindings that a filter matches, read now."""
+        with _errors():
+            return await self._acls.matching(matching)
+
+    async def create_acls(self, bindings: Collection[AclBinding]) -> None:
+        with _errors():
+            await self._acls.create(bindings)
+
+    async def delete_acls(self, bindings: Collection[AclBinding]) -> None:
+        with _errors():
+            await self._acls.delete(bindings)
 
     # ---- connections of a plugin's own ----
 
