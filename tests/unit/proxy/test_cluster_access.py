@@ -1,4 +1,4 @@
-"""The proxy's access to its cluster is all that plugins are promised: structure is not checked where it is passed on."""
+"""The access to its cluster is all that plugins are promised: nobody checks its structure where it is passed on."""
 
 from __future__ import annotations
 
