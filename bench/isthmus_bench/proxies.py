@@ -65,6 +65,7 @@ class ProxyProcess:
             "client_listener": {"bind": self.bootstrap},
             "link_listener": {"bind": self.link_address},
             "admin_listener": {"bind": f"{HOST}:{admin}"},
+            "data": {"directory": str(self.directory / f"{name}-data")},
         }
         if broker_id is not None:
             tables["cluster"]["broker_id"] = broker_id

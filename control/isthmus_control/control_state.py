@@ -31,7 +31,7 @@ from isthmus_control.model import (
     SourceEpoch,
     TopicHistory,
 )
-from isthmus_control.truncations import Truncation
+from isthmus_control.truncations import EpochShift, Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,10 @@ class ControlState:
     ``superseded`` holds leases of processes that a newer one of the same name replaced: they may still run, so a
     reservation waits for them until their time is out. ``producer_id_ranges`` gives each source cluster its range of
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
-    prefix of the principal namespace. ``truncations`` are those under way, by topic, ``past_truncations`` the
-    last that ended, in that order. ``recent_ids`` and ``recent_offsets`` are the commands that a late
-    retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts twice.
+    prefix of the principal namespace. ``truncations`` are those under way, by topic;
+    ``past_truncations`` are the last that ended, in that order; ``epoch_shifts`` are those of topics that were made
+    anew. ``recent_ids`` and ``recent_offsets`` are the commands that a late retry is recognised by; anything made
+    before ``forgotten_offset`` is refused, so nothing counts twice.
     """
 
     cluster_id: str
@@ -58,6 +59,7 @@ class ControlState:
     past_truncations: tuple[Truncation, ...] = ()
     promotions: Mapping[NamespaceKey, Promotion] = field(default_factory=dict)
     held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
+    epoch_shifts: Mapping[str, EpochShift] = field(default_factory=dict)
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
     producer_id_ranges: Mapping[str, int] = field(default_factory=dict)

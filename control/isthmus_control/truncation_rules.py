@@ -45,6 +45,7 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTr
     require(body.topic not in state.truncations, Rejection.ALREADY_EXISTS, f"topic {body.topic!r} is truncated already")
     require(body.partitions, Rejection.INVALID, f"topic {body.topic!r} has no partitions")
     require(c.is_uuid(body.owner), Rejection.INVALID, f"the owner {body.owner!r} is not a UUID")
+    shift = state.epoch_shifts.get(body.topic)
     begun = Truncation(
         body.link,
         body.topic,
@@ -57,6 +58,7 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTr
         command.at_ms,
         _P.COMPARING,
         command.at_ms,
+        epochs_shifted_by=shift.by if shift is not None and shift.topic_id == body.topic_id else 0,
     )
     return _with(state, begun), (TruncationChanged(None, begun),)
 
@@ -134,8 +136,10 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     truncations = {name: each for name, each in state.truncations.items() if name != after.topic}
     past = (*state.past_truncations, after)[-PAST_TRUNCATIONS_MAX:]
     state = state.evolve(truncations=truncations, past_truncations=past)
-    if before.phase is _P.CANCELLING or after.new_topic_id is None:
+    shift = after.epoch_shift
+    if before.phase is _P.CANCELLING or after.new_topic_id is None or shift is None:
         return state, tuple(changes)
+    state = state.evolve(epoch_shifts={**state.epoch_shifts, after.topic: shift})
     record, history = state.follower_topics.get(after.topic), state.histories.get(after.topic)
     if record is not None and record.topic_id == after.topic_id:
         renewed = replace(record, topic_id=after.new_topic_id, recorded_ms=at_ms)

@@ -27,6 +27,8 @@ from isthmus_control.model import INTERNAL_PREFIX, Reason
 SPOOL_PREFIX = INTERNAL_PREFIX + "spool_"
 """Topics that hold what is put back into a topic that is truncated, followed by its old topic id."""
 PAST_TRUNCATIONS_MAX = 100
+ELECTIONS_MAX = 1_000
+"""So many leaders a partition may get between the begin of its truncation and the end of the old topic."""
 MOVED_POSITIONS_MAX = 1_000
 """Of one truncation, listed in the control state; the log has them all."""
 
@@ -65,8 +67,8 @@ TRUNCATION_TRANSITIONS: Mapping[TruncationPhase, frozenset[TruncationPhase]] = M
         _P.DONE: frozenset(),
     }
 )
-WITHHELD = frozenset((_P.SPOOLING, _P.RECREATING, _P.REFILLING, _P.RESTORING))
-"""Phases in which clients of the topic are answered "try again" by every proxy."""
+WITHHELD = frozenset((_P.SPOOLING, _P.RECREATING, _P.REFILLING, _P.RESTORING, _P.CLEANING))
+"""Phases in which clients of the topic wait."""
 CANCELLABLE = frozenset((_P.COMPARING, _P.SALVAGING, _P.SPOOLING))
 """Phases in which the old topic is still there, whole."""
 
@@ -118,12 +120,21 @@ class MovedPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochShift:
+    """By how much the leader epochs of a topic that was made anew are raised, so that clients see them rise."""
+
+    topic_id: str
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
 class Truncation:
     """One truncation of a follower topic.
 
     ``topic_id`` is the old topic's (UUID as text), ``new_topic_id`` that of the one made in its place.
     ``owner`` is an incarnation, ``proxy`` its name. ``message_bytes_max`` is the topic's own ``max.message.bytes``
-    before it was frozen (None: it had none). ``trouble`` says why the phase does not end.
+    before it was frozen (None: it had none). ``epochs_shifted_by`` is how its epochs were shown to clients. ``trouble``
+    says why the phase does not end.
     """
 
     link: str
@@ -143,6 +154,7 @@ class Truncation:
     new_topic_id: str | None = None
     moved: tuple[MovedPosition, ...] = ()
     moved_count: int = 0
+    epochs_shifted_by: int = 0
 
     @property
     def spool(self) -> str:
@@ -153,6 +165,28 @@ class Truncation:
     def records(self) -> int:
         """Offsets that are cut, of all partitions."""
         return sum(cut.records for cut in self.cuts)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether every proxy answers clients of the topic "try again": not while the old one waits for somebody."""
+        return self.phase in WITHHELD and (self.phase not in CANCELLABLE or self.trouble is None)
+
+    def describe(self) -> str:
+        """What is being done, and what keeps it, for people."""
+        trouble = f"; {self.trouble.message}" if self.trouble is not None else ""
+        return f"{self.topic} is being truncated ({self.phase} on proxy {self.proxy}): {self.reason.message}{trouble}"
+
+    def shown_epoch(self, partition: int) -> int:
+        """The leader epoch that clients are told meanwhile: above all that they were told before."""
+        return self.partitions[partition].leader_epoch + self.epochs_shifted_by + ELECTIONS_MAX
+
+    @property
+    def epoch_shift(self) -> EpochShift | None:
+        """How the epochs of the topic that is made are shown: above :meth:`shown_epoch`."""
+        if self.new_topic_id is None:
+            return None
+        highest = max(self.shown_epoch(partition) for partition in range(len(self.partitions)))
+        return EpochShift(self.new_topic_id, highest + 1)
 
     def cut(self, partition: int) -> PartitionCut | None:
         return next((cut for cut in self.cuts if cut.partition == partition), None)

@@ -21,6 +21,7 @@ import enum
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
@@ -139,7 +140,8 @@ class RequestHook:
     """One plugin's interest in one API, for a range of versions.
 
     ``on_request`` is called on the fast path, in the order of the connection: it must not block. Several plugins' hooks
-    for one API run in the order in which the plugins are configured; the first verdict that is not ``None`` counts.
+    for one API run in the order in which the plugins are configured: what one replaces is what those behind it see, and
+    they see the answer first; any other verdict that is not ``None`` ends the matter.
     """
 
     api_key: int
@@ -329,6 +331,12 @@ class ClusterApi(Protocol):
 
     async def log_start(self, topic: str, partition: int) -> int: ...
 
+    async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
+        """The leader's largest leader epoch up to ``epoch``, and where it ends: (-1, -1) if it has none.
+
+        The log's end is that of its newest epoch (OffsetForLeaderEpoch, KIP-101).
+        """
+
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Delete the records below an offset; returns where the log starts now."""
 
@@ -355,6 +363,9 @@ class ClusterApi(Protocol):
         """The new topic's id. KafkaRefused with TOPIC_ALREADY_EXISTS (36) if there is one."""
 
     async def delete_topic(self, topic: str) -> None: ...
+
+    async def delete_topic_id(self, topic_id: bytes) -> None:
+        """Delete the topic that has this id, and never one that was made in its place. Gone already is no error."""
 
     async def create_partitions(self, topic: str, total: int) -> None: ...
 
@@ -455,6 +466,9 @@ class PluginContext(Protocol):
     link_client_tls: ssl.SSLContext | None
     fronted_brokers: frozenset[int] | None
     """None: every broker of the cluster."""
+
+    data_directory: Path | None
+    """Where plugins keep files (``[data] directory``); None: nowhere."""
 
     @property
     def internal_topic_ids(self) -> Collection[bytes]:

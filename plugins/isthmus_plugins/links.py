@@ -194,6 +194,10 @@ class PartitionStatus(_Model):
     """Offsets that the follower lacks."""
     lag_seconds: float | None = None
     """Age of the oldest record that the follower lacks."""
+    offset_truncated_to: int | None = None
+    """Where the follower's log was cut last, because it was not the source's any more."""
+    messages_truncated: int | None = None
+    """Offsets that were cut then; what they held is in a salvage file."""
 
 
 class GroupStatus(_Model):
@@ -260,6 +264,54 @@ class LinkStatus(_Model):
     acls: list[AclStatus] = []
     partitions: list[PartitionStatus] = []
     groups: list[GroupStatus] = []
+
+
+class TruncatedPartition(_Model):
+    """What a truncation cuts from one partition."""
+
+    partition: int
+    offset_truncated_to: int
+    """Up to here, exclusive, the log is the source's."""
+    messages_truncated: int
+    """Offsets beyond."""
+    salvage_proxy: str | None = None
+    salvage_file: str | None = None
+    """Where what was cut is kept: a file on the machine of ``salvage_proxy``."""
+
+
+class MovedGroupPosition(_Model):
+    """A consumer group's position that was beyond the cut."""
+
+    group: str
+    partition: int
+    offset: int
+    moved_to: int
+
+
+class TruncationStatus(_Model):
+    """A truncation of a follower topic, under way or over."""
+
+    topic: str
+    topic_id: str
+    """Before it was made anew."""
+    new_topic_id: str | None = None
+    phase: str
+    reason: str
+    message: str
+    """What was found."""
+    trouble: str | None = None
+    """Constant that says what keeps the phase from its end."""
+    trouble_message: str | None = None
+    proxy: str
+    """Who carries it out."""
+    began_ms: int
+    phase_ms: int
+    """Since when it is in its phase."""
+    messages_truncated: int
+    partitions: list[TruncatedPartition] = []
+    groups_moved: int = 0
+    moved_positions: list[MovedGroupPosition] = []
+    """The first of them."""
 
 
 class PartitionVerdict(_Model):
@@ -335,6 +387,9 @@ class LinkOperations(Protocol):
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""
+
+    def truncations(self, link_name: str) -> list[TruncationStatus]:
+        """The truncations of a link's follower topics, those under way first, then the last ones, newest first."""
 
     async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> VerifyReport:
         """Compare both sides, record by record; ``progress`` is called with (offsets compared, offsets in all)."""

@@ -32,6 +32,7 @@ __all__ = (
     "ResponsePayload",
     "UnknownErrorCode",
     "build_request",
+    "build_response",
     "decode_request",
     "decode_response",
     "encode_request",
@@ -126,6 +127,11 @@ def build_request(api_key: int, version: int, values: Mapping[str, Any]) -> Requ
     a name that no version has raises TypeError.
     """
     return cast(RequestPayload, build(schema.request_type(api_key, version), values))
+
+
+def build_response(api_key: int, version: int, values: Mapping[str, Any]) -> ResponsePayload:
+    """A response from plain values, as :func:`build_request`."""
+    return cast(ResponsePayload, build(schema.response_type(api_key, version), values))
 
 
 def encode_request(payload: RequestPayload, correlation_id: int, client_id: str | None) -> bytes:

@@ -135,6 +135,9 @@ _FETCH_PARTITIONS: Final = _Versions(
     ("topics", ("topic|topic_id", ("partitions", ("partition", "fetch_offset")))),
     ("forgotten_topics_data", ("topic|topic_id", "partitions")),
 )
+_FETCH_LEADER_EPOCHS: Final = _Versions(
+    ApiKey.FETCH, "request", ("topics", ("topic|topic_id", ("partitions", ("current_leader_epoch@",))))
+)
 _FETCH_RESPONSE: Final = _Versions(
     ApiKey.FETCH,
     "response",
@@ -203,6 +206,12 @@ def fetch_partitions(
         list[tuple[bytes, list[int]]] | None,
     ]
     found = _FETCH_PARTITIONS[version](frame)
+    return found
+
+
+def fetch_leader_epochs(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[int, int] | None]]]:
+    """Where a Fetch request's ``current_leader_epoch``s stand: ``[(topic, [(start, end)])]``, None before v9."""
+    found: list[tuple[bytes, list[tuple[int, int] | None]]] = _FETCH_LEADER_EPOCHS[version](frame)
     return found
 
 

@@ -109,6 +109,8 @@ class _Shape(NamedTuple):
     """The answer needs the broker, even if nothing remains of the request."""
 
 
+_INDEXES: Final = ("partition_index", "index", "partition")
+"""What a partition's number is called in requests."""
 _BY_INDEX: Final = (("partition_index", "partition_index"),)
 _BARE_INDEX: Final = (("", "partition_index"),)
 _TOPICS_AND_PARTITIONS: Final = (_Level("topics", "topics"), _Level("partitions", "partitions", _BY_INDEX))
@@ -129,6 +131,29 @@ _SHAPES: Final[Mapping[int, tuple[tuple[int, _Shape], ...]]] = MappingProxyType(
                         _Level("partition_data", "partition_responses", (("index", "index"),)),
                     ),
                     defaults={"base_offset": -1},
+                ),
+            ),
+        ),
+        ApiKey.FETCH: (
+            (
+                0,
+                _Shape(
+                    (
+                        _Level("topics", "responses", (("topic", "topic"), ("topic_id", "topic_id"))),
+                        _Level("partitions", "partitions", (("partition", "partition_index"),)),
+                    ),
+                    defaults={"high_watermark": -1, "records": b""},  # librdkafka takes null for a protocol error
+                ),
+            ),
+        ),
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: (
+            (
+                0,
+                _Shape(
+                    (
+                        _Level("topics", "topics", (("topic", "topic"),)),
+                        _Level("partitions", "partitions", (("partition", "partition"),)),
+                    ),
                 ),
             ),
         ),
@@ -407,11 +432,10 @@ def _part(api_key: int, item: Any, within: tuple[Any, ...]) -> Part:
         topic = item
     elif api_key not in _WITHOUT_TOPICS:
         holder = within[-1] if within else item
-        topic, topic_id = getattr(holder, "name", None), getattr(holder, "topic_id", None)
+        topic = getattr(holder, "name", None) or getattr(holder, "topic", None)
+        topic_id = getattr(holder, "topic_id", None)
         if within:
-            partition = (
-                item if isinstance(item, int) else getattr(item, "partition_index", getattr(item, "index", None))
-            )
+            partition = item if isinstance(item, int) else next(getattr(item, n) for n in _INDEXES if hasattr(item, n))
     return Part(api_key, topic, topic_id, partition, item, within)
 
 

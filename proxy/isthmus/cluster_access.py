@@ -49,6 +49,7 @@ COMPLETING: Final = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 CLUSTER_WIDE: Final = ""
 """The BROKER resource that stands for all brokers."""
 OFFSETS_RETENTION: Final = "offsets.retention.minutes"
+UNKNOWN_TOPIC_ID: Final = 100
 TOPIC_SOURCE: Final = 1
 """ConfigSource of a topic's own settings."""
 
@@ -159,6 +160,13 @@ class ClusterAccess:
             if error is not None:
                 raise error
 
+    async def delete_topic_id(self, topic_id: bytes) -> None:
+        """Delete the topic that has this id. Gone already is no error."""
+        with _errors():
+            error = await self._client.delete_topic_id(UUID(bytes=topic_id))
+            if error is not None and error.code != UNKNOWN_TOPIC_ID:
+                raise error
+
     async def create_partitions(self, topic: str, total: int) -> None:
         with _errors():
             error = (await self._client.create_partitions({topic: total}))[topic]
@@ -250,6 +258,11 @@ class ClusterAccess:
         return {
             (place.topic, place.partition): listed.offset for place, listed in found.items() if listed.error is None
         }
+
+    async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
+        """The leader's largest leader epoch up to ``epoch``, and where it ends; (-1, -1) if it has none."""
+        with _errors():
+            return await self._client.epoch_end(topic, partition, epoch, deadline_s=POSITION_DEADLINE_S)
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Delete the records below an offset; returns where the log starts now."""

@@ -15,6 +15,8 @@
     advertised = "proxy-1.example.org:19192"
     [admin_listener]
     bind = "127.0.0.1:28080"
+    [data]
+    directory = "/var/lib/isthmus"
 
 Unknown keys and wrong types are errors. Every problem of a file is told at once, each with its key, what was found,
 what is expected and what to do (:class:`Problem`). Paths are relative to the file's directory. Secrets stand in files
@@ -342,6 +344,12 @@ class AdminListenerSection(Section):
     """REST, metrics, health. It has no authentication of its own: keep it on a loopback or a private address."""
 
 
+class DataSection(Section):
+    directory: FilePath | None = None
+    """Where the proxy keeps files: what is cut from follower topics that diverged. None: such topics stay as they are,
+    and say so."""
+
+
 class PluginsSection(Section):
     enabled: Annotated[tuple[str, ...], Field(strict=False)] = ("reservation", "replication")
     """Names of the entry point group ``isthmus.plugins``, in the order in which their hooks are called."""
@@ -356,6 +364,7 @@ class ProxyConfig(Section):
     link_listener: LinkListenerSection | None = None
     """None: other clusters cannot connect to this proxy; it can still connect to them."""
     admin_listener: AdminListenerSection = Field(default_factory=AdminListenerSection)
+    data: DataSection = Field(default_factory=DataSection)
     plugins: PluginsSection = Field(default_factory=PluginsSection)
     _source: str = PrivateAttr("configuration")
 
@@ -472,6 +481,7 @@ def _section_at(location: list[str]) -> type[BaseModel]:
         "client_listener": ClientListenerSection,
         "link_listener": LinkListenerSection,
         "admin_listener": AdminListenerSection,
+        "data": DataSection,
         "plugins": PluginsSection,
     }
     return sections.get(location[0], ProxyConfig) if location else ProxyConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from isthmus.cluster_access import ClusterAccess
 from isthmus.config import Address, LinkListenerSection
@@ -63,6 +64,7 @@ class Context:
         link_section: LinkListenerSection | None,
         link_server_tls: ssl.SSLContext | None,
         link_client_tls: ssl.SSLContext | None,
+        data_directory: Path | None,
     ) -> None:
         self.proxy_name = proxy_name
         self.incarnation = control_log.incarnation
@@ -70,6 +72,7 @@ class Context:
         self.cluster = cluster
         self.control = Control(control_log)
         self.link_client_tls = link_client_tls
+        self.data_directory = data_directory
         self.link_listener: LinkListenerSpec | None = None
         self.fronted_brokers = front.brokers
         self._control_log = control_log

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from isthmus.histogram import Histogram
-from isthmus_plugins.api import NEED_MORE, Answer, Request, RequestHook, ResponseHook, Verdict
+from isthmus_plugins.api import NEED_MORE, Answer, Close, Hold, Replace, Request, RequestHook, ResponseHook, Verdict
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
 from isthmus_protocol.locate import Locator
@@ -146,7 +146,7 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
     if len(hooks) == 1:
         route.on_request = hooks[0].on_request
     elif hooks:
-        route.on_request = partial(_first_verdict, tuple(hook.on_request for hook in hooks))
+        route.on_request = partial(_chained, tuple(hook.on_request for hook in hooks))
     route.whole = any(hook.whole for hook in hooks)
     route.looked_at = route.acks is not None or route.on_request is not None
     if route.api_key == ApiKey.API_VERSIONS:
@@ -192,16 +192,64 @@ def _with_addresses(
     return rewritten if pass_plain is None else pass_plain(rewritten)
 
 
-def _first_verdict(hooks: tuple[Callable[[Request], Verdict], ...], request: Request) -> Verdict:
+_Hooks = tuple[Callable[[Request], Verdict], ...]
+
+
+def _chained(hooks: _Hooks, request: Request) -> Verdict:
+    """What becomes of a request that several hooks look at: each sees what those before it made of it."""
     need_more = False
-    for hook in hooks:
+    for position, hook in enumerate(hooks):
         verdict = hook(request)
         if verdict is NEED_MORE:
             need_more = True
+        elif isinstance(verdict, Replace):
+            return _behind(verdict, _chained(hooks[position + 1 :], _with_frame(request, verdict.frame)))
+        elif isinstance(verdict, Hold):
+            # The request is valid during the call only.
+            return Hold(_held(verdict, hooks[position + 1 :], _with_frame(request, request.frame)))
         elif verdict is not None:
             return verdict
     request.leave = None  # one hook's leave is not the others'
     return NEED_MORE if need_more else None
+
+
+async def _held(hold: Hold, hooks: _Hooks, request: Request) -> Verdict:
+    verdict = await hold.verdict
+    if verdict is None:
+        return _chained(hooks, request)
+    if isinstance(verdict, Replace):
+        return _behind(verdict, _chained(hooks, _with_frame(request, verdict.frame)))
+    return verdict
+
+
+def _behind(first: Replace, then: Verdict) -> Verdict:
+    """What a replaced request becomes where the hooks behind say ``then`` of the replacement."""
+    if isinstance(then, Replace):
+        on_response = first.on_response
+        if on_response is None:
+            on_response = then.on_response
+        elif then.on_response is not None:
+            on_response = partial(_both, then.on_response, on_response)
+        return Replace(then.frame, on_response, first.cause or then.cause)
+    if isinstance(then, Answer):
+        return Answer(then.frame if first.on_response is None else first.on_response(then.frame), then.cause)
+    if isinstance(then, Hold):
+        return Hold(_behind_held(first, then))
+    return then if isinstance(then, Close) else first
+
+
+async def _behind_held(first: Replace, hold: Hold) -> Verdict:
+    return _behind(first, await hold.verdict)
+
+
+def _both(inner: ResponseHook, outer: ResponseHook, frame: bytes) -> bytes:
+    return outer(inner(frame))
+
+
+def _with_frame(request: Request, frame: bytes) -> Request:
+    return Request(
+        frame, request.whole, request.api_key, request.version, request.correlation_id, request.now, request.client
+    )
 
 
 def newer_api_versions_route() -> Route:

@@ -115,6 +115,8 @@ LOG_END: Final = -1
 _DEBUGGING_REPLICA: Final = -2
 """A ``replica_id`` that is no consumer's, so that ListOffsets is not limited to the high watermark."""
 
+DELETE_BY_ID_VERSION: Final = 6
+
 _STALE_METADATA: Final = frozenset(
     {
         3,  # UNKNOWN_TOPIC_OR_PARTITION: also while a new topic spreads
@@ -616,6 +618,20 @@ class ClusterClient:
             for result in answer.responses
         }
 
+    async def delete_topic_id(self, topic_id: UUID, *, timeout_s: float | None = None) -> KafkaError | None:
+        """Delete the topic with this id, whatever its name is now (KIP-516)."""
+        timeout_s = timeout_s or self.request_timeout_s
+        connection = await self.controller()
+        if connection.version(ApiKey.DELETE_TOPICS) < DELETE_BY_ID_VERSION:
+            raise UnsupportedVersion(f"{connection.address} deletes topics by name only: it must be Kafka 2.8 or later")
+        answer = await connection.call(
+            ApiKey.DELETE_TOPICS,
+            {"topics": [{"name": None, "topic_id": topic_id}], "timeout": int(timeout_s * 1000)},
+            timeout=timeout_s + 5,
+        )
+        (result,) = answer.responses
+        return as_error(result.error_code, result.error_message)
+
     async def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, timeout_s: float | None = None
     ) -> dict[str, KafkaError | None]:
@@ -923,6 +939,38 @@ class ClusterClient:
         return await self._at_leaders(
             batches.keys(), ask, lambda error: Produced(-1, -1, -1, error), lane=lane, repeat=False
         )
+
+    async def epoch_end(
+        self, topic: str, partition: int, epoch: int, *, deadline_s: float | None = None
+    ) -> tuple[int, int]:
+        """(Largest leader epoch of the log up to ``epoch``, where it ends), (-1, -1) if there is none (KIP-101)."""
+
+        async def ask(connection: BrokerConnection, info: PartitionInfo) -> tuple[int, int]:
+            answer = await connection.call(
+                ApiKey.OFFSET_FOR_LEADER_EPOCH,
+                {
+                    "replica_id": _DEBUGGING_REPLICA,
+                    "topics": [
+                        {
+                            "topic": topic,
+                            "partitions": [
+                                {
+                                    "partition": partition,
+                                    "current_leader_epoch": info.leader_epoch,
+                                    "leader_epoch": epoch,
+                                }
+                            ],
+                        }
+                    ],
+                },
+                timeout=self.request_timeout_s,
+            )
+            (found,) = answer.topics[0].partitions
+            if (error := as_error(found.error_code)) is not None:
+                raise error
+            return found.leader_epoch, found.end_offset
+
+        return await self.request_leader(topic, partition, ask, deadline_s=deadline_s)
 
     async def describe_producers(
         self, partitions: Collection[TopicPartition], *, deadline_s: float | None = None

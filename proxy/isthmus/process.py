@@ -170,6 +170,7 @@ class Process:
             config.link_listener,
             link_listener_tls(config),
             link_dial_tls(config),
+            config.data.directory,
         )
         if RESERVATION_PLUGIN in config.plugins.enabled:
             gateway.vouches_until = lambda: control_log.lease_deadline

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from isthmus_control import apply as rules
@@ -794,6 +795,7 @@ class FakeContext:
         self.control = control
         self.link_listener: LinkListenerSpec | None = None
         self.link_client_tls = None
+        self.data_directory: Path | None = None
         self.fronted_brokers = brokers
         self.lease_deadline = float("inf")
         self.port: int | None = None

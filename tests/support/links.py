@@ -272,6 +272,16 @@ class Linked:
         until("the link is Following", following, timeout_s)
 
 
+def truncated(link: Linked, topic: str) -> dict[str, Any]:
+    """Wait until a topic of B was truncated; what is told of that."""
+
+    def last() -> dict[str, Any] | None:
+        found = link.b.proxy.get(f"/v1/links/{link.name}/truncations")["items"]
+        return next((each for each in found if each["topic"] == topic and each["phase"] == "done"), None)
+
+    return dict(until(f"{topic} is truncated", last))
+
+
 def whole(kafka: KafkaCluster, **more: Any) -> ProxyProcess:
     """One proxy for all brokers of a cluster, started by whoever enters it."""
     return ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=_extra(more))

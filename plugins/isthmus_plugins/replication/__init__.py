@@ -18,6 +18,8 @@
 ``followed_group``    one group of them: what it wants, has, and waits for
 ``acls``              the access control bindings of principal namespaces, both ends
 ``verify``            compares both sides; ``group_verify`` their groups
+``common_log``        up to where both logs are the same
+``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
 ``service``           what operators can do
 ====================  ==================================================================================================
 """
@@ -25,16 +27,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from isthmus_control.control_state import ControlState
-from isthmus_plugins.api import PluginContext
+from isthmus_plugins.api import PluginContext, RequestHook
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.links import LinkOperations
 from isthmus_plugins.replication.acls import AclEnds
+from isthmus_plugins.replication.common_log import CommonLog
 from isthmus_plugins.replication.connection import LinkConnection, Receiver
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_topics import FollowerTopics
@@ -42,10 +45,14 @@ from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.leader_epochs import LeaderEpochs
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
+from isthmus_plugins.replication.truncation import Truncations
+from isthmus_plugins.replication.truncation_status import truncation_metrics
 from isthmus_plugins.replication.verify import Verification
+from isthmus_plugins.replication.withheld import WithheldTopics
 from isthmus_protocol import link
 
 
@@ -82,11 +89,15 @@ class ReplicationPlugin:
 
     @hookimpl
     async def isthmus_start(self, context: PluginContext) -> None:
+        self._context = context
+        self._withheld = WithheldTopics()
+        self._leader_epochs = LeaderEpochs()
         self._follower_end = FollowerEnd(context)
         follower_topics = FollowerTopics(context)
         verification = Verification(context)
         self._transaction_verification = TransactionVerification(context)
         self._group_follower = GroupFollower(context)
+        common_log = CommonLog(context, verification)
         self._peers = LinkPeers(
             context,
             handlers={
@@ -95,6 +106,7 @@ class ReplicationPlugin:
                 "close_stream": self._follower_end.close_stream,
                 "digest": verification.on_digest,
                 "ends": verification.on_ends,
+                "limits": common_log.on_limits,
                 "linked_topics": verification.on_linked_topics,
                 "linked_groups": verification.groups.on_linked_groups,
                 "committed": verification.groups.on_committed,
@@ -136,6 +148,7 @@ class ReplicationPlugin:
             self._group_status,
             self._acls,
         )
+        self._truncations = Truncations(context, self._peers, self._follower_end, verification, common_log)
         context.control.subscribe(self._control_changed)
         await self._peers.start()
         self._control_changed(context.control.state)
@@ -146,6 +159,7 @@ class ReplicationPlugin:
         self._group_follower.start()
         self._group_leader.start()
         self._acls.leader.start()
+        self._truncations.start()
 
     def _wake_leaders(self) -> None:
         self._leader_end.wake()
@@ -162,11 +176,14 @@ class ReplicationPlugin:
         self._follower_end.control_changed(state)
         self._transaction_verification.control_changed(state)
         self._group_follower.control_changed(state)
+        self._withheld.control_changed(state)
+        self._leader_epochs.control_changed(state)
         self._wake_leaders()
 
     @hookimpl
     async def isthmus_stop(self) -> None:
         await self._acls.leader.stop()
+        await self._truncations.stop()
         await self._group_leader.stop()
         await self._leader_end.stop()
         await self._transaction_verification.stop()
@@ -174,6 +191,10 @@ class ReplicationPlugin:
         await self._peers.stop()
         await self._group_follower.stop()
         await self._follower_end.stop()
+
+    @hookimpl
+    def isthmus_request_hooks(self) -> Sequence[RequestHook]:
+        return [*self._withheld.hooks(), *self._leader_epochs.hooks()]
 
     @hookimpl
     def isthmus_link_operations(self) -> LinkOperations | None:
@@ -210,7 +231,10 @@ class ReplicationPlugin:
         batches.add_metric((), self._follower_end.batches_appended)
         size = CounterMetricFamily("isthmus_link_appended_bytes", "Bytes appended to follower topics")
         size.add_metric((), self._follower_end.bytes_appended)
-        return (lag, seconds, connected, states, batches, size, *self._group_status.metrics(), *self._acls.metrics())
+        carried_out = self._truncations
+        truncations = truncation_metrics(self._context.control.state, carried_out.ended, carried_out.records_cut)
+        groups, acls = self._group_status.metrics(), self._acls.metrics()
+        return (lag, seconds, connected, states, batches, size, *groups, *acls, *truncations)
 
 
 plugin = ReplicationPlugin()

@@ -67,6 +67,7 @@ CHECK_INTERVAL_S: Final = 5.0
 """How often the ends of logs on which nothing happens are looked at: nobody else may write them."""
 EPOCHS_AT_ONCE: Final = 1000
 """In one command of the control log, which must stay below a record's size."""
+EPOCH_MAX: Final = 2**31 - 1
 REFUSALS_MAX: Final = 5
 """A broker that answers a batch so often with an error that may pass, with nothing stored, does not want it."""
 
@@ -192,7 +193,7 @@ class FollowerEnd:
         self._writers: dict[tuple[int, int], Writer] = {}
         self._epochs_due: dict[FollowerStream, None] = {}
         self._epoch_task: asyncio.Task[None] | None = None
-        self._seen: tuple[object, object] = (None, None)
+        self._seen: tuple[object, ...] = (None, None, None)
         self._alone_from = monotonic() + LOST_REQUEST_MARGIN_S
         """From then on no request of a process that was here before can land any more."""
         self.batches_appended = 0
@@ -286,6 +287,9 @@ class FollowerEnd:
             raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} does not follow over this link")
         if counterpart is None or counterpart.link.name != record.link:
             raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} is in no namespace that follows over this link")
+        truncation = state.truncations.get(topic)
+        if truncation is not None:
+            raise LinkRejected(ReasonCode.TRUNCATING, truncation.describe())
         if record.source_topic_id != params["source_topic_id"]:
             raise LinkRejected(
                 ReasonCode.SOURCE_TOPIC_ID_CHANGED,
@@ -342,6 +346,31 @@ class FollowerEnd:
         await self._end(stream, StopReason(code, message))
         return {"end_offset": stream.follower_log.end}
 
+    async def open_refill(
+        self, connection: LinkConnection, topic: str, topic_id: str, partition: int, uncertain: bool
+    ) -> FollowerStream:
+        """Open a stream whose source is this cluster: it puts back what a truncated topic held.
+
+        Its epochs are this cluster's, and not recorded. Raises BrokerUnavailable.
+        """
+        leader = await self._context.cluster.leader_of(topic, partition)
+        if leader is None:
+            raise BrokerUnavailable(f"{topic}-{partition} has no leader")
+        state = self._context.control.state
+        own_index = state.producer_id_ranges[self._context.cluster_id]
+        link_ = state.links.get(connection.link_name)
+        follower_log = FollowerLog(Numbering(own_index, own_index, 0 if link_ is None else link_.number))
+        follower_log.epoch = EPOCH_MAX
+        writer = self._writer(leader, topic, partition)
+        stream = FollowerStream(connection, partition, topic, topic_id, topic, partition, leader, follower_log, writer)
+        await self._read_position(stream, uncertain)
+        self._streams[connection, partition] = stream
+        return stream
+
+    async def close_refill(self, stream: FollowerStream) -> None:
+        """End it; when this returns, none of its requests is under way."""
+        await self._end(stream, StopReason(reasons.CLOSED, "refilled, or given up"))
+
     async def end_mapping(self, link_name: str, mapping: NamespaceMapping) -> None:
         """End the streams of a namespace: nothing of the link is appended to it any more."""
         reason = StopReason(reasons.CLOSED, "the namespace was detached")
@@ -353,13 +382,19 @@ class FollowerEnd:
 
     def control_changed(self, state: ControlState) -> None:
         """End the streams of what does not follow any more: another proxy may have detached it."""
-        seen = (state.follower_topics, state.lookup)
-        if seen[0] is self._seen[0] and seen[1] is self._seen[1]:
+        seen = (state.follower_topics, state.lookup, state.truncations)
+        if all(now is before for now, before in zip(seen, self._seen, strict=True)):
             return
         self._seen = seen
         for stream in list(self._partitions.values()):
             record = state.follower_topics.get(stream.topic)
-            if (
+            if stream.topic in state.truncations:
+                self._tasks.start(
+                    f"end-{stream.topic}-{stream.partition}",
+                    self._end(stream, StopReason(ReasonCode.TRUNCATING, "the topic is being truncated")),
+                )
+                del self._partitions[stream.place]
+            elif (
                 record is None
                 or record.state is not TopicState.FOLLOWING
                 or record.link != stream.link_name

@@ -168,7 +168,8 @@ class FollowerTopics:
         self._led[link_name] = led
         for record in list(self._context.control.state.follower_topics.values()):
             followed = record.link == link_name and record.state in (TopicState.FOLLOWING, TopicState.REFUSED)
-            if followed and record.source_topic not in led and record.topic not in topics:
+            truncating = record.topic in self._context.control.state.truncations
+            if followed and not truncating and record.source_topic not in led and record.topic not in topics:
                 log.info("follower topic forgotten", extra={"link": link_name, "topic": record.topic})
                 await self._append(ForgetFollowerTopic(link_name, record.topic))
 
@@ -216,6 +217,9 @@ class FollowerTopics:
     async def _check_following(
         self, record: FollowerTopic, source_id: str, partitions: int, existing: TopicInfo | None
     ) -> bool:
+        truncation = self._context.control.state.truncations.get(record.topic)
+        if truncation is not None:
+            raise Refusal(ReasonCode.TRUNCATING, truncation.describe())
         if record.source_topic_id != source_id:
             raise Refusal(
                 ReasonCode.SOURCE_TOPIC_ID_CHANGED,

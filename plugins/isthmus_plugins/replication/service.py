@@ -60,6 +60,7 @@ from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.promotion import Promotions
 from isthmus_plugins.replication.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
+from isthmus_plugins.replication.truncation_status import note_truncations, truncation_statuses
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
@@ -531,10 +532,16 @@ class LinkService:
         """One link with its partitions."""
         return self._status(self._link(link_name))
 
+    def truncations(self, link_name: str) -> list[links.TruncationStatus]:
+        """The truncations of a link's topics."""
+        self._link(link_name)
+        return truncation_statuses(self._context.control.state, link_name)
+
     def _status(self, link: Link) -> LinkStatus:
         peer = self._peers.state(link.name)
         connected = bool(peer.connections)
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
+        note_truncations(self._context.control.state, link.name, partitions)
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,

@@ -69,7 +69,7 @@ class Verification:
 
     # ---- reading ----
 
-    async def _batches(
+    async def batches(
         self, topic: TopicInfo, partition: int, offset: int, to: int, read_committed: bool = False
     ) -> AsyncIterator[tuple[memoryview, BatchHeader, bool]]:
         """Whole batches that hold ``[offset, to)``: (bytes, header, whether aborted). Raises OperationError.
@@ -132,14 +132,14 @@ class Verification:
         reached = to
         if level == RECORDS:
             read = offset
-            async for batch, header, aborted in self._batches(topic, partition, offset, to, read_committed=True):
+            async for batch, header, aborted in self.batches(topic, partition, offset, to, read_committed=True):
                 single.add(batch, from_offset=offset, to_offset=to, aborted=aborted)
                 read = header.next_offset
             if read < to:  # beyond the last stable offset nothing was aborted yet
-                async for batch, _, _ in self._batches(topic, partition, read, to):
+                async for batch, _, _ in self.batches(topic, partition, read, to):
                     single.add(batch, from_offset=read, to_offset=to)
             return Digest(single.digest().hex(), single.records, to)
-        async for batch, header, _ in self._batches(topic, partition, offset, to):
+        async for batch, header, _ in self.batches(topic, partition, offset, to):
             if header.base_offset >= offset and header.next_offset <= to:
                 whole.update(header.base_offset.to_bytes(8, "big"))
                 whole.update(batch_digest(batch, own_index))
@@ -157,7 +157,7 @@ class Verification:
         """The digest of those records in ``[offset, to)`` that are the latest of their keys before ``until``."""
         found = LatestDigest()
         start = await self._context.cluster.log_start(topic.name, partition)
-        async for batch, header, aborted in self._batches(topic, partition, start, until, read_committed=True):
+        async for batch, header, aborted in self.batches(topic, partition, start, until, read_committed=True):
             if not aborted and header.next_offset <= until:
                 found.add(batch)
         digest, records = found.digest(offset, to)
@@ -185,7 +185,7 @@ class Verification:
 
     async def on_digest(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """The digest of a range of one of this cluster's partitions, for the peer that verifies."""
-        topic = await self._linked_topic(connection, str(params["topic"]))
+        topic = await self.linked_topic(connection, str(params["topic"]))
         partition, offset, to = int(params["partition"]), int(params["from"]), int(params["to"])
         try:
             if params["level"] == LATEST:
@@ -198,7 +198,7 @@ class Verification:
 
     async def on_ends(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """The limits of each partition's log of one of this cluster's topics."""
-        topic = await self._linked_topic(connection, str(params["topic"]))
+        topic = await self.linked_topic(connection, str(params["topic"]))
         try:
             ends = await asyncio.gather(*(self.ends(topic, partition) for partition in range(len(topic.partitions))))
             compacts = await self.compacts(topic)
@@ -219,7 +219,7 @@ class Verification:
             }
         }
 
-    async def _linked_topic(self, connection: LinkConnection, name: str) -> TopicInfo:
+    async def linked_topic(self, connection: LinkConnection, name: str) -> TopicInfo:
         """A topic that the connection's link may ask about. Raises LinkRejected."""
         link = self._context.control.state.links.get(connection.link_name)
         allowed = link is not None and any(
@@ -264,7 +264,7 @@ class Verification:
             local = topics.get(name)
             for partition in range(max(len(remote_ends), 0 if local is None else len(local.partitions))):
                 remote_end = Ends(*remote_ends[partition]) if partition < len(remote_ends) else None
-                jobs.append(_Comparison(self, connection, name, local, remote, partition, leads, remote_end, compacts))
+                jobs.append(Comparison(self, connection, name, local, remote, partition, leads, remote_end, compacts))
         verdicts = await asyncio.gather(*(job.run(limit, counter) for job in jobs))
         groups = await self.groups.verify(link, connection)
         found = [verdict.equal for verdict in verdicts] + [verdict.equal for verdict in groups]
@@ -294,7 +294,7 @@ class _Counter:
         self._progress(self.done, self.total)
 
 
-class _Comparison:
+class Comparison:
     """One partition, here and there."""
 
     def __init__(
@@ -344,6 +344,19 @@ class _Comparison:
         counter.expect(max(0, to - start))
         if here.log_start != there.log_start:
             return self._verdict(start, start, here, f"the logs start at {here.log_start} and {there.log_start}")
+        difference = await self.first_difference(start, to, here, there, counter.add)
+        if difference is not None:
+            return self._verdict(start, difference, here, self._what(difference))
+        return self._verdict(start, to, here, None)
+
+    async def first_difference(
+        self, start: int, to: int, here: Ends, there: Ends, compared: Callable[[int], None]
+    ) -> int | None:
+        """The first offset of ``[start, to)`` at which the records differ, None if they do not.
+
+        ``compared`` is told how many offsets are equal, piece by piece. Raises LinkRejected, LinkLost, TimeoutError,
+        OperationError, BatchError.
+        """
         offset = start
         while offset < to:
             mine = await self._local(offset, to, BATCHES, CHUNK_BYTES)
@@ -351,11 +364,11 @@ class _Comparison:
             if mine.digest != theirs.digest:
                 difference = await self._lasting_difference(start, offset, mine.to, here, there)
                 if difference is not None:
-                    return self._verdict(start, difference, here, self._what(difference))
+                    return difference
             self._records += mine.records
-            counter.add(mine.to - offset)
+            compared(mine.to - offset)
             offset = mine.to
-        return self._verdict(start, to, here, None)
+        return None
 
     async def _lasting_difference(self, start: int, offset: int, to: int, here: Ends, there: Ends) -> int | None:
         """Where ``[offset, to)`` differs, if it does so for a while: both sides may be on the move."""

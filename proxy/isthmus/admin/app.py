@@ -50,6 +50,7 @@ from isthmus_plugins.links import (
     OperationError,
     Promote,
     TopicDecision,
+    TruncationStatus,
 )
 
 ENFORCE_TIMEOUT_S: Final = 60.0
@@ -303,6 +304,11 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     ) -> None:
         """A follower stays reserved."""
         await _operations(services).detach(name, local, type.value, local_only)
+
+    @app.get("/v1/links/{name}/truncations", tags=["links"], summary="List truncations of follower topics")
+    async def list_truncations(name: str) -> Page[TruncationStatus]:
+        """Those under way first. What was cut is in salvage files: `isthmus salvage show` reads them."""
+        return Page(items=_operations(services).truncations(name))
 
     @app.post("/v1/links/{name}/verify", tags=["links"], summary="Compare both sides of a link", status_code=202)
     async def verify(name: str, response: Response) -> OperationView:

@@ -189,6 +189,42 @@ def promote(
     show(report, output, _promoted)
 
 
+@app.command(epilog=example("isthmus link truncations a-to-b", "isthmus link truncations a-to-b -o json") + EXIT_CODES)
+def truncations(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """List truncations of follower topics that diverged: what was cut, where it is kept, which groups were moved."""
+    with Admin(url, output) as admin:
+        show(admin.get(f"/v1/links/{_path(name)}/truncations")["items"], output, _truncation_lines)
+
+
+def _truncation_lines(truncations: list[dict[str, Any]]) -> Iterator[str]:
+    yield from columns(
+        ("TOPIC", "PHASE", "PARTITION", "CUT_AT", "CUT_MESSAGES", "GROUPS_MOVED", "SALVAGE_FILE", "REASON"),
+        (
+            (
+                each["topic"],
+                each["phase"],
+                cut["partition"],
+                cut["offset_truncated_to"],
+                cut["messages_truncated"],
+                each["groups_moved"],
+                None if cut["salvage_file"] is None else f"{cut['salvage_proxy']}:{cut['salvage_file']}",
+                each["trouble_message"] or each["message"],
+            )
+            for each in truncations
+            for cut in [cut for cut in each["partitions"] if cut["messages_truncated"]] or [_NO_CUT]
+        ),
+    )
+
+
+_NO_CUT: dict[str, Any] = {
+    "partition": None,
+    "offset_truncated_to": None,
+    "messages_truncated": None,
+    "salvage_proxy": None,
+    "salvage_file": None,
+}
+
+
 def _path(name: str) -> str:
     from urllib.parse import quote
 

@@ -20,9 +20,10 @@ OWN: Final = {
     "topic": "isthmus.cli.topic",
     "status": "isthmus.cli.status",
     "verify": "isthmus.cli.verify",
+    "salvage": "isthmus.cli.salvage",
 }
 """Modules with an ``app``."""
-ORDER: Final = ("demo", "cluster", "proxy", "namespace", "link", "topic", "status", "verify", "bench")
+ORDER: Final = ("demo", "cluster", "proxy", "namespace", "link", "topic", "status", "verify", "salvage", "bench")
 """In which help lists them; others follow by name."""
 
 

@@ -163,10 +163,13 @@ def test_in_the_end_the_topic_follows_under_its_new_id_with_what_is_left_of_its_
     assert [(each.epoch, each.start_offset) for each in log.state.source_epochs("in-t", 0)] == [(0, 0), (2, 80)]
     assert [(each.epoch, each.start_offset) for each in log.state.source_epochs("in-t", 1)] == [(0, 0)]
     assert log.state.truncations == {}
+    shift = log.state.epoch_shifts["in-t"]
+    assert (shift.topic_id, shift.by) == (new_id, 1007)  # above what clients were told meanwhile
     # It goes on, and may be truncated again.
     log.ok(c.RecordSourceEpochs((c.PartitionEpoch("in-t", new_id or "", 0, 5, 100),)))
     log.topic_id = new_id or ""
     log.ok(log.begin())
+    assert log.truncation.shown_epoch(0) == 5 + 1007 + 1000
 
 
 def test_only_the_owner_goes_on_and_only_while_nobody_took_over() -> None:
@@ -219,7 +222,7 @@ def test_nobody_changes_the_record_of_a_topic_that_is_truncated() -> None:
 
 
 def test_clients_wait_while_the_topic_is_not_whole() -> None:
-    assert {P.SPOOLING, P.RECREATING, P.REFILLING, P.RESTORING} == WITHHELD
+    assert {P.SPOOLING, P.RECREATING, P.REFILLING, P.RESTORING, P.CLEANING} == WITHHELD
     assert CANCELLABLE.isdisjoint(WITHHELD - {P.SPOOLING})
     assert TRUNCATION_TRANSITIONS.keys() == set(P)
 

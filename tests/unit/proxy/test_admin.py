@@ -114,6 +114,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "GET /v1/links",
             "POST /v1/links",
             "GET /v1/links/{name}",
+            "GET /v1/links/{name}/truncations",
             "DELETE /v1/links/{name}",
             "POST /v1/links/{name}/mappings",
             "DELETE /v1/links/{name}/mappings",

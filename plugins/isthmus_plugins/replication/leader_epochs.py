@@ -1,0 +1,119 @@
+"""Keeps the leader epochs of topics that were made anew rising, as clients see them.
+
+A topic that is made anew begins with leader epoch 0. A client that knows a higher one takes all that it is told for
+outdated, and never reads again (seen with librdkafka 2). So to clients the new topic's epochs are shifted beyond those
+of the old one (``EpochShift``), in Metadata and DescribeTopicPartitions; and requests that name an epoch which they
+learned there are forwarded without it: brokers check it only if it is there.
+
+Epochs in records and in committed positions are the brokers' own, below the shifted ones.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from isthmus_control.control_state import ControlState
+from isthmus_control.truncations import EpochShift
+from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
+from isthmus_protocol import peeks
+from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
+from isthmus_protocol.schema import ApiKey
+
+UNCHECKED: Final = struct.pack(">i", -1)
+"""As current leader epoch: the broker does not compare it with its own."""
+
+
+class LeaderEpochs:
+    """Hooks that do nothing until a topic was made anew."""
+
+    def __init__(self) -> None:
+        self._shifts: dict[str, EpochShift] = {}
+        self._names: dict[bytes, str] = {}
+        self._marks: tuple[bytes, ...] = ()
+        """A request that has none of these bytes anywhere is not about such a topic."""
+        self._seen: object = None
+
+    def hooks(self) -> Sequence[RequestHook]:
+        return [
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
+            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_metadata, whole=True),
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
+            RequestHook(ApiKey.LIST_OFFSETS, self.on_search, whole=True),
+            RequestHook(ApiKey.OFFSET_FOR_LEADER_EPOCH, self.on_search, whole=True),
+        ]
+
+    def control_changed(self, state: ControlState) -> None:
+        if state.epoch_shifts is not self._seen:
+            self._seen = state.epoch_shifts
+            self._shifts = dict(state.epoch_shifts)
+            self._names = {uuid.UUID(each.topic_id).bytes: name for name, each in self._shifts.items()}
+            self._marks = (*self._names, *(name.encode() for name in self._shifts))
+
+    def _concerns(self, request: Request) -> bool:
+        frame = request.frame
+        return any(mark in frame for mark in self._marks)
+
+    def on_metadata(self, request: Request) -> Verdict:
+        """Tell shifted epochs."""
+        if not self._shifts:
+            return None
+        return Replace(request.frame, partial(self._shifted, request.api_key, request.version))
+
+    def _shifted(self, api_key: int, version: int, frame: bytes) -> bytes:
+        if not any(mark in frame for mark in self._marks):
+            return frame
+        correlation_id, payload = decode_response(api_key, version, frame)
+        answered: Any = payload
+        topics = tuple(self._topic(topic) for topic in answered.topics)
+        return encode_response(replace(answered, topics=topics), correlation_id)
+
+    def _topic(self, topic: Any) -> Any:
+        shift = self._shifts.get(topic.name or "")
+        topic_id = getattr(topic, "topic_id", None)
+        if shift is None or (topic_id is not None and str(topic_id) != shift.topic_id):
+            return topic
+        partitions = tuple(
+            replace(partition, leader_epoch=partition.leader_epoch + shift.by)
+            if getattr(partition, "leader_epoch", -1) >= 0
+            else partition
+            for partition in topic.partitions
+        )
+        return replace(topic, partitions=partitions)
+
+    def on_fetch(self, request: Request) -> Verdict:
+        """Forward a Fetch without the epochs of such topics' partitions; nothing else of it changes."""
+        if not self._shifts or not self._concerns(request):
+            return None
+        frame = bytearray(request.frame)
+        by_id = peeks.topics_are_ids(ApiKey.FETCH, request.version)
+        known = self._names if by_id else {name.encode() for name in self._shifts}
+        for topic, places in peeks.fetch_leader_epochs(request.version, request.frame):
+            for place in places if topic in known else ():
+                if place is not None:
+                    frame[place[0] : place[1]] = UNCHECKED
+        return Replace(bytes(frame))
+
+    def on_search(self, request: Request) -> Verdict:
+        """The same for ListOffsets and OffsetForLeaderEpoch."""
+        if not self._shifts or not self._concerns(request):
+            return None
+        head, payload = decode_request(request.frame)
+        asked: Any = payload
+        topics = tuple(
+            _unchecked(topic) if getattr(topic, "name", getattr(topic, "topic", None)) in self._shifts else topic
+            for topic in asked.topics
+        )
+        return Replace(encode_request(replace(asked, topics=topics), request.correlation_id, head.client_id))
+
+
+def _unchecked(topic: Any) -> Any:
+    """A request's topic, without the epochs that its partitions are thought to have."""
+    if not all(hasattr(partition, "current_leader_epoch") for partition in topic.partitions):
+        return topic
+    partitions = tuple(replace(partition, current_leader_epoch=-1) for partition in topic.partitions)
+    return replace(topic, partitions=partitions)

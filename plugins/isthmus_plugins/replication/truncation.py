@@ -1,0 +1,585 @@
+"""Carries out truncations: a follower topic whose log is not the source's any more is cut to correspond.
+
+The control log says what is to be done next (:mod:`isthmus_control.truncations`); this does it, and records it. Each
+step can be done again from its beginning, so whoever is killed in it is followed by a proxy that begins it once more.
+Until the old topic is deleted everything can be taken back, and nothing is deleted before it is safe twice: what is cut
+in a file, what stays in the spool topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.commands import (
+    AdvanceTruncation,
+    BeginTruncation,
+    Body,
+    HoldUpTruncation,
+    TakeOverTruncation,
+)
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Reason, TopicState
+from isthmus_control.outcome import Rejected
+from isthmus_control.states import ReasonCode
+from isthmus_control.truncations import (
+    MOVED_POSITIONS_MAX,
+    MovedPosition,
+    PartitionCut,
+    PartitionView,
+    SalvageFile,
+    Truncation,
+    TruncationPhase,
+)
+from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, TopicInfo
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.common_log import CommonLog
+from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.follower import LOST_REQUEST_MARGIN_S, FollowerEnd
+from isthmus_plugins.replication.peers import LinkPeers
+from isthmus_plugins.replication.refill import RefillFailed, refill
+from isthmus_plugins.replication.salvage import SalvageFailed, write_salvage
+from isthmus_plugins.replication.spool import Spool, SpoolDamaged
+from isthmus_plugins.replication.verify import RECORDS, Verification
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.records import BatchError
+from isthmus_protocol.salvage import SalvageHead
+from isthmus_protocol.spool import Manifest
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+LOOK_INTERVAL_S: Final = 0.5
+"""How often partitions that diverged, and truncations without an owner, are looked for."""
+RETRY_S: Final = 1.0
+REFILLED_AT_ONCE: Final = 8
+"""Partitions."""
+HELD_UP_RETRY_S: Final = 5.0
+SHOWN_AFTER: Final = 3
+"""Attempts of a step that fail before the control log is told what keeps it."""
+SETTLE_TRIES_MAX: Final = 30
+POSITIONS_SETTLE_S: Final = 1.0
+"""A coordinator drops the positions of a deleted topic when it hears of that, maybe after the new one is there."""
+POLL_S: Final = 0.1
+MESSAGE_BYTES_MAX: Final = "max.message.bytes"
+FROZEN: Final = "0"
+"""As ``max.message.bytes``, it keeps everybody from appending to a topic: clients, transaction coordinators, us."""
+NO_EXPIRY_OF_ITS_OWN: Final = -1
+NOT_A_MEMBER: Final = frozenset({22, 25})
+"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID: the group has members."""
+DIVERGENCES: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
+_P = TruncationPhase
+
+
+class HeldUp(Exception):
+    """A step waits for something that somebody has to do. Shown at once."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NotOwner(Exception):
+    """Another proxy carries the truncation out now."""
+
+
+class Truncations:
+    """The truncations of this cluster's follower topics that this proxy carries out."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        peers: LinkPeers,
+        follower_end: FollowerEnd,
+        verification: Verification,
+        common_log: CommonLog,
+    ) -> None:
+        self._context = context
+        self._peers = peers
+        self._follower_end = follower_end
+        self._verification = verification
+        self._common_log = common_log
+        self._tasks = Tasks("truncations")
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._begun: dict[str, asyncio.Task[None]] = {}
+        self.ended: Counter[str] = Counter()
+        """By link, the truncations that this process brought to their end."""
+        self.records_cut: Counter[str] = Counter()
+        self._made_now: set[str] = set()
+        """Topics that this process made and that nobody has begun to refill."""
+        self._steps = {
+            _P.COMPARING: self._compare,
+            _P.SALVAGING: self._salvage,
+            _P.SPOOLING: self._spool,
+            _P.RECREATING: self._recreate,
+            _P.REFILLING: self._refill,
+            _P.RESTORING: self._restore,
+            _P.CLEANING: self._clean,
+            _P.CANCELLING: self._cancel,
+        }
+
+    def start(self) -> None:
+        self._tasks.start("look", self._look_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    # ---- which ones ----
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            if monotonic() < self._context.lease_deadline:
+                self._look()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _look(self) -> None:
+        state = self._context.control.state
+        for stream in self._follower_end.streams():
+            reason = stream.follower_log.reason or stream.held
+            if reason is None or reason.code not in DIVERGENCES or stream.topic in state.truncations:
+                continue
+            if stream.topic not in self._begun and self._peers.connections(stream.link_name):
+                why = Reason(str(reason.code), f"partition {stream.partition}: {reason.message}")
+                work = self._begin(stream.link_name, stream.topic, stream.topic_id, why)
+                self._begun[stream.topic] = self._tasks.start(f"begin-{stream.topic}", work)
+        for topic in [topic for topic, task in self._begun.items() if task.done()]:
+            del self._begun[topic]
+        for topic, truncation in state.truncations.items():
+            task = self._running.get(topic)
+            if (task is None or task.done()) and self._may_run(state, truncation):
+                self._running[topic] = self._tasks.start(f"truncate-{topic}", self._run(topic, truncation.topic_id))
+
+    def _may_run(self, state: ControlState, truncation: Truncation) -> bool:
+        """Whether it is this proxy's to carry out, or its owner is gone for sure."""
+        alive = {lease.incarnation for lease in state.proxies.values()} | state.superseded.keys()
+        return truncation.owner == self._context.incarnation or truncation.owner not in alive
+
+    async def _begin(self, link_name: str, topic: str, topic_id: str, why: Reason) -> None:
+        """Record that a topic is to be truncated; from then on nothing follows into it."""
+        cluster = self._context.cluster
+        try:
+            record = self._context.control.state.follower_topics.get(topic)
+            info = (await cluster.topics()).get(topic)
+            if info is None or str(uuid.UUID(bytes=info.topic_id)) != topic_id or record is None:
+                return
+            if record.state is not TopicState.FOLLOWING or record.topic_id != topic_id:
+                return
+            effective, inherited = (await cluster.topic_configs(topic))[MESSAGE_BYTES_MAX]
+            own = effective if effective not in (inherited, FROZEN) else None
+            views = tuple(PartitionView(partition.leader, partition.leader_epoch) for partition in info.partitions)
+            outcome = await self._context.control.append(
+                BeginTruncation(
+                    link_name,
+                    topic,
+                    topic_id,
+                    why,
+                    views,
+                    own,
+                    self._context.proxy_name,
+                    self._context.incarnation,
+                )
+            )
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("truncation not begun", extra={"topic": topic, "detail": str(error)})
+            return
+        if not isinstance(outcome, Rejected):
+            log.warning(
+                "truncation begun",
+                extra={"link": link_name, "topic": topic, "code": why.code, "detail": why.message},
+            )
+
+    # ---- one of them ----
+
+    async def _run(self, topic: str, topic_id: str) -> None:
+        """Go on with a truncation until it is over or somebody else's."""
+        failures = 0
+        try:
+            while (truncation := self._now(topic, topic_id)) is not None:
+                try:
+                    if truncation.owner != self._context.incarnation:
+                        await self._append(
+                            TakeOverTruncation(topic, topic_id, self._context.proxy_name, self._context.incarnation)
+                        )
+                        continue
+                    if monotonic() > self._context.lease_deadline:
+                        return
+                    await self._steps[truncation.phase](truncation)
+                    failures = 0
+                except (
+                    HeldUp,
+                    BrokerUnavailable,
+                    KafkaRefused,
+                    LinkRejected,
+                    LinkLost,
+                    TimeoutError,
+                    OperationError,
+                    BatchError,
+                    SpoolDamaged,
+                ) as error:
+                    failures += 1
+                    await self._failed(truncation, error, failures)
+                    await asyncio.sleep(HELD_UP_RETRY_S if isinstance(error, HeldUp) else RETRY_S)
+        except NotOwner as error:
+            log.info("truncation left to another proxy", extra={"topic": topic, "detail": str(error)})
+        except BrokerUnavailable as error:
+            log.warning("control log not written", extra={"topic": topic, "detail": str(error)})
+
+    def _now(self, topic: str, topic_id: str) -> Truncation | None:
+        found = self._context.control.state.truncations.get(topic)
+        return found if found is not None and found.topic_id == topic_id else None
+
+    async def _failed(self, truncation: Truncation, error: Exception, failures: int) -> None:
+        """Say what keeps a step, at once where somebody must act, else when it has failed some times."""
+        log.warning(
+            "truncation held up",
+            extra={"topic": truncation.topic, "phase": truncation.phase.value, "detail": str(error)},
+        )
+        if isinstance(error, HeldUp):
+            trouble = Reason(error.code, str(error))
+        elif failures >= SHOWN_AFTER:
+            trouble = Reason(reasons.BROKER_UNAVAILABLE, str(error) or type(error).__name__)
+        else:
+            return
+        await self._hold_up(truncation, trouble)
+
+    async def _hold_up(self, truncation: Truncation, trouble: Reason | None) -> None:
+        await self._append(HoldUpTruncation(truncation.topic, truncation.topic_id, self._context.incarnation, trouble))
+
+    async def _append(self, body: Body) -> None:
+        outcome = await self._context.control.append(body)
+        if isinstance(outcome, Rejected):
+            raise NotOwner(outcome.message)
+
+    async def _advance(self, truncation: Truncation, phase: TruncationPhase, **found: Any) -> None:
+        await self._append(
+            AdvanceTruncation(truncation.topic, truncation.topic_id, self._context.incarnation, phase, **found)
+        )
+        log.info("truncation goes on", extra={"topic": truncation.topic, "phase": phase.value})
+
+    async def _still_owner(self, truncation: Truncation) -> None:
+        """Raise NotOwner unless the log itself says that nobody took over before now."""
+        await self._hold_up(truncation, truncation.trouble)
+
+    async def _old_topic(self, truncation: Truncation) -> TopicInfo:
+        info = (await self._context.cluster.topics()).get(truncation.topic)
+        if info is None or str(uuid.UUID(bytes=info.topic_id)) != truncation.topic_id:
+            raise HeldUp(
+                ReasonCode.TARGET_TOPIC_MAY_BE_DELETED,
+                f"{truncation.topic} was deleted here behind the link's back: detach the namespace and attach it again",
+            )
+        return info
+
+    # ---- the steps ----
+
+    async def _compare(self, truncation: Truncation) -> None:
+        """Find up to where each partition's log is the source's, when nobody writes any more."""
+        connection = self._connection(truncation)
+        record = self._context.control.state.follower_topics[truncation.topic]
+        info = await self._old_topic(truncation)
+        ends = await self._freeze(truncation, info)
+        starts = [await self._context.cluster.log_start(truncation.topic, partition) for partition in ends]
+        cuts = [
+            PartitionCut(
+                partition,
+                starts[partition],
+                max(
+                    starts[partition],
+                    await self._common_log.end(
+                        connection, info, record.source_topic, partition, starts[partition], ends[partition]
+                    ),
+                ),
+                ends[partition],
+            )
+            for partition in sorted(ends)
+        ]
+        if any(cut.records for cut in cuts):
+            await self._advance(truncation, _P.SALVAGING, cuts=tuple(cuts))
+        else:
+            log.info("nothing to truncate", extra={"topic": truncation.topic})
+            await self._advance(truncation, _P.CANCELLING)
+
+    def _connection(self, truncation: Truncation) -> LinkConnection:
+        connections = self._peers.connections(truncation.link)
+        if not connections:
+            raise LinkLost(f"link {truncation.link} is not connected")
+        return connections[0]
+
+    async def _freeze(self, truncation: Truncation, info: TopicInfo) -> Mapping[int, int]:
+        """Keep everybody from appending to the topic; its log ends, by partition, when nothing can land any more."""
+        cluster = self._context.cluster
+        await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: FROZEN})
+        places = [(truncation.topic, partition) for partition in range(len(info.partitions))]
+        before: Mapping[tuple[str, int], int] = {}
+        settled_from = monotonic()
+        for _ in range(SETTLE_TRIES_MAX):
+            ends = await cluster.log_ends(places)
+            if ends != before or len(ends) < len(places):
+                settled_from, before = monotonic(), ends
+            elif monotonic() - settled_from >= LOST_REQUEST_MARGIN_S:
+                behind = [place for place in places if await cluster.high_watermark(*place) < ends[place]]
+                if not behind:
+                    return {partition: end for (_, partition), end in ends.items()}
+            await asyncio.sleep(LOST_REQUEST_MARGIN_S / 4)
+        raise BrokerUnavailable(f"the log ends of {truncation.topic} cannot be read, or still move")
+
+    async def _unchanged(self, truncation: Truncation) -> TopicInfo | None:
+        """The old topic, if its logs still end where they were compared; else it is compared again."""
+        info = await self._old_topic(truncation)
+        places = {(truncation.topic, cut.partition): cut.log_end for cut in truncation.cuts}
+        if await self._context.cluster.log_ends(places) == places:
+            return info
+        await self._advance(truncation, _P.COMPARING)
+        return None
+
+    async def _salvage(self, truncation: Truncation) -> None:
+        info = await self._unchanged(truncation)
+        if info is None:
+            return
+        record = self._context.control.state.follower_topics[truncation.topic]
+        files = []
+        for cut in truncation.cuts:
+            if not cut.records:
+                continue
+            head = SalvageHead(
+                cluster_id=self._context.cluster_id,
+                link=truncation.link,
+                topic=truncation.topic,
+                topic_id=truncation.topic_id,
+                source_topic=record.source_topic,
+                partition=cut.partition,
+                from_offset=cut.offset,
+                to_offset=cut.log_end,
+                code=truncation.reason.code,
+                message=truncation.reason.message,
+                at_ms=int(time.time() * 1000),
+                proxy=self._context.proxy_name,
+            )
+            try:
+                path = await write_salvage(self._context.data_directory, self._verification, info, head)
+            except SalvageFailed as error:
+                raise HeldUp(ReasonCode.SALVAGE_FAILED, str(error)) from error
+            files.append(SalvageFile(cut.partition, self._context.proxy_name, str(path), cut.records))
+            log.warning(
+                "records salvaged",
+                extra={
+                    "link": truncation.link,
+                    "topic": truncation.topic,
+                    "partition": cut.partition,
+                    "offset": cut.offset,
+                    "messages": cut.records,
+                    "file": str(path),
+                },
+            )
+        await self._advance(truncation, _P.SPOOLING, salvaged=tuple(files))
+
+    async def _spool(self, truncation: Truncation) -> None:
+        """Put what stays into the spool, and the groups' positions, which nobody changes from now on."""
+        context = self._context
+        if truncation.trouble is not None:  # clients went on meanwhile
+            await self._hold_up(truncation, None)
+        await context.control.enforced(context.control.state.applied_offset)
+        info = await self._unchanged(truncation)
+        if info is None:
+            return
+        positions = await self._positions(truncation)
+        # What cannot be restored shows before anything is deleted: commit it as it is.
+        await self._commit(truncation, positions)
+        spool = Spool(context, self._verification, truncation)
+        await spool.create(info.replication_factor)
+        digests = []
+        for cut in truncation.cuts:
+            await spool.fill(info, cut)
+            await spool.check(cut)
+            digests.append(await self._digest(info, cut))
+        configs = await context.cluster.topic_configs(truncation.topic)
+        own = {
+            name: value
+            for name, (value, inherited) in configs.items()
+            if value is not None and value != inherited and name != MESSAGE_BYTES_MAX
+        }
+        if truncation.message_bytes_max is not None:
+            own[MESSAGE_BYTES_MAX] = truncation.message_bytes_max
+        await spool.put_manifest(
+            Manifest(len(truncation.cuts), info.replication_factor, own, tuple(digests), positions)
+        )
+        if await self._unchanged(truncation) is not None:
+            await self._advance(truncation, _P.RECREATING)
+
+    async def _digest(self, info: TopicInfo, cut: PartitionCut) -> str:
+        """What stands for the records that stay."""
+        found = await self._verification.digest(info, cut.partition, cut.log_start, cut.offset, RECORDS, None)
+        return found.digest
+
+    async def _recreate(self, truncation: Truncation) -> None:
+        """Delete the topic, and make it anew."""
+        cluster = self._context.cluster
+        manifest = await Spool(self._context, self._verification, truncation).manifest()
+        while (info := (await cluster.topics()).get(truncation.topic)) is not None:
+            if str(uuid.UUID(bytes=info.topic_id)) != truncation.topic_id and await self._is_blank(info, manifest):
+                break
+            # Whoever took over since would have made a topic of another id than the one just seen.
+            await self._still_owner(truncation)
+            await cluster.delete_topic_id(info.topic_id)
+            await asyncio.sleep(POLL_S)
+        if info is None:
+            await self._still_owner(truncation)
+            topic_id = await cluster.create_topic(
+                truncation.topic, manifest.partitions, manifest.replication_factor, manifest.configs
+            )
+            self._made_now.add(str(uuid.UUID(bytes=topic_id)))
+        else:
+            topic_id = info.topic_id
+        await self._advance(truncation, _P.REFILLING, new_topic_id=str(uuid.UUID(bytes=topic_id)))
+
+    async def _is_blank(self, info: TopicInfo, manifest: Manifest) -> bool:
+        """Whether a topic is what an attempt before has made, without the answer getting through."""
+        if len(info.partitions) != manifest.partitions or info.replication_factor != manifest.replication_factor:
+            return False
+        configs = await self._context.cluster.topic_configs(info.name)
+        if any(configs.get(name, (None, None))[0] != value for name, value in manifest.configs.items()):
+            return False
+        places = [(info.name, partition) for partition in range(len(info.partitions))]
+        return await self._context.cluster.log_ends(places) == dict.fromkeys(places, 0)
+
+    async def _refill(self, truncation: Truncation) -> None:
+        """Put the spool's records into the new topic, and compare them with what was there before."""
+        topic_id = truncation.new_topic_id or ""
+        spool = Spool(self._context, self._verification, truncation)
+        manifest = await spool.manifest()
+        try:
+            uncertain = topic_id not in self._made_now
+            self._made_now.discard(topic_id)
+            limit = asyncio.Semaphore(REFILLED_AT_ONCE)
+            where = (truncation.link, truncation.topic, topic_id)
+            outcomes = await asyncio.gather(
+                *(refill(self._follower_end, spool, *where, cut, uncertain, limit) for cut in truncation.cuts),
+                return_exceptions=True,
+            )
+            for outcome in outcomes:
+                if outcome is not None:
+                    raise outcome
+            info = (await self._context.cluster.topics()).get(truncation.topic)
+            if info is None or str(uuid.UUID(bytes=info.topic_id)) != topic_id:
+                raise RefillFailed(f"{truncation.topic} was deleted while it was refilled")
+            for cut, digest in zip(truncation.cuts, manifest.digests, strict=True):
+                place = (truncation.topic, cut.partition)
+                start, end = await self._context.cluster.log_start(*place), await self._context.cluster.log_end(*place)
+                if (start, end) != (cut.log_start, cut.offset) or await self._digest(info, cut) != digest:
+                    raise RefillFailed(
+                        f"partition {cut.partition} holds offsets {start} to {end} and not the records that were "
+                        f"spooled from {cut.log_start} to {cut.offset}"
+                    )
+        except RefillFailed as error:
+            log.error("topic not refilled", extra={"topic": truncation.topic, "detail": str(error)})
+            await self._advance(truncation, _P.RECREATING)
+            return
+        await self._advance(truncation, _P.RESTORING)
+
+    # ---- positions of groups ----
+
+    async def _positions(self, truncation: Truncation) -> dict[str, dict[int, tuple[int, str]]]:
+        """What groups have committed for the topic, by group and partition. Raises BrokerUnavailable."""
+        cluster = self._context.cluster
+        groups = await cluster.groups()
+        committed = await cluster.committed_offsets(groups)
+        missing = sorted(set(groups) - committed.keys())
+        if missing:
+            raise BrokerUnavailable(f"the positions of {len(missing)} groups cannot be read now, of {missing[0]} first")
+        return {
+            group: found
+            for group, offsets in committed.items()
+            if (
+                found := {
+                    partition: (position.offset, position.metadata)
+                    for (topic, partition), position in offsets.items()
+                    if topic == truncation.topic
+                }
+            )
+        }
+
+    async def _commit(self, truncation: Truncation, positions: Mapping[str, Mapping[int, tuple[int, str]]]) -> None:
+        """Commit positions in their groups' place. Raises HeldUp."""
+        cluster = self._context.cluster
+        for group, by_partition in sorted(positions.items()):
+            wanted = {
+                (truncation.topic, partition): CommittedOffset(offset, metadata)
+                for partition, (offset, metadata) in by_partition.items()
+            }
+            refused = await cluster.commit_offsets(group, wanted, NO_EXPIRY_OF_ITS_OWN)
+            if any(answer.error_code in NOT_A_MEMBER for answer in refused.values()):
+                refused = await cluster.commit_offsets(group, wanted)
+            for (_, partition), answer in refused.items():
+                raise HeldUp(
+                    ReasonCode.POSITIONS_NOT_RESTORED,
+                    f"the position of group {group} in partition {partition} cannot be kept ({answer.error_name}): a "
+                    "group with members takes it only with transaction.partition.verification.enable=false (attach "
+                    "with --disable-transaction-verification), or stop its members",
+                )
+
+    async def _restore(self, truncation: Truncation) -> None:
+        """Give groups the positions that they had, where the new topic has them."""
+        manifest = await Spool(self._context, self._verification, truncation).manifest()
+        moved: list[MovedPosition] = []
+        wanted: dict[str, dict[int, tuple[int, str]]] = {}
+        for group, positions in sorted(manifest.positions.items()):
+            for partition, (offset, metadata) in sorted(positions.items()):
+                cut = truncation.cut(partition)
+                end = offset if cut is None else min(offset, cut.offset)
+                wanted.setdefault(group, {})[partition] = (end, metadata)
+                if end < offset:
+                    moved.append(MovedPosition(group, partition, offset, end))
+        while missing := await self._missing(truncation, wanted):
+            await self._commit(truncation, missing)
+            await asyncio.sleep(POSITIONS_SETTLE_S)
+        for position in moved:
+            log.warning(
+                "group position moved to the cut",
+                extra={
+                    "topic": truncation.topic,
+                    "partition": position.partition,
+                    "group": position.group,
+                    "offset": position.offset,
+                    "moved_to": position.moved_to,
+                },
+            )
+        await self._advance(truncation, _P.CLEANING, moved=tuple(moved[:MOVED_POSITIONS_MAX]), moved_count=len(moved))
+
+    async def _missing(
+        self, truncation: Truncation, wanted: Mapping[str, Mapping[int, tuple[int, str]]]
+    ) -> dict[str, dict[int, tuple[int, str]]]:
+        """The positions that groups do not have. One that is there is theirs, or was committed since."""
+        if not wanted:
+            return {}
+        there = await self._positions(truncation)
+        return {
+            group: lacking
+            for group, positions in wanted.items()
+            if (lacking := {p: position for p, position in positions.items() if p not in there.get(group, {})})
+        }
+
+    # ---- the end ----
+
+    async def _clean(self, truncation: Truncation) -> None:
+        await Spool(self._context, self._verification, truncation).delete()
+        await self._advance(truncation, _P.DONE)
+        self.ended[truncation.link] += 1
+        self.records_cut[truncation.link] += truncation.records
+        log.warning(
+            "topic truncated",
+            extra={"link": truncation.link, "topic": truncation.topic, "messages": truncation.records},
+        )
+
+    async def _cancel(self, truncation: Truncation) -> None:
+        """Let the topic be written again, as it is."""
+        cluster = self._context.cluster
+        info = (await cluster.topics()).get(truncation.topic)
+        if info is not None and str(uuid.UUID(bytes=info.topic_id)) == truncation.topic_id:
+            await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: truncation.message_bytes_max})
+        await Spool(self._context, self._verification, truncation).delete()
+        await self._advance(truncation, _P.DONE)

@@ -1,0 +1,138 @@
+r"""Salvage files: what was cut from a follower's log, as the log had it.
+
+::
+
+    isthmus-salvage 1\n            what the file is, and the version of its format
+    {"topic": ...}\n               the head: one JSON object (:class:`SalvageHead`)
+    <record batches>               whole batches in offset order, byte by byte as a Fetch answer has them (magic 2)
+    \n{"batches": ...}\n           the tail: one JSON object (:class:`SalvageTail`), on the last line
+
+A file without a tail was never finished. The batches' own headers say where each ends, so any Kafka tool that reads
+record batches reads the middle of the file; producer ids are those of the cluster that the records were cut from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, TypeVar
+
+from isthmus_protocol.records import BatchError, BatchHeader, walk
+
+MAGIC_LINE: Final = b"isthmus-salvage 1\n"
+SUFFIX: Final = ".salvage"
+
+T = TypeVar("T")
+
+
+class MalformedSalvage(ValueError):
+    """The file is not a salvage file, or not a whole one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageHead:
+    """Where the batches come from, and why they were cut.
+
+    ``[from_offset, to_offset)`` is what was cut; ``truncation`` is the topic id of the topic that was truncated.
+    """
+
+    cluster_id: str
+    link: str
+    topic: str
+    topic_id: str
+    source_topic: str
+    partition: int
+    from_offset: int
+    to_offset: int
+    code: str
+    message: str
+    at_ms: int
+    proxy: str
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageTail:
+    """What the file holds: ``size`` bytes of batches, and their SHA-256."""
+
+    batches: int
+    records: int
+    size: int
+    sha256: str
+
+
+class SalvageWriter:
+    """Makes the parts of a file, in their order: :meth:`head`, :meth:`add` for each batch, :meth:`tail`."""
+
+    def __init__(self, head: SalvageHead) -> None:
+        self._head = head
+        self._hash = hashlib.sha256()
+        self.batches = self.records = self.size = 0
+
+    def head(self) -> bytes:
+        return MAGIC_LINE + json.dumps(asdict(self._head)).encode() + b"\n"
+
+    def add(self, batch: bytes | memoryview, header: BatchHeader) -> None:
+        """Count a batch that goes into the file as it is."""
+        self._hash.update(batch)
+        self.batches += 1
+        self.records += header.record_count
+        self.size += len(batch)
+
+    def tail(self) -> bytes:
+        tail = SalvageTail(self.batches, self.records, self.size, self._hash.hexdigest())
+        return b"\n" + json.dumps(asdict(tail)).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """A whole file, checked."""
+
+    head: SalvageHead
+    tail: SalvageTail
+    data: memoryview
+    """The batches."""
+
+    def batches(self) -> Iterator[tuple[memoryview, BatchHeader]]:
+        """The batches with their headers, in offset order."""
+        for start, end, header in walk(self.data):
+            yield self.data[start:end], header
+
+
+def read_salvage(content: bytes) -> Salvage:
+    """Read a file and check it against its tail. Raises MalformedSalvage."""
+    if not content.startswith(MAGIC_LINE):
+        raise MalformedSalvage("this is no salvage file: its first line is not 'isthmus-salvage 1'")
+    head_end = content.find(b"\n", len(MAGIC_LINE))
+    tail_start = content.rfind(b"\n", 0, len(content) - 1)
+    if head_end < 0 or tail_start < head_end or not content.endswith(b"\n"):
+        raise MalformedSalvage("the file was never finished: it has no tail")
+    head = _from_json(SalvageHead, content[len(MAGIC_LINE) : head_end], "head")
+    tail = _from_json(SalvageTail, content[tail_start + 1 :], "tail")
+    data = memoryview(content)[head_end + 1 : tail_start]
+    if len(data) != tail.size or hashlib.sha256(data).hexdigest() != tail.sha256:
+        raise MalformedSalvage("the batches are not those that were written: size or SHA-256 differ from the tail's")
+    salvage = Salvage(head, tail, data)
+    try:
+        found = [header for _, header in salvage.batches()]
+    except BatchError as error:
+        raise MalformedSalvage(f"the batches cannot be read: {error}") from error
+    if (len(found), sum(header.record_count for header in found)) != (tail.batches, tail.records):
+        raise MalformedSalvage(f"the file holds {len(found)} batches, its tail says {tail.batches}")
+    return salvage
+
+
+def _from_json(shape: type[T], line: bytes, what: str) -> T:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        raise MalformedSalvage(f"the {what} is not JSON") from None
+    names = {field.name: field.type for field in fields(shape)}  # type: ignore[arg-type]
+    if not isinstance(value, Mapping) or value.keys() != names.keys():
+        raise MalformedSalvage(f"the {what} does not have the fields {', '.join(names)}")
+    for name, kind in names.items():
+        if type(value[name]).__name__ != kind:
+            raise MalformedSalvage(f"{name} in the {what} is not of type {kind}")
+    made: dict[str, Any] = dict(value)
+    return shape(**made)

@@ -1,0 +1,95 @@
+"""The spool: what is put back into a topic that is truncated, as records of a topic of its own.
+
+Batches stand in it as they were in the log, wrapped: one record's value is whole batches, one after the other. So
+nothing of them is looked at or changed on the way in, whatever they are (transactions, markers, holes), and a record
+that was written twice does no harm: who reads goes by the offsets inside. The spool topic has a partition for each of
+the topic's, and one more for the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus_protocol.record_codec import Record, decode_records, encode_batch
+from isthmus_protocol.records import MAGIC, NO_SEQUENCE, BatchHeader, Frame, MalformedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What else is needed to make the topic anew.
+
+    ``configs``: the topic's own settings. ``digests``: by partition, of the records that are put back. ``positions``:
+    by group and partition, (offset, metadata) as committed before.
+    """
+
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str]
+    digests: tuple[str, ...]
+    positions: Mapping[str, Mapping[int, tuple[int, str]]]
+
+
+def spool_batch(value: bytes) -> bytes:
+    """A batch at base offset 0 with one record of this value."""
+    header = BatchHeader(
+        base_offset=0,
+        length=0,
+        leader_epoch=-1,
+        magic=MAGIC,
+        crc=0,
+        attributes=0,
+        last_offset_delta=0,
+        base_timestamp=0,
+        max_timestamp=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=NO_SEQUENCE,
+        record_count=1,
+    )
+    return encode_batch([Record(0, 0, None, value)], header)
+
+
+def spooled(batch: Frame) -> Iterator[memoryview]:
+    """The values of the records of a spool's batch. Raises BatchError."""
+    for record in decode_records(batch):
+        if record.value is None:
+            raise MalformedBatch("a record of the spool has no value")
+        yield memoryview(record.value)
+
+
+def encode_manifest(manifest: Manifest) -> list[bytes]:
+    """The manifest as values of records: a first one, one for each group, and an end."""
+    first = {
+        "partitions": manifest.partitions,
+        "replication_factor": manifest.replication_factor,
+        "configs": dict(manifest.configs),
+        "digests": list(manifest.digests),
+    }
+    groups = [
+        {"group": group, "positions": [[partition, *position] for partition, position in sorted(positions.items())]}
+        for group, positions in sorted(manifest.positions.items())
+    ]
+    return [json.dumps(each).encode() for each in (first, *groups, {"groups": len(groups)})]
+
+
+def decode_manifest(values: Sequence[Frame]) -> Manifest:
+    """The manifest. Raises ValueError: it is not whole, or not one."""
+    read: list[Any] = [json.loads(bytes(value)) for value in values]
+    if len(read) < 2 or read[-1] != {"groups": len(read) - 2}:
+        raise ValueError("the spool's manifest is not whole")
+    first = read[0]
+    return Manifest(
+        int(first["partitions"]),
+        int(first["replication_factor"]),
+        {str(name): str(value) for name, value in first["configs"].items()},
+        tuple(str(digest) for digest in first["digests"]),
+        {
+            str(group["group"]): {
+                int(partition): (int(offset), str(metadata)) for partition, offset, metadata in group["positions"]
+            }
+            for group in read[1:-1]
+        },
+    )

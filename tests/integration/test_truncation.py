@@ -1,0 +1,65 @@
+"""A follower whose log is not the source's any more: salvaged, cut to correspond, and it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.kafka import unique
+from support.links import Linked, linked, truncated
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_protocol.record_codec import decode_records
+from isthmus_protocol.salvage import read_salvage
+
+pytestmark = pytest.mark.brokers
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    """One link for all tests of this module, with a pair of namespaces attached."""
+    with linked(*kafka_pair) as pair:
+        pair.b.verify_transactions(False)
+        pair.attach()
+        yield pair
+        pair.b.verify_transactions(True)
+
+
+def names(link: Linked, name: str) -> tuple[str, str]:
+    """A topic's name at both sides."""
+    topic = unique(name)
+    return link.local + topic, link.remote + topic
+
+
+def test_what_a_rogue_producer_wrote_is_salvaged_and_cut(link: Linked) -> None:
+    source, target = names(link, "rogue")
+    link.a.create_topic(source, 2, {"max.message.bytes": "900000"})
+    link.a.produce(source, [b"%d" % number for number in range(100)])
+    link.a.produce(source, [b"other"] * 20, partition=1)
+    link.wait_end(target, 100)
+    link.wait_end(target, 20, partition=1)
+    link.b.produce(target, [b"rogue-%d" % number for number in range(5)], direct=True)
+    link.a.produce(source, [b"more-%d" % number for number in range(10)])
+
+    told = truncated(link, target)
+    link.wait_end(target, 110)
+    link.wait_following()
+    assert link.b.read(target) == link.a.read(source)
+    assert link.b.read(target, 1) == link.a.read(source, 1)
+    assert link.b.topic_config(target)["max.message.bytes"] == "900000"
+    verdicts = [each for each in link.verify()["partitions"] if each["topic"] == source]
+    assert all(each["equal"] for each in verdicts), verdicts
+
+    (cut,) = (each for each in told["partitions"] if each["messages_truncated"])
+    assert (cut["partition"], cut["offset_truncated_to"]) == (0, 100)
+    salvage = read_salvage(Path(cut["salvage_file"]).read_bytes())
+    assert (salvage.head.topic, salvage.head.from_offset) == (target, 100)
+    records = [record for batch, _ in salvage.batches() for record in decode_records(batch)]
+    assert [(record.offset, record.value) for record in records][:5] == [
+        (100 + number, b"rogue-%d" % number) for number in range(5)
+    ]
+    assert cut["messages_truncated"] == len(records)
+    status = link.b.partition(link.name, target)
+    assert status is not None
+    assert (status["offset_truncated_to"], status["messages_truncated"]) == (100, len(records))

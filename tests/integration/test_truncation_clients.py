@@ -1,0 +1,127 @@
+"""Consumers of a follower that is truncated meanwhile: they wait, and go on at their positions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
+from support.kafka import unique
+from support.links import Linked, linked, truncated, until
+
+from isthmus_bench.kafka import KafkaCluster
+
+pytestmark = pytest.mark.brokers
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    """One link for all tests of this module, with a pair of namespaces attached."""
+    with linked(*kafka_pair) as pair:
+        pair.b.verify_transactions(False)
+        pair.attach()
+        yield pair
+        pair.b.verify_transactions(True)
+
+
+def names(link: Linked, name: str) -> tuple[str, str]:
+    """A topic's name at both sides."""
+    topic = unique(name)
+    return link.local + topic, link.remote + topic
+
+
+def committed(link: Linked, group: str, topic: str) -> dict[int, int]:
+    """A group's positions in a topic, as B's coordinator has them."""
+    request = [ConsumerGroupTopicPartitions(group)]
+    found = link.b.admin(direct=True).list_consumer_group_offsets(request)[group].result(20)
+    return {each.partition: each.offset for each in found.topic_partitions or () if each.topic == topic}
+
+
+class Reader:
+    """A consumer in a group of its own, subscribed through B's proxy, that goes on in a thread until it has enough."""
+
+    def __init__(self, link: Linked, topic: str, **settings: Any) -> None:
+        self.group = unique("readers-")
+        self.read: list[tuple[int, int, bytes]] = []
+        self.errors: list[str] = []
+        self._stop = threading.Event()
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": link.b.bootstrap,
+                "group.id": self.group,
+                "auto.offset.reset": "earliest",
+                "auto.commit.interval.ms": 500,
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
+        )
+        self._consumer.subscribe([topic])
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            message = self._consumer.poll(0.2)
+            if message is None:
+                continue
+            if message.error() is not None:
+                self.errors.append(str(message.error()))
+            else:
+                self.read.append((message.partition(), message.offset(), message.value()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        self._consumer.close()
+
+
+def test_consumers_that_run_meanwhile_wait_and_go_on_at_their_positions(link: Linked) -> None:
+    source, target = names(link, "consumed")
+    link.a.create_topic(source, 2)
+    link.a.produce(source, [b"%d" % number for number in range(100)])
+    link.a.produce(source, [b"%d" % number for number in range(50)], partition=1)
+    link.wait_end(target, 100)
+    link.wait_end(target, 50, partition=1)
+    setting, group = "--formatter-property", unique("java-")
+    lines: list[str] = []
+    java = threading.Thread(
+        target=lambda: lines.extend(
+            link.b.kafka.tool(
+                "kafka-console-consumer",
+                *("--bootstrap-server", link.b.bootstrap, "--topic", target, "--group", group),
+                *("--from-beginning", "--max-messages", "175", "--timeout-ms", "60000"),
+                *(setting, "print.offset=true", setting, "print.partition=true"),
+                *("--command-property", "auto.commit.interval.ms=500"),
+            ).stdout.splitlines()
+        ),
+        daemon=True,
+    )
+    java.start()
+    with Reader(link, target) as reader:
+        until("the consumer has read all", lambda: len(reader.read) == 150)
+        until("the Java consumer, too", lambda: committed(link, group, target) == {0: 100, 1: 50})
+        link.b.produce(target, [b"rogue-%d" % number for number in range(5)], direct=True)
+        until("they have read that", lambda: committed(link, group, target)[0] == len(reader.read) - 50 == 105)
+        truncated(link, target)
+        assert committed(link, group, target) == {0: 100, 1: 50}
+        link.a.produce(source, [b"more-%d" % number for number in range(10)])
+        link.a.produce(source, [b"last-%d" % number for number in range(10)])
+        until("the consumer goes on", lambda: any(value == b"last-9" for _, _, value in reader.read), 60)
+    assert [value for partition, _, value in reader.read if partition == 1] == [b"%d" % number for number in range(50)]
+    mine = [(offset, value) for partition, offset, value in reader.read if partition == 0]
+    expected = [(record.offset, record.value) for record in link.a.read(source)]
+    assert mine[:100] == expected[:100]
+    assert [value for _, value in mine[100:105]] == [b"rogue-%d" % number for number in range(5)]
+    assert mine[105:] == expected[100:]
+    java.join(90)
+    told = [line.split("\t") for line in lines]
+    assert [line[2] for line in told if line[0] == "Partition:1"] == [str(number) for number in range(50)]
+    ours = [(int(line[1].removeprefix("Offset:")), line[2].encode()) for line in told if line[0] == "Partition:0"]
+    assert ours == mine
