@@ -61,9 +61,9 @@ async def refill(
 ) -> None:
     """Write a partition's part of the spool, from where its log ends now.
 
-    ``uncertain``: somebody may have begun that before, and a request of theirs may still be on its way. ``limit`` bounds
-    how many partitions are written at once. Raises RefillFailed: the log is not what it should be, and will not become
-    it. Raises BrokerUnavailable: try again.
+    ``uncertain``: somebody may have begun that before, and a request of theirs may still be on its way. ``limit``
+    bounds how many partitions are written at once. Raises RefillFailed: the log is not what it should be, and will not
+    become it. Raises BrokerUnavailable: try again.
     """
     async with limit:
         local = LocalConnection(link_name)
