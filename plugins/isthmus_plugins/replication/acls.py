@@ -301,6 +301,9 @@ class AclFollower:
         async with self._locks[link_name]:
             try:
                 await self._take(link_name, params)
+            except LinkRejected as error:
+                self._reasons[link_name] = Reason(error.code, error.message)
+                raise
             except KafkaRefused as error:
                 raise self._rejected(link_name, _refused(self._context, error)) from error
             except BrokerUnavailable as error:
