@@ -28,7 +28,7 @@ from isthmus_control.acl_rules import ACL_HANDLERS, own_again
 from isthmus_control.clock import Hlc, Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
-    INTERNAL_PREFIX,
+    INTERNAL_TOPIC_PREFIXES,
     KAFKA_INTERNAL_TOPICS,
     TRANSACTION_VERIFICATION,
     FollowerTopic,
@@ -49,6 +49,7 @@ from isthmus_control.model import (
     TopicState,
     overlap,
 )
+from isthmus_control.offsets_rules import OFFSETS_HANDLERS, offsets_topic_ended, topics_detached
 from isthmus_control.outcome import (
     Accepted,
     Change,
@@ -216,7 +217,7 @@ def _check_prefix(kind: ResourceType, prefix: str) -> None:
             f"{prefix!r} is no prefix of topics: letters, digits, '.', '_' and '-' only",
         )
         _require(
-            not prefix.startswith(INTERNAL_PREFIX) and prefix not in KAFKA_INTERNAL_TOPICS,
+            not prefix.startswith(INTERNAL_TOPIC_PREFIXES) and prefix not in KAFKA_INTERNAL_TOPICS,
             Rejection.INVALID,
             f"{prefix!r} names internal topics, which are in no namespace",
         )
@@ -479,19 +480,11 @@ def _detached(state: ControlState, link: Link, mapping: NamespaceMapping, at_ms:
     )
     after = replace(namespace, reserved_reason=reason)
     changes.append(NamespaceChanged(namespace, after))
+    state = state.evolve(namespaces=_put(state.namespaces, namespace.key, after))
     if mapping.type is not ResourceType.TOPIC:
-        return state.evolve(namespaces=_put(state.namespaces, namespace.key, after)), tuple(changes)
-    topics = dict(state.follower_topics)
-    for name, topic in sorted(state.follower_topics.items()):
-        if topic.link == link.name and mapping.remote_name(name) == topic.source_topic:
-            topics[name] = replace(topic, state=TopicState.DETACHED, reason=None, recorded_ms=at_ms)
-            if topic.topic_id is None:
-                del topics[name]  # intended only: there is nothing to detach
-            changes.append(FollowerTopicChanged(topic, topics.get(name)))
-    return (
-        state.evolve(namespaces=_put(state.namespaces, namespace.key, after), follower_topics=topics),
-        tuple(changes),
-    )
+        return state, tuple(changes)
+    state, detached = topics_detached(state, link, mapping, at_ms)
+    return state, (*changes, *detached)
 
 
 def _delete_link(state: ControlState, offset: int, command: c.Command, body: c.DeleteLink) -> Result:
@@ -499,6 +492,9 @@ def _delete_link(state: ControlState, offset: int, command: c.Command, body: c.D
     changes: tuple[Change, ...] = ()
     for mapping in link.mappings:
         state, more = _detached(state, link, mapping, command.at_ms)
+        changes += more
+    for mapping in link.offsets_topics:
+        state, more = offsets_topic_ended(state, link, mapping, command.at_ms)
         changes += more
     return state.evolve(links=_drop(state.links, link.name)), (*changes, LinkChanged(link, None))
 
@@ -1089,6 +1085,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.DetachNamespace: _detach,
     c.HoldBrokerConfig: _hold_broker_config,
     c.ReleaseBrokerConfig: _release_broker_config,
+    **OFFSETS_HANDLERS,
     c.SetFollowerTopic: _set_follower_topic,
     c.ForgetFollowerTopic: _forget_follower_topic,
     c.RecreateFollowerTopic: _recreate_follower_topic,

@@ -25,6 +25,7 @@ from isthmus_control.model import (
     BrokerClaim,
     LinkMode,
     LinkSettings,
+    OffsetsCopy,
     Reason,
     ResourceType,
     Role,
@@ -222,6 +223,16 @@ class EndPromotion(Body):
     type: ResourceType
     prefix: str
     owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetOffsetsTopic(Body):
+    """How the offsets topic of this side (LEADER) or of the other one (FOLLOWER) is copied over a link; None: not."""
+
+    KIND: ClassVar[str] = "set-offsets-topic"
+    link: str
+    role: Role
+    copy: OffsetsCopy | None
 
 
 # --- follower topics and provenance
@@ -486,6 +497,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             ReleaseBrokerConfig,
             BeginPromotion,
             EndPromotion,
+            SetOffsetsTopic,
             SetFollowerTopic,
             ForgetFollowerTopic,
             RecreateFollowerTopic,

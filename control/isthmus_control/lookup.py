@@ -19,6 +19,7 @@ from isthmus_control.model import (
     Role,
     contains,
 )
+from isthmus_protocol.offsets_copy import COPY_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Counterpart:
 
 
 INTERNAL = Reservation(ResourceType.TOPIC, INTERNAL_PREFIX, None, "an internal topic of Isthmus")
+OFFSETS_COPY = Reservation(ResourceType.TOPIC, COPY_PREFIX, None, "a copy of another cluster's offsets topic")
 
 
 class Lookup:
@@ -53,7 +55,7 @@ class Lookup:
         self._following: list[tuple[Link, NamespaceMapping]] = []
         self._leading: list[tuple[Link, NamespaceMapping]] = []
         for _, link in sorted(links.items()):
-            for mapping in link.mappings:
+            for mapping in (*link.mappings, *link.offsets_topics):
                 (self._following if mapping.role is Role.FOLLOWER else self._leading).append((link, mapping))
         self._reserved: dict[ResourceType, dict[str, Reservation]] = {kind: {} for kind in ResourceType}
         for namespace in namespaces.values():
@@ -87,9 +89,11 @@ class Lookup:
         return bool(self._lengths[kind])
 
     def topic_reservation(self, topic: str) -> Reservation | None:
-        """As :meth:`reservation` for topics; the proxies' own internal topics are always reserved."""
+        """As :meth:`reservation` for topics; the proxies' own topics, and copies of offsets, always are."""
         if topic.startswith(INTERNAL_PREFIX):
             return INTERNAL
+        if topic.startswith(COPY_PREFIX):
+            return OFFSETS_COPY
         return self.reservation(ResourceType.TOPIC, topic)
 
     def overlapping_reservations(self, kind: ResourceType, prefix: str) -> tuple[Reservation, ...]:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from isthmus_control.clock import Hlc, Register, merge_registers
 from isthmus_control.clock import latest as latest_register
 from isthmus_control.sealing import Sealed
+from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 INTERNAL_PREFIX = "__isthmus_"
 """Topics of the proxies themselves. No client writes them, no namespace holds them."""
@@ -25,6 +27,9 @@ KAFKA_INTERNAL_TOPICS = frozenset(
     ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 )
 """Topics of Kafka's own coordinators: never part of a namespace, whatever its prefix."""
+
+INTERNAL_TOPIC_PREFIXES = (INTERNAL_PREFIX, COPY_PREFIX)
+"""Also of copies of other clusters' offsets topics: links write those, and no client does."""
 
 
 TRANSACTION_VERIFICATION = "transaction.partition.verification.enable"
@@ -56,7 +61,9 @@ def contains(kind: ResourceType, prefix: str, name: str) -> bool:
     """
     if not name.startswith(prefix) or (not prefix and name.startswith("_")):
         return False
-    return kind is not ResourceType.TOPIC or not (name in KAFKA_INTERNAL_TOPICS or name.startswith(INTERNAL_PREFIX))
+    return kind is not ResourceType.TOPIC or not (
+        name in KAFKA_INTERNAL_TOPICS or name.startswith(INTERNAL_TOPIC_PREFIXES)
+    )
 
 
 def overlap(left: str, right: str) -> bool:
@@ -119,9 +126,27 @@ class Role(StrEnum):
         return Role.FOLLOWER if self is Role.LEADER else Role.LEADER
 
 
+class OffsetsForm(StrEnum):
+    """In which form the leader's offsets topic is copied (KIP-986)."""
+
+    WHOLE = "whole"
+    REDACTED = "redacted"
+    """The records of chosen groups."""
+    ENCRYPTED = "encrypted"
+    """The records of each group that has a key, encrypted with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsCopy:
+    """How the leader's offsets topic is copied. ``groups``: patterns of those whose records are, where REDACTED."""
+
+    form: OffsetsForm
+    groups: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceMapping:
-    """A pair of namespaces attached to a link.
+    """A pair of namespaces attached to a link, or (``offsets``) the pair of an offsets topic and its copy.
 
     ``truncate_topic_ids``: the operator agreed, after a dry run, that these topics of the follower namespace, which
     hold other records, are emptied to follow (ids: a topic that takes such a name later is another one).
@@ -137,6 +162,7 @@ class NamespaceMapping:
     attached_at_offset: int
     truncate_topic_ids: tuple[str, ...] = ()
     disable_transaction_verification: bool = False
+    offsets: OffsetsCopy | None = None
 
     @property
     def local(self) -> NamespaceKey:
@@ -148,10 +174,14 @@ class NamespaceMapping:
 
     def remote_name(self, local_name: str) -> str | None:
         """The remote counterpart of a local resource, None where this mapping does not hold it."""
+        if self.offsets is not None:
+            return self.remote_prefix if local_name == self.local_prefix else None
         return rename(self.type, self.local_prefix, self.remote_prefix, local_name)
 
     def local_name(self, remote_name: str) -> str | None:
         """The local counterpart of a remote resource, None where this mapping does not hold it."""
+        if self.offsets is not None:
+            return self.local_prefix if remote_name == self.remote_prefix else None
         return rename(self.type, self.remote_prefix, self.local_prefix, remote_name)
 
 
@@ -202,6 +232,17 @@ class Link:
     created_ms: int
     secret: Sealed | None = None
     mappings: tuple[NamespaceMapping, ...] = ()
+    offsets_topics: tuple[NamespaceMapping, ...] = ()
+    """At most one for each role: this side's offsets topic led, a copy of the other side's following."""
+
+    @property
+    def topic_mappings(self) -> tuple[NamespaceMapping, ...]:
+        """Whatever pairs topics."""
+        return (*(each for each in self.mappings if each.type is ResourceType.TOPIC), *self.offsets_topics)
+
+    def offsets_topic(self, role: Role) -> NamespaceMapping | None:
+        """The pair of an offsets topic and its copy in which this side has the role."""
+        return next((mapping for mapping in self.offsets_topics if mapping.role is role), None)
 
     @property
     def mode(self) -> LinkMode:
@@ -228,6 +269,13 @@ class Link:
             if mapping.type is kind and mapping.local_prefix == local_prefix:
                 return mapping
         return None
+
+
+def offsets_mapping(link: Link, role: Role, copy: OffsetsCopy, attached_ms: int, at_offset: int) -> NamespaceMapping:
+    """The pair of an offsets topic and its copy, as the side with this role sees it."""
+    names = OFFSETS_TOPIC, copy_name(link.local_cluster_id if role is Role.LEADER else link.remote_cluster_id)
+    local, remote = names if role is Role.LEADER else names[::-1]
+    return NamespaceMapping(ResourceType.TOPIC, local, remote, role, attached_ms, at_offset, offsets=copy)
 
 
 class TopicState(StrEnum):

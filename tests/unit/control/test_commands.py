@@ -14,7 +14,17 @@ from isthmus_control import commands as c
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import DERIVED, MalformedValue, canonical, from_json, parse
-from isthmus_control.model import BrokerClaim, LinkMode, LinkSettings, Reason, ResourceType, Role, TopicState
+from isthmus_control.model import (
+    BrokerClaim,
+    LinkMode,
+    LinkSettings,
+    OffsetsCopy,
+    OffsetsForm,
+    Reason,
+    ResourceType,
+    Role,
+    TopicState,
+)
 from isthmus_control.sealing import Seal, Sealed
 from isthmus_control.truncations import MovedPosition, PartitionCut, PartitionView, SalvageFile, TruncationPhase
 
@@ -45,6 +55,8 @@ BODIES: list[c.Body] = [
     c.ReleaseBrokerConfig("n"),
     c.BeginPromotion("l", TOPIC, "a-", {"a-t": {"retention.ms": "1"}}, UID),
     c.EndPromotion(TOPIC, "a-", UID),
+    c.SetOffsetsTopic("l", Role.LEADER, OffsetsCopy(OffsetsForm.REDACTED, ("app-*", "one"))),
+    c.SetOffsetsTopic("l", Role.FOLLOWER, None),
     c.SetFollowerTopic("l", "t", "s", UID, TopicState.REFUSED, None, Reason("CODE", "words")),
     c.ForgetFollowerTopic("l", "t"),
     c.RecreateFollowerTopic("l", "t", UID),

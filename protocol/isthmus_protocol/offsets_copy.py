@@ -1,0 +1,91 @@
+"""What of the source's offsets topic leaves it: records that are chosen, or encrypted, under their offsets.
+
+What does not leave still takes its offset. A batch of which nothing is left goes as one without records, as the cleaner
+leaves them, and the follower fills its offsets; several in a row go as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, UnknownRecord, decode_key
+from isthmus_protocol.record_codec import Record, decode_records, encode_batch
+from isthmus_protocol.records import NO_SEQUENCE, BatchHeader, Compression, Frame, seal
+from isthmus_protocol.wire import MalformedFrame
+
+COPY_PREFIX: Final = OFFSETS_TOPIC + "_"
+"""Of the names that copies have; the source's cluster id follows."""
+OMITTED_MAX: Final = 5000
+"""Offsets of one batch without records: a longer gap would be filled inside a transaction (follower_log)."""
+
+Treatment = Callable[[str, Record], Record | None]
+"""A group and a record of it: the record that leaves the source, None where none does."""
+
+
+def copy_name(source_cluster_id: str) -> str:
+    """The name that a source's offsets topic has on the target (KIP-986)."""
+    return COPY_PREFIX + source_cluster_id
+
+
+def treated(batches: Iterable[tuple[Frame, BatchHeader, bool]], treatment: Treatment | None) -> list[Frame]:
+    """The batches that leave the source. ``batches``: (batch, header, whether its transaction was aborted), in order.
+
+    An aborted commit never counted: nothing of it leaves. ``treatment`` None: all else does, as it is. A record of a
+    kind that is not known belongs to nobody knows whom, and does not leave under a treatment. Raises BatchError.
+    """
+    found: list[Frame] = []
+    omitted: BatchHeader | None = None
+    for batch, header, aborted in batches:
+        leaving = None if aborted and not header.is_control else _left(batch, header, treatment)
+        if leaving is not None:
+            if omitted is not None:
+                found.append(_without_records(omitted))
+                omitted = None
+            found.append(leaving)
+        elif (
+            omitted is not None
+            and header.leader_epoch == omitted.leader_epoch
+            and header.next_offset - omitted.base_offset <= OMITTED_MAX
+        ):
+            omitted = omitted._replace(
+                last_offset_delta=header.last_offset - omitted.base_offset, max_timestamp=header.max_timestamp
+            )
+        else:
+            if omitted is not None:
+                found.append(_without_records(omitted))
+            omitted = header
+    if omitted is not None:
+        found.append(_without_records(omitted))
+    return found
+
+
+def _left(batch: Frame, header: BatchHeader, treatment: Treatment | None) -> Frame | None:
+    if treatment is None or header.is_control or not header.record_count:
+        return batch
+    records = []
+    for record in decode_records(batch):
+        try:
+            group = decode_key(record.key or b"").group
+        except (UnknownRecord, MalformedFrame):
+            continue
+        left = treatment(group, record)
+        if left is not None:
+            records.append(left)
+    if not records:
+        return None
+    return encode_batch(records, header, compression=Compression.NONE, last_offset=header.last_offset)
+
+
+def _without_records(header: BatchHeader) -> bytes:
+    return seal(
+        header._replace(
+            attributes=0,
+            base_timestamp=header.max_timestamp,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=NO_SEQUENCE,
+            record_count=0,
+        ),
+        b"",
+    )
