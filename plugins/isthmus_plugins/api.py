@@ -470,6 +470,9 @@ class PluginContext(Protocol):
     data_directory: Path | None
     """Where plugins keep files (``[data] directory``); None: nowhere."""
 
+    offsets_keyring_file: Path | None
+    """Keys of groups' offsets (``[replication] offsets_keyring_file``); None: none."""
+
     @property
     def internal_topic_ids(self) -> Collection[bytes]:
         """The ids of the proxies' own topics, 16 bytes each."""

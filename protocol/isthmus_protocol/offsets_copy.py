@@ -11,7 +11,7 @@ from typing import Final
 
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, UnknownRecord, decode_key
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import NO_SEQUENCE, BatchHeader, Compression, Frame, seal
+from isthmus_protocol.records import NO_SEQUENCE, BatchHeader, Compression, Frame, seal, verify_crc
 from isthmus_protocol.wire import MalformedFrame
 
 COPY_PREFIX: Final = OFFSETS_TOPIC + "_"
@@ -63,6 +63,7 @@ def treated(batches: Iterable[tuple[Frame, BatchHeader, bool]], treatment: Treat
 def _left(batch: Frame, header: BatchHeader, treatment: Treatment | None) -> Frame | None:
     if treatment is None or header.is_control or not header.record_count:
         return batch
+    verify_crc(batch)  # a new CRC would bless bytes that were damaged on the way
     records = []
     for record in decode_records(batch):
         try:

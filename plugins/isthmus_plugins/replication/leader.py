@@ -13,6 +13,9 @@ Where the cleaner comes by, a committed transaction may lose its marker and keep
 of a compacted topic, records of committed transactions are therefore sent as plain ones (a *settling* stream, which
 reads read_committed for the list of aborted transactions); those of aborted ones still have their markers. What is at
 or above the last stable offset is sent as it is: nothing there has been cleaned.
+
+The offsets topic itself is read up to the last stable offset only, and leaves in the form that the operator chose
+(``offsets_source``).
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ import itertools
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
+from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
     BrokerUnavailable,
@@ -42,12 +45,16 @@ from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower_configs import copied
 from isthmus_plugins.replication.log_ends import LastBatch, last_batch
+from isthmus_plugins.replication.offsets_keyring import KeyringFile
+from isthmus_plugins.replication.offsets_source import OffsetsSource
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.source_configs import SourceConfigs
 from isthmus_plugins.replication.verify import RECORDS, Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
-from isthmus_protocol.records import BatchError, Frame, as_committed, walk
+from isthmus_protocol.offsets_cipher import KeyringError
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.records import BatchError, BatchHeader, Frame, as_committed, walk
 from isthmus_protocol.transactions import AbortedTransactions
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -107,6 +114,7 @@ class Lane(enum.Enum):
     IDLE = "idle"
     BUSY = "busy"
     SETTLING = "settling"
+    OFFSETS = "offsets"
 
 
 class Flow:
@@ -132,6 +140,7 @@ class LeaderStream:
         "busy",
         "compacted",
         "connection",
+        "copy",
         "flow",
         "in_flight_bytes",
         "key",
@@ -158,6 +167,7 @@ class LeaderStream:
         connection: LinkConnection,
         stream_id: int,
         flow: Flow,
+        copy: OffsetsCopy | None,
     ) -> None:
         self.key = key
         self.topic_id = topic_id
@@ -167,6 +177,8 @@ class LeaderStream:
         self.connection = connection
         self.stream_id = stream_id
         self.flow = flow
+        self.copy = copy
+        """The form in which an offsets topic leaves; None for any other topic."""
         self.next_offset = 0
         """The next offset to read."""
         self.read_from = 0
@@ -215,6 +227,8 @@ class LeaderStream:
     @property
     def lane(self) -> Lane:
         """The read that has the stream."""
+        if self.copy is not None:
+            return Lane.OFFSETS
         if self.settling:
             return Lane.SETTLING
         return Lane.BUSY if self.busy else Lane.IDLE
@@ -321,6 +335,7 @@ class LeaderEnd:
         self.led: dict[LedPartition, PreparedTopic | None] = {}
         """Every partition that this proxy is to push, with what the target said of its topic."""
         self.discovery_error: str | None = None
+        self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
 
     def start(self) -> None:
         self._tasks.start("reconcile", self._reconcile_for_ever())
@@ -361,8 +376,8 @@ class LeaderEnd:
         return [
             (link_, mapping)
             for link_ in self._context.control.state.links.values()
-            for mapping in link_.mappings
-            if mapping.role is Role.LEADER and mapping.type is ResourceType.TOPIC
+            for mapping in link_.topic_mappings
+            if mapping.role is Role.LEADER
         ]
 
     async def _reconcile(self) -> None:
@@ -381,7 +396,7 @@ class LeaderEnd:
         for link_, mapping in leading:
             every.setdefault(link_.name, [])
             for topic in topics.values():
-                if topic.internal or mapping.remote_name(topic.name) is None:
+                if (topic.internal and mapping.offsets is None) or mapping.remote_name(topic.name) is None:
                     continue
                 every[link_.name].append(topic.name)
                 fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
@@ -423,7 +438,16 @@ class LeaderEnd:
             and stream.topic_id == topic.topic_id
             and stream.broker_id == info.leader
             and stream.leader_epoch == info.leader_epoch
+            and stream.copy == self._copy(key)
         )
+
+    def _copy(self, key: LedPartition) -> OffsetsCopy | None:
+        """The form in which a partition of the offsets topic leaves now; None for other topics."""
+        if key.topic != OFFSETS_TOPIC:
+            return None
+        link_ = self._context.control.state.links.get(key.link)
+        mapping = link_.offsets_topic(Role.LEADER) if link_ is not None else None
+        return mapping.offsets if mapping is not None else None
 
     def _keep(self, led: Mapping[LedPartition, object], topics: Mapping[str, TopicInfo]) -> None:
         """Close the streams of what is not led any more, or is led elsewhere or by another epoch."""
@@ -585,6 +609,7 @@ class LeaderEnd:
             connection,
             next(self._stream_ids),
             self._flows.setdefault(connection, Flow()),
+            self._copy(key),
         )
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))
 
@@ -663,6 +688,9 @@ class LeaderEnd:
         if said is None:
             return None
         theirs, end = LastBatch(int(said[0]), int(said[1]), str(said[2]), bool(said[3])), stream.acked
+        if stream.copy is not None:  # a copy in another form, cleaned at its own times, is equal in its offsets alone
+            log_end = await self._context.cluster.log_end(stream.key.topic, stream.key.partition)
+            return _truncated(end, log_end) if log_end < end else None
         ours = await last_batch(
             self._context, stream.topic_id, stream.key.partition, stream.broker_id, end, stream.leader_epoch
         )
@@ -882,12 +910,11 @@ class Tail:
 
     async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
-        settling = lane is Lane.SETTLING
         fetched = await connection.fetch(
             [wanted for _, wanted in asked.values()],
-            0 if settling else TAIL_WAIT_MS,  # what has ended is there, or nothing is
+            0 if lane is Lane.SETTLING else TAIL_WAIT_MS,  # what has ended is there, or nothing is
             FETCH_BYTES_MAX,
-            read_committed=settling,
+            read_committed=lane in (Lane.SETTLING, Lane.OFFSETS),
             only_changes=lane is Lane.IDLE,
         )
         now = monotonic()
@@ -903,8 +930,12 @@ class Tail:
             self._refused(stream, part)
             return
         stream.saw_end(part.high_watermark, now)
-        find = self._settled if lane is Lane.SETTLING else self._found
-        records, next_offset, broken = find(stream, part)
+        find = {Lane.SETTLING: self._settled, Lane.OFFSETS: self._offsets}.get(lane, self._found)
+        try:
+            records, next_offset, broken = find(stream, part)
+        except KeyringError as error:
+            self._end.stop_stream(stream, ReasonCode.KEYRING_UNUSABLE, str(error), STOPPED_RETRY_S)
+            return
         told = (part.log_start, stream.source_end)
         if records or stream.told != told:
             stream.told = told
@@ -947,20 +978,22 @@ class Tail:
 
     def _settled(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
         """Records of transactions that have ended: the committed ones as plain, the aborted ones as they are."""
-        aborted = AbortedTransactions(part.aborted)
         found: list[Frame] = []
         next_offset = stream.next_offset
         broken: BatchError | None = None
         try:
-            for start, end, header in walk(part.records):
-                batch: Frame = part.records[start:end]
-                if not aborted.hold(header) and header.is_transactional and not header.is_control:
-                    batch = as_committed(batch)
-                found.append(batch)
+            for batch, header, aborted in _with_outcomes(part):
+                committed = header.is_transactional and not header.is_control and not aborted
+                found.append(as_committed(batch) if committed else batch)
                 next_offset = header.next_offset
         except BatchError as error:
             broken = error
         return b"".join(found), next_offset, broken
+
+    def _offsets(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """What leaves of the offsets topic. Raises KeyringError."""
+        assert stream.copy is not None
+        return self._end.offsets_source.batches(stream.copy, stream.next_offset, _with_outcomes(part))
 
     def _refused(self, stream: LeaderStream, part: Fetched) -> None:
         if part.error_code == OFFSET_OUT_OF_RANGE:
@@ -972,3 +1005,10 @@ class Tail:
                 message = reasons.deleted(stream.key.topic, stream.remote_topic)
             known = part.error_code in _RESOLVE_AGAIN
             self._end.stop_stream(stream, code, message, REOPEN_DELAY_S if known else STOPPED_RETRY_S)
+
+
+def _with_outcomes(part: Fetched) -> Iterator[tuple[Frame, BatchHeader, bool]]:
+    """The batches of a read of what has ended: (batch, header, whether it is of an aborted transaction)."""
+    aborted = AbortedTransactions(part.aborted)
+    for start, end, header in walk(part.records):
+        yield part.records[start:end], header, aborted.hold(header)

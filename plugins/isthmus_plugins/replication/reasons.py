@@ -42,6 +42,7 @@ STOPPED: Final = frozenset(
         ReasonCode.UNSUPPORTED_MESSAGE_FORMAT,
         ReasonCode.TARGET_REFUSES_RECORDS,
         ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,
+        ReasonCode.KEYRING_UNUSABLE,
         ReasonCode.STOPPED_BY_OPERATOR,
         ReasonCode.INTERNAL_ERROR,
     }
