@@ -31,7 +31,7 @@ def _set_offsets_topic(state: ControlState, offset: int, command: c.Command, bod
         state, changes = offsets_topic_ended(state, link, before, command.at_ms)
         after = replace(link, offsets_topics=others)
         return state.evolve(links={**state.links, link.name: after}), (*changes, LinkChanged(link, after))
-    _check_offsets_copy(body.copy)
+    check_offsets_copy(body.copy)
     if before is not None and before.offsets == body.copy:
         return state, ()
     if body.role is Role.FOLLOWER:
@@ -55,7 +55,8 @@ def _set_offsets_topic(state: ControlState, offset: int, command: c.Command, bod
     return state.evolve(links={**state.links, link.name: after}), (LinkChanged(link, after),)
 
 
-def _check_offsets_copy(copy: OffsetsCopy) -> None:
+def check_offsets_copy(copy: OffsetsCopy) -> None:
+    """Raises Refuse for a form that makes no sense."""
     redacted = copy.form is OffsetsForm.REDACTED
     require(
         bool(copy.groups) == redacted,

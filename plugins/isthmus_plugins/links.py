@@ -29,11 +29,25 @@ class OperationError(Exception):
         self.http_status = http_status
 
 
+OffsetsTopicForm = Literal["off", "whole", "redacted", "encrypted"]
+
+
 class CreateLink(_Model):
     link_name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     remote: str = Field(description="host:port of a link listener of the other cluster")
     token: str | None = Field(
         default=None, repr=False, description="the other cluster's enrolment token, if it has one"
+    )
+    offsets_topic: OffsetsTopicForm = Field(default="off", description="how this cluster's offsets topic is copied")
+    offsets_groups: list[str] = Field(
+        default=[], description="of a redacted copy: names of groups, or prefixes with '*' behind them"
+    )
+
+
+class AlterLink(_Model):
+    offsets_topic: OffsetsTopicForm = Field(description="how this cluster's offsets topic is copied from now on")
+    offsets_groups: list[str] = Field(
+        default=[], description="of a redacted copy: names of groups, or prefixes with '*' behind them"
     )
 
 
@@ -243,6 +257,57 @@ class AclStatus(_Model):
     """Of the namespaces' principals, and left out. Known at the leader alone."""
 
 
+class OffsetsTopicStatus(_Model):
+    """An offsets topic and its copy at the other cluster (KIP-986)."""
+
+    role: Literal["leader", "follower"]
+    form: Literal["whole", "redacted", "encrypted"]
+    groups: list[str] = []
+    """Of a redacted copy: whose records it has."""
+    topic: str
+    """The local name."""
+    remote_topic: str
+
+
+class GroupOffset(_Model):
+    """A position that a group committed at the source."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+    committed_ms: int
+
+
+class GroupOffsets(_Model):
+    """A consumer group, as a copy of its cluster's offsets topic has it."""
+
+    group: str
+    kind: str | None
+    """classic, consumer, share, streams; None where the copy has positions and nothing else."""
+    offsets: list[GroupOffset]
+    unreadable_offsets: int = 0
+    """Positions whose newest commit is of a version that is not known here."""
+
+
+class OffsetsView(_Model):
+    """What a copy of the other cluster's offsets topic says."""
+
+    link_name: str
+    topic: str
+    source_cluster_id: str
+    form: Literal["whole", "redacted", "encrypted"]
+    groups: list[GroupOffsets]
+    unreadable_records: int
+    """Records (the latest of their keys) of groups whose key is not in this proxy's keyring."""
+    unreadable_key_ids: list[str]
+    """The keys that are missing for those."""
+    damaged_records: int
+    """Records that do not open with the key that they name."""
+    unknown_records: int
+    """Kinds of records that a newer broker wrote."""
+
+
 class LinkStatus(_Model):
     link_name: str
     link_id: str
@@ -262,6 +327,7 @@ class LinkStatus(_Model):
     promoting: list[str] = []
     """Prefixes of namespaces whose promotion has begun."""
     acls: list[AclStatus] = []
+    offsets_topics: list[OffsetsTopicStatus] = []
     partitions: list[PartitionStatus] = []
     groups: list[GroupStatus] = []
 
@@ -360,6 +426,12 @@ class LinkOperations(Protocol):
 
     async def create(self, request: CreateLink) -> LinkStatus:
         """Set up both ends of a link."""
+
+    async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
+        """Change how this cluster's offsets topic is copied, at both ends."""
+
+    async def offsets(self, link_name: str, group: str | None) -> OffsetsView:
+        """What the copy of the other cluster's offsets topic says (``group``: of this one), as far as keys are here."""
 
     async def delete(self, link_name: str, local_only: bool = False) -> None:
         """Delete both ends (``local_only``: this one, where the peer cannot be reached). Namespaces stay reserved."""

@@ -350,6 +350,12 @@ class DataSection(Section):
     and say so."""
 
 
+class ReplicationSection(Section):
+    offsets_keyring_file: FilePath | None = None
+    """Keys of groups' offsets (``isthmus offsets keygen``), read again whenever it changes: on the source those to
+    encrypt with, on the target those of the groups that it may read."""
+
+
 class PluginsSection(Section):
     enabled: Annotated[tuple[str, ...], Field(strict=False)] = ("reservation", "replication")
     """Names of the entry point group ``isthmus.plugins``, in the order in which their hooks are called."""
@@ -365,6 +371,7 @@ class ProxyConfig(Section):
     """None: other clusters cannot connect to this proxy; it can still connect to them."""
     admin_listener: AdminListenerSection = Field(default_factory=AdminListenerSection)
     data: DataSection = Field(default_factory=DataSection)
+    replication: ReplicationSection = Field(default_factory=ReplicationSection)
     plugins: PluginsSection = Field(default_factory=PluginsSection)
     _source: str = PrivateAttr("configuration")
 
@@ -482,6 +489,7 @@ def _section_at(location: list[str]) -> type[BaseModel]:
         "link_listener": LinkListenerSection,
         "admin_listener": AdminListenerSection,
         "data": DataSection,
+        "replication": ReplicationSection,
         "plugins": PluginsSection,
     }
     return sections.get(location[0], ProxyConfig) if location else ProxyConfig

@@ -65,6 +65,7 @@ class Context:
         link_server_tls: ssl.SSLContext | None,
         link_client_tls: ssl.SSLContext | None,
         data_directory: Path | None,
+        offsets_keyring_file: Path | None,
     ) -> None:
         self.proxy_name = proxy_name
         self.incarnation = control_log.incarnation
@@ -73,6 +74,7 @@ class Context:
         self.control = Control(control_log)
         self.link_client_tls = link_client_tls
         self.data_directory = data_directory
+        self.offsets_keyring_file = offsets_keyring_file
         self.link_listener: LinkListenerSpec | None = None
         self.fronted_brokers = front.brokers
         self._control_log = control_log

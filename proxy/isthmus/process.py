@@ -171,6 +171,7 @@ class Process:
             link_listener_tls(config),
             link_dial_tls(config),
             config.data.directory,
+            config.replication.offsets_keyring_file,
         )
         if RESERVATION_PLUGIN in config.plugins.enabled:
             gateway.vouches_until = lambda: control_log.lease_deadline

@@ -25,11 +25,16 @@ from isthmus_control.outcome import Outcome
 from isthmus_plugins.links import (
     AclNotMapped,
     AclStatus,
+    AlterLink,
     Attach,
     AttachResult,
     CreateLink,
+    GroupOffset,
+    GroupOffsets,
     LinkStatus,
     MappingStatus,
+    OffsetsTopicStatus,
+    OffsetsView,
     OperationError,
     PartitionStatus,
     PartitionVerdict,
@@ -110,6 +115,37 @@ class MemoryLinks:
         self.created.append(request)
         self.links[request.link_name] = _status(request.link_name, request.remote)
         return self.links[request.link_name]
+
+    async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
+        status = self.status(link_name).model_copy()
+        self.calls.append(("alter", link_name, request.offsets_topic, request.offsets_groups))
+        if request.offsets_topic != "off":
+            status.offsets_topics = [
+                OffsetsTopicStatus(
+                    role="leader",
+                    form=request.offsets_topic,
+                    groups=request.offsets_groups,
+                    topic="__consumer_offsets",
+                    remote_topic="__consumer_offsets_A",
+                )
+            ]
+        return status
+
+    async def offsets(self, link_name: str, group: str | None) -> OffsetsView:
+        self.status(link_name)
+        position = GroupOffset(topic="orders-eu", partition=0, offset=7, metadata="", committed_ms=1)
+        found = GroupOffsets(group=group or "app-1", kind="classic", offsets=[position])
+        return OffsetsView(
+            link_name=link_name,
+            topic="__consumer_offsets_B",
+            source_cluster_id="B",
+            form="encrypted",
+            groups=[found],
+            unreadable_records=3,
+            unreadable_key_ids=["1f0c"],
+            damaged_records=0,
+            unknown_records=0,
+        )
 
     async def delete(self, link_name: str, local_only: bool = False) -> None:
         self.status(link_name)

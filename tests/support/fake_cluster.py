@@ -796,6 +796,7 @@ class FakeContext:
         self.link_listener: LinkListenerSpec | None = None
         self.link_client_tls = None
         self.data_directory: Path | None = None
+        self.offsets_keyring_file: Path | None = None
         self.fronted_brokers = brokers
         self.lease_deadline = float("inf")
         self.port: int | None = None

@@ -20,6 +20,7 @@
 ``verify``            compares both sides; ``group_verify`` their groups
 ``common_log``        up to where both logs are the same
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
+``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
 ``service``           what operators can do
 ====================  ==================================================================================================
 """
@@ -124,6 +125,9 @@ class ReplicationPlugin:
                 "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
                 "acls": lambda connection, params: self._acls.follower.on_acls(connection, params),
                 "check_acls": lambda connection, params: self._links.on_check_acls(connection, params),
+                "choose_offsets_topic": lambda connection, params: self._links.on_choose_offsets_topic(
+                    connection, params
+                ),
                 "delete_link": lambda connection, params: self._links.on_delete_link(connection, params),
             },
             create_handlers={

@@ -15,6 +15,10 @@ class KeyringFile:
         self._stamp: tuple[int, int, int] | None = None
         self._read: Keyring | KeyringError | None = None
 
+    @property
+    def configured(self) -> bool:
+        return self._path is not None
+
     def keyring(self) -> Keyring:
         """The keyring as the file has it now. Raises KeyringError, also where there is no file."""
         if self._path is None:

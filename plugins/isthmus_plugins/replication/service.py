@@ -23,12 +23,14 @@ from isthmus_control.commands import (
     DeleteLink,
     DetachNamespace,
     RegisterProducerIds,
+    SetOffsetsTopic,
 )
 from isthmus_control.model import (
     TRANSACTION_VERIFICATION,
     FollowerTopic,
     Link,
     NamespaceMapping,
+    OffsetsCopy,
     ResourceType,
     Role,
     TopicState,
@@ -56,6 +58,14 @@ from isthmus_plugins.replication.follower_log import LogState, StopReason
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.offsets_keyring import KeyringFile
+from isthmus_plugins.replication.offsets_service import (
+    OffsetsTopics,
+    choice,
+    chosen_copy,
+    status_of,
+    wanted_copy,
+)
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.promotion import Promotions
 from isthmus_plugins.replication.topic_decisions import TopicDecisions
@@ -102,6 +112,15 @@ class LinkService:
         self._acls = acls
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
         self._promotions = Promotions(context, self._call, self._append, self.detach, self._enforced)
+        self.offsets_topics = OffsetsTopics(
+            context,
+            follower_end,
+            follower_topics,
+            KeyringFile(context.offsets_keyring_file),
+            self._call,
+            self._append,
+            self._would_append,
+        )
 
     def start(self) -> None:
         self._promotions.start()
@@ -119,6 +138,8 @@ class LinkService:
         host, _, port = request.remote.rpartition(":")
         if not host or not port.isdigit():
             raise OperationError("INVALID_REQUEST", f"--remote takes host:port, not {request.remote!r}", 422)
+        copy = wanted_copy(request.offsets_topic, request.offsets_groups)
+        self.offsets_topics.check(copy)
         link_id = str(uuid.uuid4())
         try:
             connection = await LinkConnection.dial(
@@ -139,7 +160,7 @@ class LinkService:
         except LinkRejected as error:
             raise OperationError(error.code, f"{request.remote} refused: {error.message}", 409) from error
         try:
-            return await self._create_over(connection, name, link_id, request.remote)
+            return await self._create_over(connection, name, link_id, request.remote, copy)
         except LinkRejected as error:
             raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
         except (LinkLost, TimeoutError) as error:
@@ -147,7 +168,19 @@ class LinkService:
         finally:
             await connection.stopped()
 
-    async def _create_over(self, connection: LinkConnection, name: str, link_id: str, remote: str) -> LinkStatus:
+    async def alter(self, link_name: str, request: links.AlterLink) -> LinkStatus:
+        """Change how this cluster's offsets topic is copied, at both ends."""
+        self._link(link_name)
+        await self.offsets_topics.choose(link_name, wanted_copy(request.offsets_topic, request.offsets_groups))
+        return self.status(link_name)
+
+    async def offsets(self, link_name: str, group: str | None) -> links.OffsetsView:
+        """What the copy of the other cluster's offsets topic says, as far as keys are here."""
+        return await self.offsets_topics.view(self._link(link_name), group)
+
+    async def _create_over(
+        self, connection: LinkConnection, name: str, link_id: str, remote: str, copy: OffsetsCopy | None
+    ) -> LinkStatus:
         context = self._context
         remote_cluster = str(connection.peer.get("cluster_id"))
         if remote_cluster == context.cluster_id:
@@ -160,6 +193,7 @@ class LinkService:
                 "link_id": link_id,
                 "addresses": [] if address is None else [address],
                 "producer_id_ranges": dict(context.control.state.producer_id_ranges),
+                "offsets_topic": choice(copy),
             },
             CREATE_TIMEOUT_S,
         )
@@ -183,6 +217,8 @@ class LinkService:
             except (LinkRejected, LinkLost, TimeoutError):
                 pass  # the other half stays behind; the next attempt replaces it
             raise
+        if copy is not None:
+            await self._append(SetOffsetsTopic(name, Role.LEADER, copy))
         return self.status(name)
 
     async def on_create_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
@@ -212,6 +248,9 @@ class LinkService:
                 secret=context.seal(connection.agreed_secret(link_id), link_id),
             )
         )
+        copy = chosen_copy(params.get("offsets_topic"))
+        if copy is not None:
+            await self._append_for_peer(SetOffsetsTopic(name, Role.FOLLOWER, copy))
         return {
             "addresses": [] if address is None else [address],
             "producer_id_ranges": dict(context.control.state.producer_id_ranges),
@@ -255,6 +294,7 @@ class LinkService:
     async def _delete_here(self, link: Link) -> None:
         for mapping in link.mappings:
             await self._detach_here(link, mapping)
+        await self.offsets_topics.end(link)
         await self._append(DeleteLink(link.name))
 
     async def on_delete_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
@@ -475,6 +515,10 @@ class LinkService:
             if not topic.internal and mapping.remote_name(topic.name) is not None
         ]
 
+    async def on_choose_offsets_topic(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        chosen: dict[str, Any] = await self._for_peer(self.offsets_topics.on_choose(connection, params))
+        return chosen
+
     async def on_led_topics(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         return {"topics": await self._for_peer(self._led_topics(str(params["prefix"])))}
 
@@ -573,6 +617,7 @@ class LinkService:
                 if promotion.link == link.name
             ),
             acls=self._acls.statuses(link),
+            offsets_topics=[status_of(mapping) for mapping in link.offsets_topics],
             partitions=partitions,
             groups=self._group_statuses.of(link, connected),
         )

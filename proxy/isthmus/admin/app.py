@@ -42,11 +42,13 @@ from isthmus_control.commands import AlterNamespace, Body, CreateNamespace, Dele
 from isthmus_control.model import Namespace, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.links import (
+    AlterLink,
     Attach,
     AttachResult,
     CreateLink,
     LinkOperations,
     LinkStatus,
+    OffsetsView,
     OperationError,
     Promote,
     TopicDecision,
@@ -281,6 +283,18 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     @app.get("/v1/links/{name}", tags=["links"], summary="Describe a link", responses=example)
     async def describe_link(name: str) -> LinkStatus:
         return _operations(services).status(name)
+
+    @app.patch("/v1/links/{name}", tags=["links"], summary="Alter a link, both ends of it", responses=example)
+    async def alter_link(name: str, request: AlterLink) -> LinkStatus:
+        """Chooses how this cluster's offsets topic is copied from now on; what was copied before stays as it is."""
+        return await _operations(services).alter(name, request)
+
+    @app.get("/v1/links/{name}/offsets", tags=["links"], summary="Groups' offsets in a copied offsets topic")
+    async def show_offsets(
+        name: str, group: Annotated[str | None, Query(description="only this group")] = None
+    ) -> OffsetsView:
+        """Reads the copy of the other cluster's offsets topic, as far as this proxy has the keys."""
+        return await _operations(services).offsets(name, group)
 
     @app.delete("/v1/links/{name}", tags=["links"], summary="Delete a link, both ends of it", status_code=204)
     async def delete_link(

@@ -38,12 +38,33 @@ app = typer.Typer(
 
 NameArgument = Annotated[str, typer.Argument(help="The link's name.")]
 LocalOption = Annotated[str, typer.Option("--local", help='Prefix of the local namespace; "" is the empty one.')]
+OffsetsTopicOption = Annotated[
+    Literal["off", "whole", "redacted", "encrypted"],
+    typer.Option(
+        "--offsets-topic",
+        help="How this cluster's __consumer_offsets is copied: whole, redacted to --offsets-group, or encrypted with "
+        "the keys of replication.offsets_keyring_file.",
+    ),
+]
+OffsetsGroupOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--offsets-group",
+        help="A group of a redacted copy, or a prefix with '*' behind it; several times for several.",
+    ),
+]
 LocalOnlyOption = Annotated[
     bool, typer.Option("--local-only", help="Only this end, where the other cluster cannot be reached.")
 ]
 
 
-@app.command(epilog=example("isthmus link create a-to-b --remote 127.0.0.1:39192 --token-file b.token") + EXIT_CODES)
+@app.command(
+    epilog=example(
+        "isthmus link create a-to-b --remote 127.0.0.1:39192 --token-file b.token",
+        "isthmus link create a-to-b --remote 127.0.0.1:39192 --offsets-topic redacted --offsets-group 'app-*'",
+    )
+    + EXIT_CODES
+)
 def create(
     name: NameArgument,
     remote: Annotated[str, typer.Option("--remote", help="host:port of a link listener of the other cluster.")],
@@ -51,15 +72,43 @@ def create(
         Path | None,
         typer.Option("--token-file", help="File with the other cluster's enrolment token; - is standard input."),
     ] = None,
+    offsets_topic: OffsetsTopicOption = "off",
+    offsets_group: OffsetsGroupOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a link, both ends of it: here and at the cluster whose link listener --remote is."""
-    body: dict[str, Any] = {"link_name": name, "remote": remote}
+    body: dict[str, Any] = {
+        "link_name": name,
+        "remote": remote,
+        "offsets_topic": offsets_topic,
+        "offsets_groups": offsets_group or [],
+    }
     if token_file is not None:
         body["token"] = _token(token_file, output)
     with Admin(url, output) as admin:
         show(admin.post("/v1/links", body), output, _described)
+
+
+@app.command(
+    epilog=example(
+        "isthmus link alter a-to-b --offsets-topic encrypted",
+        "isthmus link alter a-to-b --offsets-topic redacted --offsets-group 'app-*' --offsets-group billing",
+        "isthmus link alter a-to-b --offsets-topic off",
+    )
+    + EXIT_CODES
+)
+def alter(
+    name: NameArgument,
+    offsets_topic: OffsetsTopicOption,
+    offsets_group: OffsetsGroupOption = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Choose how this cluster's offsets topic is copied over a link; what was copied before stays as it is."""
+    body = {"offsets_topic": offsets_topic, "offsets_groups": offsets_group or []}
+    with Admin(url, output) as admin:
+        show(admin.patch(f"/v1/links/{_path(name)}", body), output, _described)
 
 
 @app.command("list", epilog=example("isthmus link list") + EXIT_CODES)
@@ -339,6 +388,10 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             ),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *_verification_fields(link["transaction_verification"]),
+            *(
+                ("offsets topic", f"{o['topic']} ({o['role']}), {o['form']}{_of_groups(o['groups'])}")
+                for o in link["offsets_topics"]
+            ),
         ]
     )
     for acls in link["acls"]:
@@ -393,6 +446,10 @@ def _acl_lines(acls: dict[str, Any]) -> Iterator[str]:
     yield f"acls ({acls['role']}): {acls['state']}, {acls['bindings']} bindings" + (f", {why}" if why else "")
     if acls["not_mapped"]:
         yield from columns(("NOT_MAPPED", "REASON"), ((each["binding"], each["reason"]) for each in acls["not_mapped"]))
+
+
+def _of_groups(groups: list[str]) -> str:
+    return f": {', '.join(groups)}" if groups else ""
 
 
 def _attached(result: dict[str, Any]) -> Iterator[str]:

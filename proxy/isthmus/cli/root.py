@@ -18,12 +18,15 @@ OWN: Final = {
     "namespace": "isthmus.cli.namespace",
     "link": "isthmus.cli.link",
     "topic": "isthmus.cli.topic",
+    "offsets": "isthmus.cli.offsets",
     "status": "isthmus.cli.status",
     "verify": "isthmus.cli.verify",
     "salvage": "isthmus.cli.salvage",
 }
 """Modules with an ``app``."""
-ORDER: Final = ("demo", "cluster", "proxy", "namespace", "link", "topic", "status", "verify", "salvage", "bench")
+ORDER: Final = (
+    *("demo", "cluster", "proxy", "namespace", "link", "topic", "offsets", "status", "verify", "salvage", "bench"),
+)
 """In which help lists them; others follow by name."""
 
 

@@ -115,7 +115,9 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "POST /v1/links",
             "GET /v1/links/{name}",
             "GET /v1/links/{name}/truncations",
+            "PATCH /v1/links/{name}",
             "DELETE /v1/links/{name}",
+            "GET /v1/links/{name}/offsets",
             "POST /v1/links/{name}/mappings",
             "DELETE /v1/links/{name}/mappings",
             "POST /v1/links/{name}/verify",
@@ -564,3 +566,24 @@ def test_an_address_in_use_is_an_error_of_the_start() -> None:
             await server.stop()
 
     asyncio.run(run())
+
+
+# --- offsets topics
+
+
+def test_the_form_of_the_offsets_topic_is_chosen_and_a_copy_is_read() -> None:
+    async def test(rest: Rest) -> None:
+        body = {"offsets_topic": "redacted", "offsets_groups": ["app-*"]}
+        altered = await rest.client.patch("/v1/links/a-to-b", json=body)
+        assert altered.status_code == 200
+        (copy,) = altered.json()["offsets_topics"]
+        assert (copy["role"], copy["form"], copy["groups"]) == ("leader", "redacted", ["app-*"])
+        assert rest.links.calls == [("alter", "a-to-b", "redacted", ["app-*"])]
+        view = (await rest.client.get("/v1/links/a-to-b/offsets", params={"group": "app-7"})).json()
+        assert [each["group"] for each in view["groups"]] == ["app-7"]
+        assert (view["unreadable_records"], view["unreadable_key_ids"]) == (3, ["1f0c"])
+        assert (await rest.error("GET", "/v1/links/nope/offsets"))[:2] == (404, "NOT_FOUND")
+        wrong = await rest.error("PATCH", "/v1/links/a-to-b", json={"offsets_topic": "half"})
+        assert wrong[0] == 422
+
+    with_rest(test)

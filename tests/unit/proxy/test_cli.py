@@ -351,6 +351,44 @@ def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:
 # --- not reachable
 
 
+def test_the_offsets_topic_is_chosen_and_its_copy_shown(admin: RunningAdmin) -> None:
+    arguments = ("--offsets-topic", "redacted", "--offsets-group", "app-*", "--offsets-group", "billing")
+    altered = run("link", "alter", "a-to-b", *arguments, url=admin.url)
+    assert altered.exit_code == 0
+    assert "__consumer_offsets (leader), redacted: app-*, billing" in altered.stdout
+    assert admin.links.calls == [("alter", "a-to-b", "redacted", ["app-*", "billing"])]
+    ok(run("link", "create", "b", "--remote", "h:1", *arguments, "-o", "json", url=admin.url))
+    (created,) = admin.links.created
+    assert (created.offsets_topic, created.offsets_groups) == ("redacted", ["app-*", "billing"])
+    view = ok(run("offsets", "show", "a-to-b", "--group", "app-1", "-o", "json", url=admin.url))
+    assert view["groups"][0]["offsets"][0]["offset"] == 7
+    table = run("offsets", "show", "a-to-b", url=admin.url).stdout
+    assert "3 (1f0c)" in table
+    assert re.search(r"app-1 +classic +orders-eu +0 +7", table)
+
+
+def test_keys_are_made_rotated_and_never_printed(tmp_path: Path) -> None:
+    ring = tmp_path / "ring.json"
+    first = ok(run("offsets", "keygen", str(ring), "--group", "app-*", "-o", "json"))
+    assert ring.stat().st_mode & 0o777 == 0o600
+    ring.chmod(0o640)
+    second = ok(run("offsets", "keygen", str(ring), "--group", "app-*", "-o", "json"))
+    entry = json.loads(ring.read_text())["groups"]["app-*"]
+    assert entry["current"] == second["key_id"]
+    assert set(entry["keys"]) == {first["key_id"], second["key_id"]}
+    assert ring.stat().st_mode & 0o777 == 0o640
+    assert not any(key in json.dumps([first, second]) for key in entry["keys"].values())
+    assert list(tmp_path.iterdir()) == [ring]
+    wrong = run("offsets", "keygen", str(ring), "--group", "a*b")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    ring.write_text("{")
+    broken = run("offsets", "keygen", str(ring), "--group", "app-*")
+    assert broken.exit_code == 2
+    assert "not JSON" in broken.stderr
+    nowhere = run("offsets", "keygen", str(tmp_path / "no" / "ring.json"), "--group", "app-*")
+    assert "cannot be read or written" in nowhere.stderr
+
+
 def test_a_proxy_that_is_not_there_is_told_apart_from_a_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]

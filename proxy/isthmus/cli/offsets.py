@@ -1,0 +1,124 @@
+"""``isthmus offsets``: keys of groups' offsets, and what a copy of another cluster's offsets topic says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, columns, example, fields, show
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Consumer groups' offsets of the other cluster, copied for this one to read; keys for encrypted copies.",
+    epilog=example(
+        "isthmus offsets keygen /etc/isthmus/offsets.json --group 'app-*'",
+        "isthmus offsets show a-to-b --group app-1 -o json",
+    )
+    + EXIT_CODES,
+)
+
+
+@app.command(
+    epilog=example(
+        "isthmus offsets keygen /etc/isthmus/offsets.json --group 'app-*'",
+        "isthmus offsets keygen /etc/isthmus/offsets.json --group billing",
+    )
+    + EXIT_CODES
+)
+def keygen(
+    keyring: Annotated[Path, typer.Argument(help="The keyring: a file of keys, made if there is none.")],
+    group: Annotated[
+        str, typer.Option("--group", help="Whose key: a group's name, or a prefix with '*' behind it; '*' is all.")
+    ],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Add a new current key for a group to a keyring; older keys of the group stay, to read what they encrypted.
+
+    Proxies read the file again when it changes. The target's keyring gets the entries of those groups that it may
+    read, new keys before the source's.
+    """
+    from isthmus_protocol.offsets_cipher import KeyringError, with_new_key
+
+    try:
+        before = keyring.read_text(encoding="utf-8") if keyring.exists() else None
+        text, key_id = with_new_key(before, group)
+        _replace(keyring, text)
+    except KeyringError as error:
+        raise CliError("KEYRING", f"{keyring}: {error}", Exit.USAGE, output) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise CliError("KEYRING", f"{keyring} cannot be read or written: {reason}", Exit.USAGE, output) from None
+    made = {"keyring": str(keyring), "group": group, "key_id": key_id, "rotated": before is not None}
+    show(made, output, lambda _: [f"key {key_id} is current for {group} in {keyring}"])
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that only its owner reads, whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():  # whoever could read it before still can, the proxy among them
+            found = path.stat()
+            os.chmod(beside, found.st_mode & 0o777)
+            if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+                os.chown(beside, found.st_uid, found.st_gid)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+@app.command("show", epilog=example("isthmus offsets show a-to-b", "isthmus offsets show a-to-b -o json") + EXIT_CODES)
+def show_(
+    name: Annotated[str, typer.Argument(help="The link's name.")],
+    group: Annotated[str | None, typer.Option("--group", help="Only this group.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what groups committed at the other cluster, read from the copy of its offsets topic on this one.
+
+    Of an encrypted copy those groups show whose keys are in this proxy's keyring; of the others, how much there is.
+    """
+    with Admin(url, output) as admin:
+        show(admin.get(f"/v1/links/{quote(name, safe='')}/offsets", group=group), output, _lines)
+
+
+def _lines(view: dict[str, Any]) -> Iterator[str]:
+    yield from fields(
+        [
+            ("topic", view["topic"]),
+            ("source cluster", view["source_cluster_id"]),
+            ("form", view["form"]),
+            ("unreadable records", f"{view['unreadable_records']} ({', '.join(view['unreadable_key_ids']) or 'none'})"),
+            ("damaged records", view["damaged_records"] or None),
+            ("unknown records", view["unknown_records"] or None),
+        ]
+    )
+    if view["groups"]:
+        yield ""
+        yield from columns(
+            ("GROUP", "KIND", "TOPIC", "PARTITION", "OFFSET", "METADATA"),
+            (
+                (
+                    each["group"],
+                    each["kind"],
+                    position["topic"],
+                    position["partition"],
+                    position["offset"],
+                    position["metadata"],
+                )
+                for each in view["groups"]
+                for position in each["offsets"] or [dict.fromkeys(("topic", "partition", "offset", "metadata"))]
+            ),
+        )
