@@ -59,7 +59,7 @@ class Copies:
         commit(self.pair.a, group, self.topic, offset, metadata)
 
     def view(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.pair.b.proxy.cli("offsets", "show", self.pair.name)
+        found: dict[str, Any] = self.pair.b.proxy.get(f"/v1/links/{self.pair.name}/offsets")
         return found
 
     def position(self, group: str) -> tuple[int, str] | None:
@@ -71,7 +71,16 @@ class Copies:
         return None
 
     def wait_position(self, group: str, position: tuple[int, str] | None) -> None:
-        until(f"{group} is at {position} in the copy", lambda: self.position(group) == position or None, WAIT_S, 0.2)
+        import os
+        try:
+            until(f"{group} is at {position} in the copy", lambda: self.position(group) == position, WAIT_S, 0.2)
+        except AssertionError:
+            if os.environ.get("DBG"):
+                print(json.dumps(self.view(), indent=1))
+                print(json.dumps([self.pair.a.link(self.pair.name), self.pair.b.link(self.pair.name)], indent=1))
+                print([self.pair.a.end(OFFSETS, i) for i in range(self.pair.a.topics()[OFFSETS])])
+                print([self.pair.b.end(self.name, i) for i in range(self.pair.b.topics()[self.name])])
+            raise
 
     def wait_equal_ends(self) -> None:
         partitions = self.pair.a.topics()[OFFSETS]

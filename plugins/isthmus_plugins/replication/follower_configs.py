@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from isthmus_control.model import OffsetsCopy, OffsetsForm
+
 NOT_COPIED: Final = frozenset({"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"})
 """Settings that are about the brokers of one cluster."""
 FOREVER: Final = str(2**63 - 1)
@@ -18,6 +20,22 @@ OVERRIDES: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
 }
 """Settings that a topic has only while it follows: batches are stored as they come, and nothing expires by itself."""
+
+ENCRYPTED_GROWTH: Final = 4
+"""How much larger a batch of small records may become when they are encrypted one by one."""
+
+
+def offsets_overrides(copy: OffsetsCopy, source: Mapping[str, str]) -> Mapping[str, str]:
+    """The overrides of a copy of an offsets topic, which is compacted while it follows.
+
+    "delete" stays, without any retention: brokers delete the records below an offset only where it is set.
+    """
+    overrides = {**OVERRIDES, "cleanup.policy": "compact,delete"}
+    largest = source.get("max.message.bytes")
+    if copy.form is OffsetsForm.ENCRYPTED and largest is not None:
+        overrides["max.message.bytes"] = str(min(ENCRYPTED_GROWTH * int(largest), 2**31 - 1))
+    return overrides
+
 
 DESCRIBED_AT_ONCE: Final = 100
 """Topics whose settings are read in one request."""

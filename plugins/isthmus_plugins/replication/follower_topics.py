@@ -138,11 +138,11 @@ class FollowerTopics:
     ) -> Reason | None:
         """Give a follower topic the settings that its source has now; why the brokers refuse, if they do."""
         local, factor = existing.name, existing.replication_factor
-        if follower_configs.follows(effective, wanted["configs"], factor):
+        if follower_configs.follows(effective, wanted["configs"], factor, self._overrides(local, wanted["configs"])):
             self.settings_refused.pop(local, None)
             return None
         own = await self._context.cluster.topic_configs(local)
-        changes = follower_configs.changes(own, await self._configs(wanted["configs"], factor))
+        changes = follower_configs.changes(own, await self._configs(local, wanted["configs"], factor))
         try:
             await self._context.cluster.alter_topic_configs(local, changes)
         except KafkaRefused as error:
@@ -157,7 +157,12 @@ class FollowerTopics:
     def overrides(self, local: str) -> Mapping[str, str]:
         """The settings that a topic has instead of its source's because it follows."""
         record = self._context.control.state.follower_topics.get(local)
-        return follower_configs.OVERRIDES if record is not None and record.state is TopicState.FOLLOWING else {}
+        return self._overrides(local, {}) if record is not None and record.state is TopicState.FOLLOWING else {}
+
+    def _overrides(self, local: str, source: Mapping[str, str]) -> Mapping[str, str]:
+        counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, local)
+        copy = counterpart.mapping.offsets if counterpart is not None else None
+        return follower_configs.OVERRIDES if copy is None else follower_configs.offsets_overrides(copy, source)
 
     def source_is_gone(self, record: FollowerTopic) -> bool:
         """Whether the source has no such topic (any more), as far as it has told."""
@@ -254,7 +259,7 @@ class FollowerTopics:
         cluster = self._context.cluster
         factor = min(int(wanted["replication_factor"]), await cluster.broker_count())
         topic_id = await cluster.create_topic(
-            local, int(wanted["partitions"]), factor, await self._configs(wanted.get("configs") or {}, factor)
+            local, int(wanted["partitions"]), factor, await self._configs(local, wanted.get("configs") or {}, factor)
         )
         log.info(
             "follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted["partitions"]}
@@ -293,7 +298,7 @@ class FollowerTopics:
         if len(existing.partitions) < partitions:
             await cluster.create_partitions(local, partitions)
             ends |= dict.fromkeys(range(len(existing.partitions), partitions), 0)
-        configs = await self._configs(wanted.get("configs") or {}, existing.replication_factor)
+        configs = await self._configs(local, wanted.get("configs") or {}, existing.replication_factor)
         await cluster.alter_topic_configs(local, follower_configs.changes(await cluster.topic_configs(local), configs))
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
         await self._open_provenance(link_name, local, existing.topic_id, ends)
@@ -405,10 +410,10 @@ class FollowerTopics:
 
     # ---- records of the control log ----
 
-    async def _configs(self, source: Mapping[str, str], replication_factor: int) -> dict[str, str]:
+    async def _configs(self, local: str, source: Mapping[str, str], replication_factor: int) -> dict[str, str]:
         """The settings to give a follower topic so that its effective configuration is the source's, with overrides."""
         defaults = await self._context.cluster.topic_configs(CONTROL_TOPIC)
-        return follower_configs.wanted(source, defaults, replication_factor)
+        return follower_configs.wanted(source, defaults, replication_factor, self._overrides(local, source))
 
     async def _record(
         self,

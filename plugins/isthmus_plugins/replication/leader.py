@@ -167,7 +167,7 @@ class LeaderStream:
         connection: LinkConnection,
         stream_id: int,
         flow: Flow,
-        copy: OffsetsCopy | None,
+        copy: OffsetsCopy | None = None,
     ) -> None:
         self.key = key
         self.topic_id = topic_id

@@ -10,6 +10,7 @@ from isthmus_protocol.group_names import GroupPatterns
 from isthmus_protocol.offsets_copy import Treatment, treated
 from isthmus_protocol.records import BatchError, BatchHeader, Frame, as_committed, whole_header
 
+
 class OffsetsSource:
     """Batches of this cluster's offsets topic as they may leave it."""
 
