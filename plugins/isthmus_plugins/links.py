@@ -395,6 +395,8 @@ class PartitionVerdict(_Model):
     follower_end: int
     difference: str | None = None
     """What differs at ``compared_to``, or why nothing was compared."""
+    note: str | None = None
+    """In which other way it was compared: a copy of an offsets topic that is redacted or encrypted is counted."""
 
 
 class GroupVerdict(_Model):

@@ -60,17 +60,22 @@ def treated(batches: Iterable[tuple[Frame, BatchHeader, bool]], treatment: Treat
     return found
 
 
+def group_of(record: Record) -> str | None:
+    """The group that a record of the offsets topic belongs to; None where that is not known."""
+    try:
+        return decode_key(record.key or b"").group
+    except (UnknownRecord, MalformedFrame):
+        return None
+
+
 def _left(batch: Frame, header: BatchHeader, treatment: Treatment | None) -> Frame | None:
     if treatment is None or header.is_control or not header.record_count:
         return batch
     verify_crc(batch)  # a new CRC would bless bytes that were damaged on the way
     records = []
     for record in decode_records(batch):
-        try:
-            group = decode_key(record.key or b"").group
-        except (UnknownRecord, MalformedFrame):
-            continue
-        left = treatment(group, record)
+        group = group_of(record)
+        left = None if group is None else treatment(group, record)
         if left is not None:
             records.append(left)
     if not records:

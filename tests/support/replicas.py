@@ -168,6 +168,7 @@ class End:
             "close_stream": self.follower.close_stream,
             "digest": self.verification.on_digest,
             "ends": self.verification.on_ends,
+            "count_offsets": self.verification.on_count_offsets,
             "linked_topics": self.verification.on_linked_topics,
             "linked_groups": self.verification.groups.on_linked_groups,
             "committed": self.verification.groups.on_committed,

@@ -108,6 +108,7 @@ class ReplicationPlugin:
                 "digest": verification.on_digest,
                 "ends": verification.on_ends,
                 "limits": common_log.on_limits,
+                "count_offsets": verification.on_count_offsets,
                 "linked_topics": verification.on_linked_topics,
                 "linked_groups": verification.groups.on_linked_groups,
                 "committed": verification.groups.on_committed,

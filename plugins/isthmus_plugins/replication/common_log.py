@@ -59,7 +59,7 @@ class CommonLog:
 
     async def on_limits(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """Where the log of one partition starts and ends, and the end of an ``epoch`` in it, if one is given."""
-        topic = await self._verification.linked_topic(connection, str(params["topic"]))
+        topic, _ = await self._verification.linked_topic(connection, str(params["topic"]))
         cluster, place = self._context.cluster, (topic.name, int(params["partition"]))
         try:
             ends, log_end = await asyncio.gather(self._verification.ends(topic, place[1]), cluster.log_end(*place))
@@ -103,7 +103,7 @@ class CommonLog:
                 f"its log may hold more"
             )
         comparison = Comparison(
-            self._verification, connection, topic.name, topic, source_topic, partition, False, None, compacts
+            self._verification, connection, topic.name, topic, source_topic, partition, None, None, compacts
         )
         start = max(log_start, source.log_start)
         if bound <= start:

@@ -25,7 +25,7 @@ class OffsetsSource:
         ``batches``: (batch, header, whether its transaction was aborted), from ``offset`` on; no transaction of theirs
         is open. Raises KeyringError: nothing leaves.
         """
-        treatment = self._treatment(copy)
+        treatment = self.treatment(copy)
         taken: list[tuple[Frame, BatchHeader, bool]] = []
         end, broken = offset, None
         try:
@@ -42,7 +42,8 @@ class OffsetsSource:
         except BatchError as error:
             return b"", offset, error
 
-    def _treatment(self, copy: OffsetsCopy) -> Treatment | None:
+    def treatment(self, copy: OffsetsCopy) -> Treatment | None:
+        """What becomes of a record on its way; None: nothing. Raises KeyringError."""
         if copy.form is OffsetsForm.WHOLE:
             return None
         if copy.form is OffsetsForm.ENCRYPTED:

@@ -5,6 +5,7 @@ link 16 bytes however large it is; where batches differ, records are, with what 
 batch may have been re-encoded; where records differ, the range is halved until the first one that does is found, and
 named by its offset. Each side's cleaner comes by when it likes: of compacted topics, the latest record of each key is
 compared. What moves while it is read may look different, so a difference counts if it is still there a second later.
+Copies of offsets topics that are not whole are counted (``offsets_verify``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hashlib import blake2b
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from isthmus_control.model import Link, ResourceType, Role
+from isthmus_control.model import Link, NamespaceMapping, Role
 from isthmus_plugins.api import (
     BrokerUnavailable,
     FetchConnection,
@@ -27,6 +28,8 @@ from isthmus_plugins.api import (
 from isthmus_plugins.links import OperationError, PartitionVerdict, VerifyReport
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.group_verify import GroupVerification
+from isthmus_plugins.replication.offsets_keyring import KeyringFile
+from isthmus_plugins.replication.offsets_verify import NOTE, OffsetsCount, is_compared
 from isthmus_protocol.record_equality import LatestDigest, RecordsDigest, batch_digest
 from isthmus_protocol.records import BatchError, BatchHeader, walk
 from isthmus_protocol.transactions import AbortedTransactions
@@ -66,6 +69,7 @@ class Verification:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self.groups = GroupVerification(context)
+        self._offsets_count = OffsetsCount(KeyringFile(context.offsets_keyring_file))
 
     # ---- reading ----
 
@@ -185,7 +189,9 @@ class Verification:
 
     async def on_digest(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """The digest of a range of one of this cluster's partitions, for the peer that verifies."""
-        topic = await self.linked_topic(connection, str(params["topic"]))
+        topic, mapping = await self.linked_topic(connection, str(params["topic"]))
+        if not is_compared(mapping):  # digests would let it try out what it is not to know
+            raise LinkRejected("NOT_COMPARED", f"{topic.name} is copied in a form that is not compared")
         partition, offset, to = int(params["partition"]), int(params["from"]), int(params["to"])
         try:
             if params["level"] == LATEST:
@@ -198,7 +204,7 @@ class Verification:
 
     async def on_ends(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """The limits of each partition's log of one of this cluster's topics."""
-        topic = await self.linked_topic(connection, str(params["topic"]))
+        topic, _ = await self.linked_topic(connection, str(params["topic"]))
         try:
             ends = await asyncio.gather(*(self.ends(topic, partition) for partition in range(len(topic.partitions))))
             compacts = await self.compacts(topic)
@@ -210,25 +216,43 @@ class Verification:
         """This cluster's topics in the namespaces of the link."""
         link = self._context.control.state.links.get(connection.link_name)
         topics = await self._context.cluster.topics()
-        mappings = [each for each in link.mappings if each.type is ResourceType.TOPIC] if link is not None else []
+        mappings = link.topic_mappings if link is not None else ()
         return {
             "topics": {
                 topic.name: len(topic.partitions)
                 for topic in topics.values()
-                if not topic.internal and any(each.remote_name(topic.name) is not None for each in mappings)
+                if any(_holds(mapping, topic) for mapping in mappings)
             }
         }
 
-    async def linked_topic(self, connection: LinkConnection, name: str) -> TopicInfo:
-        """A topic that the connection's link may ask about. Raises LinkRejected."""
-        link = self._context.control.state.links.get(connection.link_name)
-        allowed = link is not None and any(
-            mapping.type is ResourceType.TOPIC and mapping.remote_name(name) is not None for mapping in link.mappings
+    async def on_count_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """How many records of an offsets topic leave, or its copy has, for the peer that verifies."""
+        topic, mapping = await self.linked_topic(connection, str(params["topic"]))
+        try:
+            count = await self.count_offsets(mapping, topic, int(params["partition"]), int(params["until"]))
+        except (OperationError, BatchError, BrokerUnavailable) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+        return {"records": count}
+
+    async def count_offsets(self, mapping: NamespaceMapping, topic: TopicInfo, partition: int, until: int) -> int:
+        """How many latest records before ``until`` leave this side's offsets topic, or its copy here has.
+
+        Raises BrokerUnavailable, BatchError, OperationError.
+        """
+        start = await self._context.cluster.log_start(topic.name, partition)
+        return await self._offsets_count.latest(
+            mapping, self.batches(topic, partition, start, until, read_committed=True)
         )
-        topics = await self._context.cluster.topics() if allowed else {}
-        if name not in topics:
+
+    async def linked_topic(self, connection: LinkConnection, name: str) -> tuple[TopicInfo, NamespaceMapping]:
+        """A topic that the connection's link may ask about, with its mapping. Raises LinkRejected."""
+        link = self._context.control.state.links.get(connection.link_name)
+        mappings = link.topic_mappings if link is not None else ()
+        mapping = next((each for each in mappings if each.remote_name(name) is not None), None)
+        topics = await self._context.cluster.topics() if mapping is not None else {}
+        if mapping is None or name not in topics:
             raise LinkRejected("UNKNOWN_TOPIC", f"{name} is no topic of this link here")
-        return topics[name]
+        return topics[name], mapping
 
     # ---- comparing ----
 
@@ -241,18 +265,15 @@ class Verification:
         there = {
             str(name): int(count) for name, count in (await connection.call("linked_topics", {}))["topics"].items()
         }
-        pairs: list[tuple[bool, str, str]] = []
-        for mapping in link.mappings:
-            if mapping.type is ResourceType.TOPIC:
-                names = {name for name, topic in topics.items() if not topic.internal and mapping.remote_name(name)}
-                names |= {name for remote in there if (name := mapping.local_name(remote)) is not None}
-                pairs += [
-                    (mapping.role is Role.LEADER, name, mapping.remote_name(name) or "") for name in sorted(names)
-                ]
+        pairs: list[tuple[NamespaceMapping, str, str]] = []
+        for mapping in link.topic_mappings:
+            names = {name for name, topic in topics.items() if _holds(mapping, topic)}
+            names |= {name for remote in there if (name := mapping.local_name(remote)) is not None}
+            pairs += [(mapping, name, mapping.remote_name(name) or "") for name in sorted(names)]
         counter = _Counter(progress)
         limit = asyncio.Semaphore(AT_ONCE)
         jobs = []
-        for leads, name, remote in pairs:
+        for mapping, name, remote in pairs:
             remote_ends: list[list[int]] = []
             compacts = False
             if remote in there:
@@ -264,7 +285,7 @@ class Verification:
             local = topics.get(name)
             for partition in range(max(len(remote_ends), 0 if local is None else len(local.partitions))):
                 remote_end = Ends(*remote_ends[partition]) if partition < len(remote_ends) else None
-                jobs.append(Comparison(self, connection, name, local, remote, partition, leads, remote_end, compacts))
+                jobs.append(Comparison(self, connection, name, local, remote, partition, mapping, remote_end, compacts))
         verdicts = await asyncio.gather(*(job.run(limit, counter) for job in jobs))
         groups = await self.groups.verify(link, connection)
         found = [verdict.equal for verdict in verdicts] + [verdict.equal for verdict in groups]
@@ -276,6 +297,11 @@ class Verification:
             partitions=list(verdicts),
             groups=groups,
         )
+
+
+def _holds(mapping: NamespaceMapping, topic: TopicInfo) -> bool:
+    """Whether a local topic is one of a mapping's: of Kafka's own, the offsets topic alone may be."""
+    return mapping.remote_name(topic.name) is not None and (not topic.internal or mapping.offsets is not None)
 
 
 class _Counter:
@@ -305,7 +331,7 @@ class Comparison:
         topic: TopicInfo | None,
         remote: str,
         partition: int,
-        leads: bool,
+        mapping: NamespaceMapping | None,
         remote_ends: Ends | None,
         compacts: bool,
     ) -> None:
@@ -315,7 +341,7 @@ class Comparison:
         self._local_topic = topic
         self._remote = remote
         self._partition = partition
-        self._leads = leads
+        self._mapping = mapping
         self._remote_ends = remote_ends
         self._compacts = compacts
         self._records = 0
@@ -344,6 +370,8 @@ class Comparison:
         counter.expect(max(0, to - start))
         if here.log_start != there.log_start:
             return self._verdict(start, start, here, f"the logs start at {here.log_start} and {there.log_start}")
+        if self._mapping is not None and not is_compared(self._mapping):
+            return await self._counted(self._mapping, here, there, counter)
         difference = await self.first_difference(start, to, here, there, counter.add)
         if difference is not None:
             return self._verdict(start, difference, here, self._what(difference))
@@ -369,6 +397,29 @@ class Comparison:
             compared(mine.to - offset)
             offset = mine.to
         return None
+
+    async def _counted(self, mapping: NamespaceMapping, here: Ends, there: Ends, counter: _Counter) -> PartitionVerdict:
+        """The verdict on an offsets topic and its copy in another form."""
+        assert mapping.offsets is not None
+        leads = mapping.role is Role.LEADER
+        source, copy = (here, there) if leads else (there, here)
+        until = min(source.last_stable_offset, copy.high_watermark)
+        mine = await self._verification.count_offsets(mapping, self._topic, self._partition, until)
+        asked = {"topic": self._remote, "partition": self._partition, "until": until}
+        theirs = int((await self._connection.call("count_offsets", asked, timeout_s=120))["records"])
+        leaving, copied = (mine, theirs) if leads else (theirs, mine)
+        counter.add(max(0, until - here.log_start))
+        if copy.high_watermark > source.high_watermark:
+            difference: str | None = f"the copy ends at {copy.high_watermark}, the source at {source.high_watermark}"
+        elif copied < leaving:
+            difference = (
+                f"the copy has {copied} latest records, {leaving} of the groups that are copied leave the source"
+            )
+        else:
+            difference = None
+        verdict = self._verdict(here.log_start, until, here, difference)
+        verdict.note = NOTE.format(form=mapping.offsets.form.value, source=leaving, copy=copied)
+        return verdict
 
     async def _lasting_difference(self, start: int, offset: int, to: int, here: Ends, there: Ends) -> int | None:
         """Where ``[offset, to)`` differs, if it does so for a while: both sides may be on the move."""
@@ -437,7 +488,8 @@ class Comparison:
 
     def _verdict(self, start: int, to: int, here: Ends, difference: str | None) -> PartitionVerdict:
         there = self._remote_ends or Ends(0, 0, 0)
-        source, follower = (here, there) if self._leads else (there, here)
+        leads = self._mapping is not None and self._mapping.role is Role.LEADER
+        source, follower = (here, there) if leads else (there, here)
         return PartitionVerdict(
             topic=self._name,
             remote_topic=self._remote,

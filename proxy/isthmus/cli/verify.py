@@ -44,7 +44,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
                 each["compared_from"],
                 each["compared_to"],
                 each["records"],
-                each["difference"],
+                each["difference"] or each["note"],
             )
             for each in report["partitions"]
         ),
