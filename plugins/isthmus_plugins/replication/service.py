@@ -72,6 +72,7 @@ from isthmus_plugins.replication.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.truncation_status import note_truncations, truncation_statuses
 from isthmus_plugins.replication.verify import Verification
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
 T = TypeVar("T")
@@ -512,7 +513,8 @@ class LinkService:
         return [
             {"topic": topic.name, "topic_id": _text(topic), "partitions": len(topic.partitions)}
             for topic in topics.values()
-            if not topic.internal and mapping.remote_name(topic.name) is not None
+            if (not topic.internal and mapping.remote_name(topic.name) is not None)
+            or topic.name == prefix == OFFSETS_TOPIC  # which no namespace holds
         ]
 
     async def on_choose_offsets_topic(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:

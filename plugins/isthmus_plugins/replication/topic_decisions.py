@@ -84,7 +84,7 @@ class TopicDecisions:
         try:
             existing = (await self._context.cluster.topics()).get(topic)
             goes_on = record.state is TopicState.FOLLOWING and existing is not None and _id(existing) == record.topic_id
-            if fate == "unchanged" and goes_on:
+            if fate == "unchanged" and goes_on and not self._is_offsets_copy(topic):
                 raise OperationError(
                     "CONFLICT", f"{topic} follows {record.source_topic} as it is: there is no need to lose it", 409
                 )
@@ -96,6 +96,11 @@ class TopicDecisions:
             await self._append(RecreateFollowerTopic(record.link, topic, lost))
         message = f"{topic} loses its {records} records and follows {record.source_topic} from its start"
         return _decision(record, fate, "recreate", dry_run, records, message)
+
+    def _is_offsets_copy(self, topic: str) -> bool:
+        """Whether it is a copy of the source's offsets topic: made anew, all of it has the form chosen now."""
+        counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
+        return counterpart is not None and counterpart.mapping.offsets is not None
 
     def _record(self, topic: str) -> FollowerTopic:
         record = self._context.control.state.follower_topics.get(topic)

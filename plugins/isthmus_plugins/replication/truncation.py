@@ -49,6 +49,7 @@ from isthmus_plugins.replication.salvage import SalvageFailed, write_salvage
 from isthmus_plugins.replication.spool import Spool, SpoolDamaged
 from isthmus_plugins.replication.verify import RECORDS, Verification
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.offsets_copy import COPY_PREFIX
 from isthmus_protocol.records import BatchError
 from isthmus_protocol.salvage import SalvageHead
 from isthmus_protocol.spool import Manifest
@@ -144,6 +145,8 @@ class Truncations:
             reason = stream.follower_log.reason or stream.held
             if reason is None or reason.code not in DIVERGENCES or stream.topic in state.truncations:
                 continue
+            if stream.topic.startswith(COPY_PREFIX):
+                continue  # it is not compared with the source's: the operator makes it anew
             if stream.topic not in self._begun and self._peers.connections(stream.link_name):
                 why = Reason(str(reason.code), f"partition {stream.partition}: {reason.message}")
                 work = self._begin(stream.link_name, stream.topic, stream.topic_id, why)
