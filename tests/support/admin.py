@@ -31,6 +31,8 @@ from isthmus_plugins.links import (
     CreateLink,
     GroupOffset,
     GroupOffsets,
+    GroupStatus,
+    GroupVerdict,
     LinkStatus,
     MappingStatus,
     OffsetsTopicStatus,
@@ -216,7 +218,12 @@ class MemoryLinks:
             difference=None if self.equal else "values differ",
         )
         return VerifyReport(
-            link_name=link_name, equal=self.equal, records=verdict.records, seconds=0.5, partitions=[verdict]
+            link_name=link_name,
+            equal=self.equal,
+            records=verdict.records,
+            seconds=0.5,
+            partitions=[verdict],
+            groups=[GroupVerdict(group="app-1", remote_group="far-app-1", equal=True, positions=3, waiting=1)],
         )
 
 
@@ -240,6 +247,20 @@ def _status(name: str, remote: str = "127.0.0.1:39192") -> LinkStatus:
                 not_mapped=[
                     AclNotMapped(binding="allow User:app-1 read topic 'x'", reason="no mapping of the link holds it")
                 ],
+            )
+        ],
+        groups=[
+            GroupStatus(
+                group="app-1",
+                remote_group="far-app-1",
+                role="leader",
+                state="Catching Up",
+                reason="BEYOND_FOLLOWER_END",
+                message="orders-eu-0 ends at 5, the group's position is 8",
+                positions=3,
+                pending=1,
+                pending_seconds=1.5,
+                unmapped_topics=["own"],
             )
         ],
         partitions=[

@@ -211,6 +211,11 @@ def test_links_are_created_listed_described_and_deleted(admin: RunningAdmin, tmp
     assert re.search(r"^a-to-b +Following +asynchronous .* orders-:orders- \(leader\) +1 +2 +0\.1", table, re.MULTILINE)
     described = run("link", "describe", "a-to-b", url=admin.url).stdout
     assert re.search(r"^orders-eu +0 +leader +Following +10 +8 +2", described, re.MULTILINE)
+    group = (
+        r"^app-1 +far-app-1 +leader +Catching Up +3 +1 +1\.5 +own +orders-eu-0 ends at 5, the group's position is 8$"
+    )
+    assert re.search(group, described, re.MULTILINE)
+    assert re.search(group, run("status", url=admin.url).stdout, re.MULTILINE)
     assert "acls (leader): Following, 2 bindings" in described
     assert re.search(r"^allow User:app-1 read topic 'x' +no mapping of the link holds it", described, re.MULTILINE)
     assert ok(run("link", "delete", "a-to-c", "--local-only", "-o", "json", url=admin.url))["deleted"] is True
@@ -253,6 +258,7 @@ def test_verify_ends_with_0_if_equal_and_with_1_if_not(admin: RunningAdmin) -> N
     table = run("verify", "a-to-b", url=admin.url)
     assert table.exit_code == 1
     assert re.search(r"^orders-eu +orders-eu +0 +no +0 +6 +6 +values differ$", table.stdout, re.MULTILINE)
+    assert re.search(r"^app-1 +far-app-1 +yes +3 +1 +-$", table.stdout, re.MULTILINE)
     assert "a-to-b: NOT equal, 6 records compared" in table.stdout
     assert table.stderr == ""  # nobody looks: no progress
 
