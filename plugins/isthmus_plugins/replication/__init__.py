@@ -150,6 +150,7 @@ class ReplicationPlugin:
             follower_topics,
             verification,
             self._transaction_verification,
+            self._group_follower,
             self._group_status,
             self._acls,
         )

@@ -87,6 +87,10 @@ class GroupFollower:
         self._telling: dict[tuple[str, int], set[tuple[str, Place]]] = {}
         """Positions named so far by a leader end that is telling a whole partition."""
         self._strays_at = 0.0
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """What is under way for groups, also for those that follow no more."""
+        self._in_doubt_until = 0.0
+        """Until then a request whose connection broke may still be carried out."""
         self._changed = asyncio.Event()
         self._limit = asyncio.Semaphore(GROUPS_AT_ONCE)
         self._renewal_s: float | None = None
@@ -216,6 +220,13 @@ class GroupFollower:
                 group.read_at = 0.0  # other topics may be the link's now
         self._changed.set()
 
+    async def left(self) -> None:
+        """Return when nothing is under way for groups that follow no more: from then on clients' commits are theirs."""
+        ending = [work for key, work in self._running.items() if key not in self._groups]
+        await asyncio.gather(*ending, return_exceptions=True)
+        if ending and (margin_s := self._in_doubt_until - monotonic()) > 0:
+            await asyncio.sleep(margin_s)
+
     # ---- doing it ----
 
     async def _apply_for_ever(self) -> None:
@@ -274,7 +285,8 @@ class GroupFollower:
                 plan = group.plan(ends, objections, now)
                 if plan:
                     group.busy = True
-                    self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))
+                    work = self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))
+                    self._running[group.link, group.group] = work
 
     def _objection(self, topic: str) -> str | None:
         """Why positions in a topic wait: it does not follow (yet)."""
@@ -343,12 +355,14 @@ class GroupFollower:
             )
             self._note(group, list(refused.items()), verifies)
         except BrokerUnavailable as error:
-            group.in_doubt(monotonic() + LOST_REQUEST_MARGIN_S)
+            self._in_doubt_until = monotonic() + LOST_REQUEST_MARGIN_S
+            group.in_doubt(self._in_doubt_until)
             group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, str(error))
         except KafkaRefused as error:
             self._note(group, [(None, Refused(error.error_code, error.error_name))])
         finally:
             group.busy = False
+            self._running.pop((group.link, group.group), None)
             self._changed.set()
 
     async def _requests(self, group: FollowedGroup, plan: Plan) -> dict[Place, Refused]:

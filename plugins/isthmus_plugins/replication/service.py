@@ -56,6 +56,7 @@ from isthmus_plugins.replication.connection import LinkConnection, LinkLost, Lin
 from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
 from isthmus_plugins.replication.follower_log import LogState, StopReason
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
+from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
@@ -99,6 +100,7 @@ class LinkService:
         follower_topics: FollowerTopics,
         verification: Verification,
         transaction_verification: TransactionVerification,
+        group_follower: GroupFollower,
         group_statuses: GroupStatuses,
         acls: AclEnds,
     ) -> None:
@@ -109,6 +111,7 @@ class LinkService:
         self._follower_topics = follower_topics
         self._verification = verification
         self._transaction_verification = transaction_verification
+        self._group_follower = group_follower
         self._group_statuses = group_statuses
         self._acls = acls
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
@@ -550,6 +553,7 @@ class LinkService:
         await self._append(DetachNamespace(link.name, mapping.type, mapping.local_prefix))
         if mapping.role is Role.FOLLOWER:
             await self._enforced()
+            await self._group_follower.left()
         if topics_follow:
             try:
                 await self._follower_topics.detached(link.name, mapping)

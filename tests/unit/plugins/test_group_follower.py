@@ -11,6 +11,8 @@ from support.group_replicas import PLACE, in_replicas, log, position, status, un
 from support.offsets import commit, deleted, group_gone
 from support.replicas import LINK, Replicas
 
+from isthmus_control.commands import DetachNamespace
+from isthmus_control.model import ResourceType
 from isthmus_plugins.api import CommittedOffset, Refused
 from isthmus_plugins.replication.connection import LinkRejected
 from isthmus_plugins.replication.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Plan
@@ -218,6 +220,32 @@ def test_nothing_is_committed_without_a_lease(monkeypatch: pytest.MonkeyPatch) -
         assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
         replicas.ends["B"].context.lease_deadline = float("inf")
         await until_at(replicas, {PLACE: position(6)})
+
+    in_replicas(monkeypatch, test)
+
+
+def test_a_detached_group_is_left_when_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        follower = replicas.ends["B"].group_follower
+        taken = replicas.b.commit_offsets
+        begun = asyncio.Event()
+
+        async def slow(*arguments: Any) -> Any:
+            begun.set()
+            await asyncio.sleep(3)
+            return await taken(*arguments)
+
+        monkeypatch.setattr(replicas.b, "commit_offsets", slow)
+        log(replicas, commit("app-1", "local-t", 6))
+        await begun.wait()
+        replicas.controls["B"].apply(DetachNamespace(LINK, ResourceType.CONSUMER_GROUP, "far-app-"))
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        await follower.left()
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(6)}
+        log(replicas, commit("app-1", "local-t", 7))
+        await asyncio.sleep(5)
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(6)}
+        assert list(follower.groups(LINK)) == []
 
     in_replicas(monkeypatch, test)
 
