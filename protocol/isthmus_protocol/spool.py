@@ -60,27 +60,40 @@ def spooled(batch: Frame) -> Iterator[memoryview]:
         yield memoryview(record.value)
 
 
-def encode_manifest(manifest: Manifest) -> list[bytes]:
-    """The manifest as values of records: a first one, one for each group, and an end."""
-    first = {
-        "partitions": manifest.partitions,
-        "replication_factor": manifest.replication_factor,
-        "configs": dict(manifest.configs),
-        "digests": list(manifest.digests),
-    }
-    groups = [
+def encode_manifest(manifest: Manifest, manifest_id: str) -> list[bytes]:
+    """The manifest as values of records, each numbered: some may be written twice, or later than others.
+
+    ``manifest_id`` tells it from one that somebody else began to write.
+    """
+    parts: list[dict[str, Any]] = [
+        {
+            "partitions": manifest.partitions,
+            "replication_factor": manifest.replication_factor,
+            "configs": dict(manifest.configs),
+            "digests": list(manifest.digests),
+        }
+    ]
+    parts += [
         {"group": group, "positions": [[partition, *position] for partition, position in sorted(positions.items())]}
         for group, positions in sorted(manifest.positions.items())
     ]
-    return [json.dumps(each).encode() for each in (first, *groups, {"groups": len(groups)})]
+    return [
+        json.dumps({"manifest": manifest_id, "part": number, "parts": len(parts), **part}).encode()
+        for number, part in enumerate(parts)
+    ]
 
 
 def decode_manifest(values: Sequence[Frame]) -> Manifest:
-    """The manifest. Raises ValueError: it is not whole, or not one."""
-    read: list[Any] = [json.loads(bytes(value)) for value in values]
-    if len(read) < 2 or read[-1] != {"groups": len(read) - 2}:
+    """The manifest of which all parts are there. Raises ValueError: there is none."""
+    found: dict[str, dict[int, Any]] = {}
+    for value in values:
+        part: Any = json.loads(bytes(value))
+        parts = found.setdefault(str(part["manifest"]), {})
+        parts[int(part["part"])] = part
+    whole = [parts for parts in found.values() if len(parts) == parts[min(parts)]["parts"]]
+    if not whole:
         raise ValueError("the spool's manifest is not whole")
-    first = read[0]
+    first, *groups = (part for _, part in sorted(whole[-1].items()))
     return Manifest(
         int(first["partitions"]),
         int(first["replication_factor"]),
@@ -90,6 +103,6 @@ def decode_manifest(values: Sequence[Frame]) -> Manifest:
             str(group["group"]): {
                 int(partition): (int(offset), str(metadata)) for partition, offset, metadata in group["positions"]
             }
-            for group in read[1:-1]
+            for group in groups
         },
     )

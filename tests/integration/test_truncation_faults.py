@@ -40,9 +40,8 @@ def committed(link: Linked, group: str, topic: str) -> int | None:
     return offsets[0] if offsets else None
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked, seed: int) -> None:
-    rng = random.Random(seed)
+def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked) -> None:
+    rng = random.Random()
     source, target = link.local + "killed", link.remote + "killed"
     link.a.create_topic(source, 2)
     values = [b"%d" % number * 100 for number in range(1000)]
@@ -55,8 +54,8 @@ def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked, s
     for group, offset in groups.items():
         commit(link, group, target, offset)
     until("it is truncated", lambda: link.follower_state(target) == "Diverged", 30)
-    for _ in range(3):
-        time.sleep(rng.uniform(0.0, 4.0))
+    for _ in range(2):
+        time.sleep(rng.uniform(0.0, 4.0))  # another step each time; tests/sim goes through all of them
         link.b.proxy.kill()
         link.b.proxy.start()
     link.a.produce(source, [b"more"] * 20)

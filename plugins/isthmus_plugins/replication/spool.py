@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -78,23 +79,26 @@ class Spool:
 
     # ---- writing ----
 
-    async def fill(self, topic: TopicInfo, cut: PartitionCut) -> None:
-        """Put ``[cut.log_start, cut.offset)`` of a partition in, and read it back.
+    async def fill(self, topic: TopicInfo, cut: PartitionCut) -> int:
+        """Put ``[cut.log_start, cut.offset)`` of a partition in; how many batches that is.
 
         Raises OperationError, BatchError, SpoolDamaged.
         """
         value = bytearray()
+        batches = 0
         async for batch, _, _ in self._verification.batches(topic, cut.partition, cut.log_start, cut.offset):
+            batches += 1
             if value and len(value) + len(batch) > VALUE_BYTES:
                 await self._append(cut.partition, bytes(value))
                 value.clear()
             value += batch
         if value:
             await self._append(cut.partition, bytes(value))
+        return batches
 
     async def put_manifest(self, manifest: Manifest) -> None:
         """Put the manifest in, the last thing: a spool with a manifest is whole."""
-        for value in encode_manifest(manifest):
+        for value in encode_manifest(manifest, str(uuid.uuid4())):
             await self._append(self._partitions, value)
 
     async def _append(self, partition: int, value: bytes) -> None:
@@ -129,15 +133,20 @@ class Spool:
             for value in spooled(batch):
                 yield value
 
-    async def check(self, cut: PartitionCut) -> None:
-        """Raise SpoolDamaged unless every batch that was put in is there, undamaged and in order."""
-        last = -1
+    async def check(self, cut: PartitionCut, batches: int) -> None:
+        """Raise SpoolDamaged unless all ``batches`` that were put in are there, undamaged and in order."""
+        last, found = -1, 0
         async for value in self.read(cut.partition):
             for start, end, header in walk(value):
                 verify_crc(value[start:end])
+                if header.last_offset <= last:
+                    continue  # written twice
                 if header.base_offset <= last:
                     raise SpoolDamaged(f"offset {header.base_offset} of partition {cut.partition} is out of order")
                 last = header.last_offset
+                found += 1
+        if found != batches:
+            raise SpoolDamaged(f"partition {cut.partition} has {found} batches in the spool, {batches} were put in")
         if last >= cut.offset:
             raise SpoolDamaged(f"partition {cut.partition} was spooled up to {last}, and is cut at {cut.offset}")
 

@@ -397,8 +397,7 @@ class Truncations:
         await spool.create(info.replication_factor)
         digests = []
         for cut in truncation.cuts:
-            await spool.fill(info, cut)
-            await spool.check(cut)
+            await spool.check(cut, await spool.fill(info, cut))
             digests.append(await self._digest(info, cut))
         configs = await context.cluster.topic_configs(truncation.topic)
         own = {

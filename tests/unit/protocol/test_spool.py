@@ -34,11 +34,14 @@ def test_a_record_without_value_is_none_of_a_spool() -> None:
 
 @pytest.mark.parametrize("manifest", [MANIFEST, Manifest(1, 1, {}, ("",), {})])
 def test_a_manifest_comes_out_as_it_went_in(manifest: Manifest) -> None:
-    assert decode_manifest(encode_manifest(manifest)) == manifest
+    values = encode_manifest(manifest, "mine")
+    assert decode_manifest(values) == manifest
+    assert decode_manifest([*values[1:], *values, values[0]]) == manifest, "written twice, and late"
+    assert decode_manifest([encode_manifest(MANIFEST, "another's")[0], *values]) == manifest
 
 
 def test_a_manifest_that_is_not_whole_is_refused() -> None:
-    values = encode_manifest(MANIFEST)
+    values = encode_manifest(MANIFEST, "mine")
     for end in range(len(values)):
         with pytest.raises(ValueError, match="not whole"):
             decode_manifest(values[:end])
