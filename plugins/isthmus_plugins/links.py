@@ -330,6 +330,8 @@ class LinkStatus(_Model):
     offsets_topics: list[OffsetsTopicStatus] = []
     partitions: list[PartitionStatus] = []
     groups: list[GroupStatus] = []
+    group_warnings: list[str] = []
+    """What keeps this proxy from knowing all that groups have committed."""
 
 
 class TruncatedPartition(_Model):

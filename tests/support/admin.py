@@ -263,6 +263,7 @@ def _status(name: str, remote: str = "127.0.0.1:39192") -> LinkStatus:
                 unmapped_topics=["own"],
             )
         ],
+        group_warnings=["records of type 99"],
         partitions=[
             PartitionStatus(
                 topic="orders-eu",

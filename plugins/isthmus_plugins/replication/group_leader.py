@@ -192,9 +192,15 @@ class GroupLeader:
             source.problem or "; ".join(problems) or None,
         )
 
-    def unknown_records(self) -> dict[str, int]:
-        """Records of the offsets topic that are not known: what they are, and the partition of one of each."""
-        return {what: source.partition for source in self._sources.values() for what in source.offsets_log.unknown}
+    def warnings(self) -> list[str]:
+        """What keeps this proxy from knowing all that groups have committed."""
+        found = [
+            f"{OFFSETS_TOPIC}-{source.partition} has records of {what}, the last at offset {offset}, which this "
+            "version does not know: upgrade the proxies"
+            for source in self._sources.values()
+            for what, offset in source.offsets_log.unknown.items()
+        ]
+        return found if self.error is None else [*found, f"{OFFSETS_TOPIC} cannot be found: {self.error}"]
 
     # ---- what should be, and making it so ----
 

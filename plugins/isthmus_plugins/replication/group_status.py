@@ -8,7 +8,7 @@ from time import monotonic
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from isthmus_control.model import Link, ResourceType
+from isthmus_control.model import Link, ResourceType, Role
 from isthmus_control.states import PartitionState
 from isthmus_plugins.api import PluginContext
 from isthmus_plugins.links import GroupStatus
@@ -35,6 +35,13 @@ class GroupStatuses:
             if counterpart is not None:
                 followed.append(self._followed(group, counterpart.remote_name))
         return sorted(led, key=lambda status: status.group) + followed
+
+    def warnings(self, link: Link) -> list[str]:
+        """What keeps this proxy from knowing all that the link's led groups have committed."""
+        leads = any(
+            mapping.type is ResourceType.CONSUMER_GROUP and mapping.role is Role.LEADER for mapping in link.mappings
+        )
+        return self._group_leader.warnings() if leads else []
 
     def _led(self, group: LedGroup, connected: bool) -> GroupStatus:
         status = GroupStatus(
@@ -78,9 +85,8 @@ class GroupStatuses:
         seconds = GaugeMetricFamily(
             "isthmus_link_group_offsets_pending_seconds", "Age of the oldest of them", labels=("link",)
         )
-        unknown = GaugeMetricFamily(
-            "isthmus_group_offsets_unknown_records",
-            "Kinds of records in the offsets topic that this version does not know",
+        warnings = GaugeMetricFamily(
+            "isthmus_group_offsets_warnings", "What keeps this proxy from knowing all that groups have committed"
         )
         commits = CounterMetricFamily("isthmus_link_group_offsets_committed", "Positions committed for leaders")
         for name, link in sorted(self._context.control.state.links.items()):
@@ -91,9 +97,9 @@ class GroupStatuses:
             if any(mapping.type is ResourceType.CONSUMER_GROUP for mapping in link.mappings):
                 pending.add_metric((name,), sum(each.pending for each in statuses))
                 seconds.add_metric((name,), max((each.pending_seconds or 0.0 for each in statuses), default=0.0))
-        unknown.add_metric((), len(self._group_leader.unknown_records()))
+        warnings.add_metric((), len(self._group_leader.warnings()))
         commits.add_metric((), self._group_follower.commits)
-        return (groups, pending, seconds, unknown, commits)
+        return (groups, pending, seconds, warnings, commits)
 
 
 def _wait(status: GroupStatus, waiting: Waiting) -> None:

@@ -626,6 +626,7 @@ class LinkService:
             offsets_topics=[status_of(mapping) for mapping in link.offsets_topics],
             partitions=partitions,
             groups=self._group_statuses.of(link, connected),
+            group_warnings=self._group_statuses.warnings(link),
         )
 
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:

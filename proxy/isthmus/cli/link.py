@@ -392,6 +392,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
                 ("offsets topic", f"{o['topic']} ({o['role']}), {o['form']}{_of_groups(o['groups'])}")
                 for o in link["offsets_topics"]
             ),
+            *(("warning", text) for text in link["group_warnings"]),
         ]
     )
     for acls in link["acls"]:

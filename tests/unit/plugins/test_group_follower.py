@@ -283,6 +283,20 @@ def test_the_leader_end_knows_what_is_pending(monkeypatch: pytest.MonkeyPatch) -
     in_replicas(monkeypatch, test)
 
 
+def test_records_that_are_not_known_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        end = replicas.ends["A"]
+        statuses = GroupStatuses(end.context, end.group_leader, end.group_follower)
+        assert statuses.warnings(replicas.controls["A"].state.links[LINK]) == []
+        log(replicas, (b"\x00\x63", b"?"))
+        await replicas.until("it is told", lambda: statuses.warnings(replicas.controls["A"].state.links[LINK]))
+        (warning,) = statuses.warnings(replicas.controls["A"].state.links[LINK])
+        assert warning.startswith("__consumer_offsets-0 has records of type 99, the last at offset 2")
+        assert statuses.warnings(replicas.controls["B"].state.links[LINK]) == []
+
+    in_replicas(monkeypatch, test)
+
+
 def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         log(replicas, commit("app-1", "local-t", 99))

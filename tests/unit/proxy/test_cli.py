@@ -216,6 +216,7 @@ def test_links_are_created_listed_described_and_deleted(admin: RunningAdmin, tmp
     )
     assert re.search(group, described, re.MULTILINE)
     assert re.search(group, run("status", url=admin.url).stdout, re.MULTILINE)
+    assert re.search(r"^warning +records of type 99$", described, re.MULTILINE)
     assert "acls (leader): Following, 2 bindings" in described
     assert re.search(r"^allow User:app-1 read topic 'x' +no mapping of the link holds it", described, re.MULTILINE)
     assert ok(run("link", "delete", "a-to-c", "--local-only", "-o", "json", url=admin.url))["deleted"] is True
