@@ -15,6 +15,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.replication import leader as module
 from isthmus_plugins.replication.leader import Flow, LeaderStream, LedPartition
+from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
 
 
@@ -115,6 +116,24 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
         await replicas.until("it goes on", replicas.equal, 30)
         assert KEY not in replicas.ends["A"].leader.stopped
         assert replicas.ends["B"].follower.streams()[0].reason is None
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_record_that_the_cleaner_took_is_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t", 1, {"cleanup.policy": "compact"}).partitions[0]
+        source.write_values(b"a", b"b")
+        await replicas.until("equal", replicas.equal, 30)
+        replicas.cut()
+        await asyncio.sleep(1)
+        target = replicas.b.partition("remote-t")
+        target.on_append = lambda partition: None  # it keeps what the source has no more
+        source.write_values(b"c", b"d")
+        source.clean({1})
+        await replicas.connect()
+        await replicas.until("it goes on", lambda: target.end == 4, 30)
+        assert [record.value for data in target.log for record in decode_records(data)] == [b"a", b"b", b"c", b"d"]
 
     on_replicas(monkeypatch, work)
 
