@@ -105,6 +105,9 @@ class ReplicationPlugin:
                 "prepare_topics": follower_topics.prepare_topics,
                 "open_stream": self._follower_end.open_stream,
                 "close_stream": self._follower_end.close_stream,
+                "ended_transactions": lambda connection, params: self._leader_end.ended_transactions(
+                    connection, params
+                ),
                 "digest": verification.on_digest,
                 "ends": verification.on_ends,
                 "limits": common_log.on_limits,

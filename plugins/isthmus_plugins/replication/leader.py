@@ -44,7 +44,7 @@ from isthmus_plugins.api import (
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower_configs import copied
-from isthmus_plugins.replication.log_ends import LastBatch, last_batch
+from isthmus_plugins.replication.log_ends import LastBatch, last_batch, still_in_log
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_source import OffsetsSource
 from isthmus_plugins.replication.peers import LinkPeers
@@ -54,6 +54,7 @@ from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.offsets_cipher import KeyringError
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.producer_ids import carry
 from isthmus_protocol.records import BatchError, BatchHeader, Frame, as_committed, walk
 from isthmus_protocol.transactions import AbortedTransactions
 
@@ -726,6 +727,31 @@ class LeaderEnd:
             ReasonCode.TARGET_WRITTEN_BY_OTHERS,
             f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",
         )
+
+    async def ended_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Which of the follower's open transactions have no records left in the source's log before a gap.
+
+        The cleaner works below the last stable offset, so each of them has ended; and it takes a marker out only after
+        the last record of its transaction. One that has records left still has its marker, too.
+        """
+        stream = self._by_id.get((connection, int(params["stream"])))
+        if stream is None:
+            raise LinkRejected(reasons.CLOSED, "the stream was closed")
+        state = self._context.control.state
+        ranges = state.producer_id_ranges
+        own, remote = ranges[self._context.cluster_id], ranges[state.links[stream.key.link].remote_cluster_id]
+        began = {int(producer_id): int(start) for producer_id, start in params["began"]}
+        left = await still_in_log(
+            self._context,
+            stream.key.topic,
+            stream.topic_id,
+            stream.key.partition,
+            stream.broker_id,
+            began,
+            int(params["before"]),
+            lambda producer_id: carry(producer_id, own, remote),
+        )
+        return {"ended": [producer_id for producer_id in began if producer_id not in left]}
 
     def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
         """The follower has everything of a stream up to an offset."""

@@ -7,13 +7,15 @@ entry's term in Raft). Each new stream begins with this question.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from isthmus_plugins.api import FetchPartition, PluginContext
+from isthmus_plugins.api import BrokerUnavailable, FetchPartition, PluginContext
 from isthmus_protocol.record_equality import batch_digest
 from isthmus_protocol.records import BatchError, walk
 
 LANE: Final = "ends"
+SCAN_BYTES: Final = 1024 * 1024
 READ_BYTES_MAX: Final = 64 * 1024
 """Enough for most batches; a larger one is read whole all the same (KIP-74)."""
 
@@ -52,3 +54,41 @@ async def last_batch(
     except BatchError:
         pass  # it has a reason of its own to stop
     return None
+
+
+async def still_in_log(
+    context: PluginContext,
+    topic: str,
+    topic_id: bytes,
+    partition: int,
+    broker_id: int,
+    began: Mapping[int, int],
+    before: int,
+    stored_as: Callable[[int], int],
+) -> set[int]:
+    """Of which transactions the log still has records before an offset.
+
+    ``began``: by producer id, where the transaction began; ``stored_as`` is the id that a producer of this log has
+    there. Raises BrokerUnavailable.
+    """
+    connection = await context.cluster.fetch_connection(broker_id, LANE)
+    found: set[int] = set()
+    log_start = await context.cluster.log_start(topic, partition)
+    position = max(log_start, min(began.values(), default=before))
+    while position < before and len(found) < len(began):
+        (part,) = await connection.fetch([FetchPartition(topic_id, partition, position, SCAN_BYTES)], 0, SCAN_BYTES)
+        if part.error_code:
+            raise BrokerUnavailable(f"the log cannot be read at {position}: error {part.error_code}")
+        read = position
+        for _, _, header in walk(part.records):
+            read = header.next_offset
+            if header.base_offset >= before:
+                break
+            if header.is_transactional and not header.is_control and header.record_count:
+                producer_id = stored_as(header.producer_id)
+                if producer_id in began and header.last_offset >= began[producer_id]:
+                    found.add(producer_id)
+        if read == position:  # nothing more before the high watermark
+            break
+        position = read
+    return found
