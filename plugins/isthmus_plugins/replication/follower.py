@@ -30,7 +30,7 @@ from isthmus_plugins.api import (
     TransactionMarkers,
 )
 from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower_log import (
     Append,
     FollowerLog,
@@ -101,6 +101,7 @@ class FollowerStream:
     """One partition that follows over one connection."""
 
     __slots__ = (
+        "asking",
         "broker_id",
         "closed",
         "connection",
@@ -154,6 +155,7 @@ class FollowerStream:
         self.refusals = 0
         self.resuming = False
         self.trimming = False
+        self.asking = False
         self.told_end = False
         """Whether the leader end has said where the source's log ends."""
         self.told_stopped = False
@@ -446,7 +448,7 @@ class FollowerEnd:
     def on_append(self, connection: LinkConnection, append: link.Append) -> None:
         """Take batches of a stream. What comes for a stream that has ended is dropped: its leader end knows."""
         stream = self._streams.get((connection, append.stream))
-        if stream is None:
+        if stream is None or stream.follower_log.ended:
             return
         follower_log = stream.follower_log
         if follower_log.queued_bytes > QUEUED_BYTES_MAX:
@@ -484,6 +486,10 @@ class FollowerEnd:
             if not stream.trimming:
                 stream.trimming = True
                 self._tasks.start(f"trim-{stream.topic}-{stream.partition}", self._trim(stream))
+        elif follower_log.doubtful:
+            if not stream.asking:
+                stream.asking = True
+                self._tasks.start(f"ask-{stream.topic}-{stream.partition}", self._ask_ended(stream))
         elif follower_log.queued:
             stream.writer.wake(stream)
 
@@ -529,6 +535,27 @@ class FollowerEnd:
                 stream.follower_log.epoch = max(stream.follower_log.epoch, epoch)
             self.proceed(stream)
         return None
+
+    async def _ask_ended(self, stream: FollowerStream) -> None:
+        """Ask the leader end which transactions have ended without a marker, before a gap is filled."""
+        follower_log = stream.follower_log
+        try:
+            while (began := follower_log.doubtful) and not stream.connection.lost:
+                try:
+                    answer = await stream.connection.call(
+                        "ended_transactions",
+                        {"stream": stream.stream_id, "began": list(began.items()), "before": follower_log.end},
+                    )
+                    follower_log.settle(began, [int(producer_id) for producer_id in answer["ended"]])
+                except (LinkRejected, LinkLost, TimeoutError) as error:
+                    log.warning(
+                        "ended transactions not known",
+                        extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
+                    )
+                    await asyncio.sleep(TRIM_RETRY_S)
+        finally:
+            stream.asking = False
+        self.proceed(stream)
 
     async def _trim(self, stream: FollowerStream) -> None:
         """Delete what the source has expired: a follower has no retention of its own."""

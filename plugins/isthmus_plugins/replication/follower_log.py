@@ -31,15 +31,18 @@ cleaner left holes in those, the sequence goes on from what the target knows ins
 Markers have no such net. One that is sent again carries a higher coordinator epoch than the one whose fate is unknown:
 as soon as it is written, the other one is refused.
 
-Offsets below the source's log start are filled with empty records, many to a batch, and deleted at once (*trim*). A
-long gap further up is filled with tombstones in a transaction that is aborted: one batch for a million offsets.
+Offsets below the source's log start are filled with empty records, many to a batch, and deleted at once (*trim*);
+transactions that are open at the target are aborted there, since their end may have been among what is deleted.
+Further up the cleaner may have taken a transaction's marker with the last of its records: before a gap is filled, the
+leader end is asked which of the open ones that is true of (*doubtful*), and those are aborted in the gap. A long gap is
+filled with tombstones in a transaction that is aborted: one batch for half a million offsets.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -140,12 +143,15 @@ class FollowerLog:
     """
 
     __slots__ = (
+        "_asked_before",
+        "_ended",
         "_filler_generation",
         "_filler_sequence",
         "_filling",
         "_in_flight",
         "_known",
         "_marker_proved",
+        "_open",
         "_positioned",
         "_queue",
         "_records_max",
@@ -180,6 +186,12 @@ class FollowerLog:
         """Whether sequences have holes: the states of all producers matter then."""
         self._marker_proved = False
         """Whether the log end was read after the first marker: one of an owner before may have landed late, too."""
+        self._open: dict[int, tuple[int, int]] = {}
+        """Producer id to (epoch, first offset) of the transactions open in the target's log, the oldest first."""
+        self._ended: set[int] = set()
+        """Those of them whose marker the source has no more."""
+        self._asked_before = 0
+        """The gap up to this offset has been asked about."""
         self._resent: int | None = None
         """The producer id of a marker whose fate was unknown."""
         self._filler_sequence = 0
@@ -255,6 +267,13 @@ class FollowerLog:
         self._filling = filler is not None and filler.transaction_start >= 0
         self._filler_sequence = 0 if filler is None else _following(filler)
         self._filler_generation = 0 if filler is None else max(0, filler.coordinator_epoch + 1)
+        begun = sorted(
+            (state.transaction_start, producer_id, state.epoch)
+            for producer_id, state in producers.items()
+            if state.transaction_start >= 0 and producer_id != self.numbering.filler_id
+        )
+        self._open = {producer_id: (epoch, start) for start, producer_id, epoch in begun}
+        self._ended &= self._open.keys()
         self._known = dict(producers) if self.renumbering else {}
         if isinstance(operation, Mark):
             self._resent = operation.producer_id
@@ -307,6 +326,28 @@ class FollowerLog:
         """The target's log starts here now."""
         self.start = max(self.start, log_start)
 
+    @property
+    def doubtful(self) -> dict[int, int]:
+        """Transactions that may have ended without a marker, before a gap is filled: producer id to first offset.
+
+        Whoever asks the leader end about them says so by :meth:`settle`; nothing is written before.
+        """
+        gap_end = self._gap_end()
+        if (
+            not self._open
+            or self.state is not LogState.WRITING
+            or self._in_flight is not None
+            or max(self.end, self.source_start, self._asked_before) >= gap_end
+        ):
+            return {}
+        return {producer_id: begun for producer_id, (_, begun) in self._open.items() if producer_id not in self._ended}
+
+    def settle(self, asked: Collection[int], ended: Collection[int]) -> None:
+        """Of the transactions ``asked`` about, the source has the markers but of those ``ended``."""
+        self._ended |= self._open.keys() & set(ended)
+        if self._open.keys() <= set(asked) | self._ended:
+            self._asked_before = self._gap_end()
+
     # ---- operations ----
 
     @property
@@ -323,6 +364,8 @@ class FollowerLog:
         Raises BatchError, ProducerIdOverflow: the next batch cannot be prepared, and is still the next one.
         """
         if self.state is not LogState.WRITING or self._in_flight is not None or self.trim_to is not None:
+            return None
+        if self.doubtful:
             return None
         if self._queue and self._queue[0].header.leader_epoch > self.epoch:
             return None
@@ -414,6 +457,12 @@ class FollowerLog:
         length = gap_end - self.end
         head = min(gap_end, self.source_start) - self.end
         timestamp = self._queue[0].header.max_timestamp if self._queue else 0
+        if head > 0 and not self._filling and self._open:
+            # The source has deleted the end of a transaction with its records, or all before it goes on: nobody sees
+            # what it held, and it would stay open for ever.
+            return self._abort(next(iter(self._open)))
+        if head <= 0 and not self._filling and self._ended:
+            return self._abort(min(self._ended))
         if head > 0 and not self._filling:
             count = min(head, self._records_max)
             data = filler_batch(
@@ -444,6 +493,14 @@ class FollowerLog:
             self.end, self.end + times, self.numbering.filler_id, FILLER_EPOCH, False, self._filler_generation, True
         )
 
+    def _abort(self, producer_id: int) -> Mark:
+        producer_epoch, _ = self._open[producer_id]
+        known = self._known.get(producer_id)
+        coordinator_epoch = 0 if known is None else max(0, known.coordinator_epoch)
+        if producer_id == self._resent:
+            coordinator_epoch += 1
+        return Mark(self.end, self.end + 1, producer_id, producer_epoch, False, coordinator_epoch, True)
+
     # ---- answers ----
 
     def appended(self, base_offset: int) -> None:
@@ -461,6 +518,10 @@ class FollowerLog:
             self._filling = self._filling or operation.transactional
         elif self.renumbering:
             self._note_sequence(operation)
+        if operation.transactional and operation.producer_id != self.numbering.filler_id:
+            (_, _, header) = next(walk(operation.data))
+            begun = self._open.get(operation.producer_id, (0, operation.first_offset))[1]
+            self._open[operation.producer_id] = (header.producer_epoch, begun)
         self._filled(operation)
         self._written(operation.next_offset)
 
@@ -476,6 +537,8 @@ class FollowerLog:
         """The broker has the markers that were under way in its in-sync replicas."""
         operation = self._landed()
         assert isinstance(operation, Mark)
+        self._open.pop(operation.producer_id, None)
+        self._ended.discard(operation.producer_id)
         if operation.producer_id == self.numbering.filler_id:
             self._filling = False
         elif self.renumbering and (known := self._known.get(operation.producer_id)) is not None:

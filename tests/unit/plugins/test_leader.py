@@ -228,6 +228,50 @@ def test_committed_records_of_a_compacted_topic_need_no_marker(monkeypatch: pyte
     on_replicas(monkeypatch, work)
 
 
+def test_a_marker_that_the_cleaner_took_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next marker of the producer belongs to other records, and may be of the other kind."""
+
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t", configs={"cleanup.policy": "compact"}).partitions[0]
+        header = {"producer_id": 9, "producer_epoch": 0, "attributes": TRANSACTIONAL_BIT}
+        source.produce(batch(0, [b"aborted"], base_sequence=0, **header))
+        await replicas.until("the open one is copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
+        await replicas.stop("A")
+        source.mark(TransactionMarkers("", 0, 9, 0, False, 0))
+        source.produce(batch(0, [b"committed"], base_sequence=1, **header))
+        source.clean({0, 1})
+        source.mark(TransactionMarkers("", 0, 9, 0, True, 0))
+        replicas.start("A")
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        target = replicas.b.partition("remote-t")
+        assert [each[1:] for each in target.aborted] == [(0, 1)]
+        assert target.last_stable_offset == source.end
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_transaction_with_records_left_keeps_its_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t", configs={"cleanup.policy": "compact"}).partitions[0]
+        header = {"producer_id": 9, "producer_epoch": 0, "attributes": TRANSACTIONAL_BIT}
+        source.produce(batch(0, [b"a", b"b"], base_sequence=0, **header))
+        await replicas.until("the open one is copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
+        await replicas.stop("A")
+        source.write_values(b"c")
+        source.write_values(b"d")
+        source.mark(TransactionMarkers("", 0, 9, 0, True, 0))
+        source.clean({0, 2})
+        replicas.start("A")
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        target = replicas.b.partition("remote-t")
+        assert target.aborted == []
+        assert target.last_stable_offset == source.end
+
+    on_replicas(monkeypatch, work)
+
+
 def test_a_source_that_lost_records_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(replicas: Replicas) -> None:
         source = replicas.a.add_topic("local-t").partitions[0]
