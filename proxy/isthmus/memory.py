@@ -6,12 +6,16 @@ of heap or so, so it is asked after many connections, and a moment later.
 
 Left to itself, glibc gives back too early what the next large answer needs again, page by page, each by a page fault.
 So it is told to keep some.
+
+Python's collector now and then looks through every object there is, most of which are code and schemas: a pause of
+50 ms or more for all clients. So what is there after the start is left out for good.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -39,6 +43,12 @@ def keep_heap() -> None:
         return
     mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
     mallopt(_M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES_MAX)
+
+
+def leave_out_what_is_there() -> None:
+    """Collect once more, and leave out of all later collections what is left: it stays for the process's life."""
+    gc.collect()
+    gc.freeze()
 
 
 def _malloc_trim() -> Callable[[int], int] | None:

@@ -20,7 +20,7 @@ import pluggy
 import uvloop
 from prometheus_client.core import Metric
 
-from isthmus import logs, metrics
+from isthmus import logs, memory, metrics
 from isthmus.admin.models import BrokerAddress, LeaseStatus, ProcessDescription
 from isthmus.admin.server import AdminServer
 from isthmus.admin.services import AdminServices
@@ -72,6 +72,7 @@ async def _main(config: ProxyConfig) -> int:
         await asyncio.wait((starting, stop), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
+            memory.leave_out_what_is_there()
             must_stop = loop.create_task(process.must_stop.wait(), name="process/must-stop")
             await asyncio.wait((stop, must_stop), return_when=asyncio.FIRST_COMPLETED)
             must_stop.cancel()

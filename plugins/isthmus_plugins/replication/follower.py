@@ -50,7 +50,7 @@ from isthmus_protocol.wire import MalformedFrame
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-WRITERS_PER_BROKER: Final = 3
+WRITERS_PER_BROKER: Final = 2
 """A broker reads a connection's next request only when it has answered the last: several connections overlap."""
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 PRODUCE_TIMEOUT_MS: Final = 30_000

@@ -76,7 +76,7 @@ BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
 FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
 PARTITION_BYTES_MAX: Final = 1024 * 1024
-IN_FLIGHT_BYTES_MAX: Final = 8 * 1024 * 1024
+IN_FLIGHT_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of one stream, sent and not confirmed; the follower end holds no more of it (and of one more read)."""
 PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The same of all streams over one connection."""

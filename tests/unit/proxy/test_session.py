@@ -1598,6 +1598,15 @@ def test_a_closed_session_leaves_no_cycle_behind() -> None:
     run(main())
 
 
+def test_what_is_there_after_the_start_is_left_out_of_collections() -> None:
+    before = gc.get_freeze_count()
+    try:
+        memory.leave_out_what_is_there()
+        assert gc.get_freeze_count() > before + 10_000
+    finally:
+        gc.unfreeze()
+
+
 def test_memory_is_given_back_after_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed: list[int] = []
 
