@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint format lock clean
+.PHONY: demo test test-matrix test-faults test-sim lint format lock clean
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python 3.11 or later, this is " + sys.version.split()[0] + ": set PYTHON=" if sys.version_info < (3, 11) else 0)'
@@ -17,6 +17,16 @@ demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: watch records arri
 
 test: $(VENV)/.ready lint  ## Everything CI checks
 	$(RUN)/python -X dev -m pytest tests
+
+test-matrix: $(VENV)/.ready  ## Equality over the full product of what a source's log can hold, and of broker versions
+	ISTHMUS_MATRIX=full $(RUN)/python -X dev -m pytest tests/acceptance/test_equality_matrix.py
+
+test-faults: $(VENV)/.ready  ## Ten minutes of random faults on real processes (ISTHMUS_FAULTS_S, ISTHMUS_FAULTS_SEED)
+	ISTHMUS_FAULTS_S=$${ISTHMUS_FAULTS_S:-600} ISTHMUS_FAULTS_SEED=$${ISTHMUS_FAULTS_SEED:-$$(date +%s)} \
+	    $(RUN)/python -X dev -m pytest -s tests/faults
+
+test-sim: $(VENV)/.ready  ## The link simulated with thousands of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)
+	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-5000} $(RUN)/python -m pytest tests/sim/test_replication.py
 
 lint: $(VENV)/.ready
 	$(RUN)/ruff check .

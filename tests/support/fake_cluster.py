@@ -1,9 +1,9 @@
 """A cluster in memory, with the faults of a real one, for simulations and unit tests of the replication plugin.
 
-:class:`FakeCluster` is what plugins see of a cluster (``ClusterApi``), over :class:`Partition`, a model of a broker's
-log: base offsets, producer states with their last five batches, leader epochs. Its requests take time, get lost with or
-without effect, land late. :class:`FakeControl` applies commands with the real rules. Everything runs on the loop's
-clock, which :func:`run_simulated` replaces by one that jumps from event to event.
+:class:`FakeCluster` is what plugins see of a cluster (``ClusterApi``), over the model of a broker's log in
+``support.partition_log``. Its requests take time, get lost with or without effect, land late. :class:`FakeControl`
+applies commands with the real rules. Everything runs on the loop's clock, which :func:`run_simulated` replaces by one
+that jumps from event to event.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import asyncio
 import random
 import selectors
 import uuid
-from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -37,24 +36,25 @@ from isthmus_plugins.api import (
     TopicInfo,
     TransactionMarkers,
 )
-from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import (
-    CONTROL_BIT,
-    TRANSACTIONAL_BIT,
-    BatchHeader,
-    add_sequence,
-    rebase,
-    verify_crc,
-    whole_header,
-)
+from isthmus_protocol.records import whole_header
 from support.fake_acls import FakeAcls
 from support.fake_groups import BROKER_DEFAULTS, FakeGroups
+from support.partition_log import (
+    COORDINATOR_FENCED,
+    INVALID_PRODUCER_EPOCH,
+    INVALID_RECORD,
+    INVALID_TIMESTAMP,
+    INVALID_TXN_STATE,
+    NONE,
+    OUT_OF_ORDER,
+    OUT_OF_RANGE,
+    Partition,
+)
 
 T = TypeVar("T")
 
-NONE, OUT_OF_RANGE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 1, 3, 6, 7
-NOT_ENOUGH_REPLICAS, AFTER_APPEND, OUT_OF_ORDER, INVALID_EPOCH = 19, 20, 45, 47
-COORDINATOR_FENCED, FENCED, UNKNOWN_ID = 52, 74, 100
+UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, NOT_ENOUGH_REPLICAS, AFTER_APPEND = 3, 6, 7, 19, 20
+FENCED, UNKNOWN_ID = 74, 100
 NAMES: Final = {
     NONE: "NONE",
     UNKNOWN_TOPIC: "UNKNOWN_TOPIC_OR_PARTITION",
@@ -63,7 +63,10 @@ NAMES: Final = {
     NOT_ENOUGH_REPLICAS: "NOT_ENOUGH_REPLICAS",
     AFTER_APPEND: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     OUT_OF_ORDER: "OUT_OF_ORDER_SEQUENCE_NUMBER",
-    INVALID_EPOCH: "INVALID_PRODUCER_EPOCH",
+    INVALID_TIMESTAMP: "INVALID_TIMESTAMP",
+    INVALID_PRODUCER_EPOCH: "INVALID_PRODUCER_EPOCH",
+    INVALID_TXN_STATE: "INVALID_TXN_STATE",
+    INVALID_RECORD: "INVALID_RECORD",
     COORDINATOR_FENCED: "TRANSACTION_COORDINATOR_FENCED",
 }
 LATE_MAX_S: Final = 1.9
@@ -119,230 +122,7 @@ def run_simulated(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-# ---- logs ----
-
-
-def batch(
-    base_offset: int,
-    values: Sequence[bytes],
-    *,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-    leader_epoch: int = 0,
-    attributes: int = 0,
-    timestamp: int = 1_700_000_000_000,
-) -> bytes:
-    """A batch as it stands in a log."""
-    header = BatchHeader(
-        base_offset=base_offset,
-        length=0,
-        leader_epoch=leader_epoch,
-        magic=2,
-        crc=0,
-        attributes=attributes,
-        last_offset_delta=len(values) - 1,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        record_count=len(values),
-    )
-    records = [Record(base_offset + index, timestamp, None, value) for index, value in enumerate(values)]
-    return encode_batch(records, header)
-
-
-def control_batch(
-    base_offset: int,
-    committed: bool,
-    *,
-    producer_id: int,
-    producer_epoch: int,
-    coordinator_epoch: int = 0,
-    leader_epoch: int = 0,
-    timestamp: int = 1_700_000_000_000,
-) -> bytes:
-    """A transaction marker as it stands in a log."""
-    header = BatchHeader(
-        base_offset=base_offset,
-        length=0,
-        leader_epoch=leader_epoch,
-        magic=2,
-        crc=0,
-        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
-        last_offset_delta=0,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=-1,
-        record_count=1,
-    )
-    key, value = bytes((0, 0, 0, committed)), bytes(2) + coordinator_epoch.to_bytes(4, "big")
-    return encode_batch([Record(base_offset, timestamp, key, value)], header)
-
-
-@dataclass
-class Producer:
-    """What a broker knows of a producer in a partition."""
-
-    epoch: int = -1
-    last_sequence: int = -1
-    coordinator_epoch: int = -1
-    transaction_start: int = -1
-    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
-    """First sequence, last sequence, base offset."""
-
-
-class Partition:
-    """One partition's log, as its leader has it."""
-
-    def __init__(self, leader: int) -> None:
-        self.leader = leader
-        self.leader_epoch = 0
-        self.log: list[bytes] = []
-        self.headers: list[BatchHeader] = []
-        self.end = 0
-        self.start = 0
-        self.lag = 0
-        """How far the high watermark is behind the end."""
-        self.producers: dict[int, Producer] = {}
-        self.aborted: list[tuple[int, int, int]] = []
-        """Producer id, first offset and marker's offset of each aborted transaction."""
-        self.grew = asyncio.Event()
-        self.on_append: Callable[[Partition], None] = lambda partition: None
-
-    @property
-    def high_watermark(self) -> int:
-        return self.end - self.lag
-
-    @property
-    def last_stable_offset(self) -> int:
-        open_starts = [known.transaction_start for known in self.producers.values() if known.transaction_start >= 0]
-        return min([self.high_watermark, *open_starts])
-
-    def move(self, leader: int) -> None:
-        """Another leader, with the same log."""
-        self.leader = leader
-        self.leader_epoch += 1
-        self.lag = 0
-
-    def write(self, data: bytes) -> None:
-        """Put a batch at the end, as the log's own leader would have made it."""
-        header = whole_header(data)
-        assert header.base_offset >= self.end
-        self.log.append(data)
-        self.headers.append(header)
-        self.end = header.next_offset
-        grew, self.grew = self.grew, asyncio.Event()
-        grew.set()
-        self.on_append(self)
-
-    def write_values(self, *values: bytes, **more: Any) -> None:
-        self.write(batch(self.end, values, leader_epoch=self.leader_epoch, **more))
-
-    def transact(self, producer_id: int, values: Sequence[bytes], committed: bool) -> None:
-        """A whole transaction of one batch."""
-        known = self.producers.get(producer_id, Producer())
-        sequence = max(0, add_sequence(known.last_sequence, 1)) if known.last_sequence >= 0 else 0
-        code, _ = self.produce(
-            batch(
-                0,
-                values,
-                producer_id=producer_id,
-                producer_epoch=0,
-                base_sequence=sequence,
-                leader_epoch=self.leader_epoch,
-                attributes=TRANSACTIONAL_BIT,
-            )
-        )
-        assert code == NONE
-        assert self.mark(TransactionMarkers("", 0, producer_id, 0, committed, 0)) == NONE
-
-    def clean(self, offsets: Collection[int]) -> None:
-        """What the cleaner does: these records and markers go, and batches of which nothing is left."""
-        log: list[bytes] = []
-        for header, data in zip(self.headers, self.log, strict=True):
-            kept = [record for record in decode_records(data) if record.offset not in offsets]
-            if len(kept) == header.record_count:
-                log.append(data)
-            elif kept:
-                log.append(encode_batch(kept, header, last_offset=header.last_offset))
-        self.log = log
-        self.headers = [whole_header(data) for data in log]
-
-    def produce(self, data: bytes) -> tuple[int, int]:
-        """What a broker does with a client's batch: (error code, base offset)."""
-        verify_crc(data)
-        header = whole_header(data)
-        assert header.base_offset == 0, "brokers refuse compressed batches with another base offset"
-        if header.is_idempotent:
-            known = self.producers.setdefault(header.producer_id, Producer())
-            if header.producer_epoch == known.epoch:
-                for first, last, base_offset in known.recent:
-                    if (first, last) == (header.base_sequence, header.last_sequence):
-                        return NONE, base_offset
-                if header.base_sequence != add_sequence(known.last_sequence, 1):
-                    return OUT_OF_ORDER, -1
-            elif known.epoch >= 0 and header.base_sequence != 0:
-                return OUT_OF_ORDER, -1
-            elif header.producer_epoch != known.epoch:
-                known.recent.clear()
-            known.epoch = header.producer_epoch
-            known.last_sequence = header.last_sequence
-            known.recent.append((header.base_sequence, header.last_sequence, self.end))
-            if header.is_transactional and known.transaction_start < 0:
-                known.transaction_start = self.end
-        base_offset = self.end
-        self.write(rebase(data, base_offset))
-        return NONE, base_offset
-
-    def mark(self, marker: TransactionMarkers) -> int:
-        """What a broker does with one WriteTxnMarkers entry: the error code."""
-        known = self.producers.setdefault(marker.producer_id, Producer())
-        if marker.producer_epoch < known.epoch:
-            return INVALID_EPOCH
-        if marker.coordinator_epoch < known.coordinator_epoch:
-            return COORDINATOR_FENCED
-        if marker.producer_epoch > known.epoch:
-            known.recent.clear()
-            known.last_sequence = -1
-        known.epoch = marker.producer_epoch
-        known.coordinator_epoch = marker.coordinator_epoch
-        if known.transaction_start >= 0 and not marker.committed:
-            self.aborted.append((marker.producer_id, known.transaction_start, self.end))
-        known.transaction_start = -1
-        self.write(
-            control_batch(
-                self.end,
-                marker.committed,
-                producer_id=marker.producer_id,
-                producer_epoch=marker.producer_epoch,
-                coordinator_epoch=marker.coordinator_epoch,
-                leader_epoch=self.leader_epoch,
-            )
-        )
-        return NONE
-
-    def cut(self, end: int) -> None:
-        """Lose the records from ``end`` on, and what is known of their producers."""
-        while self.headers and self.headers[-1].base_offset >= end:
-            self.headers.pop()
-            self.log.pop()
-        self.end = self.headers[-1].next_offset if self.headers else self.start
-        self.producers.clear()
-
-    def read(self, offset: int, bytes_max: int, end: int) -> bytes:
-        found: list[bytes] = []
-        size = 0
-        for header, data in zip(self.headers, self.log, strict=True):
-            if header.next_offset > offset and header.next_offset <= end:
-                if found and size + len(data) > bytes_max:
-                    break
-                found.append(data)
-                size += len(data)
-        return b"".join(found)
+# ---- topics ----
 
 
 @dataclass
@@ -386,7 +166,13 @@ class FakeCluster(FakeAcls, FakeGroups):
         while len(topic.partitions) < total:
             partition = Partition(self.random.choice(self.brokers))
             topic.partitions.append(partition)
+            self._configure(topic)
             self.on_new_partition(topic.name, len(topic.partitions) - 1, partition)
+
+    def _configure(self, topic: Topic) -> None:
+        for partition in topic.partitions:
+            partition.compacted = "compact" in topic.configs.get("cleanup.policy", "delete")
+            partition.log_append_time = topic.configs.get("message.timestamp.type") == "LogAppendTime"
 
     def partition(self, topic: str, partition: int = 0) -> Partition:
         return self.found[topic].partitions[partition]
@@ -466,8 +252,12 @@ class FakeCluster(FakeAcls, FakeGroups):
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         await self._request()
         found = self._found(topic, partition)
-        found.start = max(found.start, min(before, found.end))
-        return found.start
+        if self.found[topic].configs.get("cleanup.policy") == "compact":
+            raise KafkaRefused(44, "POLICY_VIOLATION", f"{topic} is compacted")
+        code, start = found.delete_records(before)
+        if code:
+            raise KafkaRefused(code, "OFFSET_OUT_OF_RANGE", f"{topic}-{partition} ends before {before}")
+        return start
 
     async def producers(self, topic: str, partition: int) -> Mapping[int, ProducerState]:
         await self._request()
@@ -525,6 +315,7 @@ class FakeCluster(FakeAcls, FakeGroups):
                 self.found[topic].configs.pop(name, None)
             else:
                 self.found[topic].configs[name] = value
+        self._configure(self.found[topic])
 
     async def broker_configs(self, name: str) -> Mapping[int, str | None]:
         await self._request()
@@ -730,7 +521,7 @@ class FakeFetchConnection:
             partition.start,
             memoryview(data),
             partition.last_stable_offset,
-            tuple((each[0], each[1]) for each in partition.aborted if read_committed and each[2] >= wanted.offset),
+            partition.aborted_from(wanted.offset) if read_committed and data else (),
         )
 
     def close(self) -> None:

@@ -13,17 +13,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
-from isthmus_protocol.schema import ApiKey
+from support import raw_log
 from support.kafka import unique
 from support.wire import Wire
 
 VERIFICATION: Final = "transaction.partition.verification.enable"
-BROKER_RESOURCE: Final = 4
 WAIT_S: Final = 60.0
 LEASE_S: Final = 3.0
 """Short, so that a proxy which was killed is not waited for long."""
@@ -59,6 +58,37 @@ class Read(NamedTuple):
         return cls(
             message.offset(), message.key(), message.value(), message.timestamp(), tuple(message.headers() or ())
         )
+
+
+def read_all(servers: str, topics: Sequence[str], isolation: str, timeout_s: float = 60.0) -> dict[str, list[Read]]:
+    """All that a consumer reads of topics of one partition. ``isolation``: read_committed or read_uncommitted."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": unique("reader"),
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+        }
+    )
+    found: dict[str, list[Read]] = {topic: [] for topic in topics}
+    ended: set[str] = set()
+    deadline = time.monotonic() + timeout_s
+    try:
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING) for topic in topics])
+        while ended < set(topics):
+            assert time.monotonic() < deadline, f"not read to the end: {set(topics) - ended}"
+            for message in consumer.consume(500, 0.5):
+                error = message.error()
+                if error is None:
+                    found[message.topic()].append(Read.of(message))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.topic())
+                else:
+                    raise KafkaException(error)
+    finally:
+        consumer.close()
+    return found
 
 
 class Side:
@@ -142,12 +172,12 @@ class Side:
 
     def verify_transactions(self, enabled: bool) -> None:
         """Set the cluster-wide setting that keeps copies of transactions out (KIP-890); the default is true."""
-        setting = {"name": VERIFICATION, "config_operation": 0, "value": str(enabled).lower()}
-        resource = {"resource_type": BROKER_RESOURCE, "resource_name": "", "configs": [setting]}
+        self.alter_brokers({VERIFICATION: str(enabled).lower()})
+
+    def alter_brokers(self, configs: Mapping[str, str | None]) -> None:
+        """Set dynamic settings of all brokers; None: back to what it was."""
         with Wire(self.kafka.bootstrap_servers.split(",")[0]) as wire:
-            values = {"resources": [resource], "validate_only": False}
-            [answer] = wire.request(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, values).responses
-        assert answer.error_code == 0, answer
+            raw_log.alter_brokers(wire, configs)
 
     def read(
         self,

@@ -1,10 +1,11 @@
-"""A TCP relay that can be cut in the middle of a frame."""
+"""A TCP relay that can be cut in the middle of a frame, stalled, and slowed down."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Final, Self
 
@@ -22,6 +23,10 @@ class Relay:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._left: int | None = None
         self._refusing = False
+        self._stalled: set[socket.socket] = set()
+        self._moved = threading.Condition()
+        self.delay_s = 0.0
+        """How long each chunk waits."""
         self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
         self._thread.start()
 
@@ -45,6 +50,17 @@ class Relay:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
+    def stall(self) -> None:
+        """Hold what comes over the connections that there are, which stay open; new ones work."""
+        with self._moved, self._lock:
+            self._stalled.update(end for pair in self._pairs for end in pair)
+
+    def release(self) -> None:
+        """Deliver, late, what was held."""
+        with self._moved:
+            self._stalled.clear()
+            self._moved.notify_all()
+
     def mend(self) -> None:
         with self._lock:
             self._refusing = False
@@ -53,6 +69,7 @@ class Relay:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        self.release()
         self.cut()
         self._thread.join(5)
 
@@ -88,6 +105,10 @@ class Relay:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(CHUNK):
+                if self.delay_s:
+                    time.sleep(self.delay_s)
+                with self._moved:
+                    self._moved.wait_for(lambda: source not in self._stalled)
                 with self._lock:
                     due = self._left is not None and self._left <= len(data)
                     if due:

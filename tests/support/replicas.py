@@ -28,6 +28,7 @@ from isthmus_plugins.replication import source_configs as source_configs_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication.connection import Credential, LinkConnection
 from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.follower_log import FILLER_KEY
 from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_leader import GroupLeader
@@ -222,6 +223,8 @@ class Replicas:
 
     def __init__(self, rng: random.Random, brokers: int = 2) -> None:
         self.random = rng
+        self.histories: dict[tuple[str, int], Partition] = {}
+        """All that A's partitions ever had, whatever was cleaned or deleted since."""
         self.a = FakeCluster(rng, range(1, brokers + 1))
         self.b = FakeCluster(rng, range(1, brokers + 1))
         self.controls = {name: FakeControl(name, rng) for name in "AB"}
@@ -237,6 +240,7 @@ class Replicas:
             control.apply(CreateLink(LINK, LINK_ID, remote, name == "A", ("127.0.0.1:1",), (), secret))
         self.attach()
         self.ends: dict[str, End] = {}
+        self.a.on_new_partition = self._remember
         self.b.on_new_partition = self._watch
 
     def attach(self, **more: Any) -> None:
@@ -293,15 +297,29 @@ class Replicas:
     def _watch(self, topic: str, index: int, partition: Partition) -> None:
         partition.on_append = lambda target: self.check(topic, index)
 
+    def _remember(self, topic: str, index: int, partition: Partition) -> None:
+        history = self.histories[topic, index] = Partition(partition.leader)
+
+        def appended(source: Partition) -> None:
+            if source.headers[-1].base_offset < history.end:  # it lost records before
+                history.cut(source.headers[-1].base_offset)
+            history.write(source.log[-1])
+
+        partition.on_append = appended
+
     def check(self, topic: str, index: int) -> None:
         """The follower's log is a prefix of the source's: nothing twice, no gap. Copies of offsets are other tests'.
 
-        Batch by batch; and where the source's could not be stored as it is, record by record.
+        Batch by batch; and where the source's could not be stored as it is, record by record. What the source's cleaner
+        has taken may be there or not: it depends on what was faster.
         """
         if not topic.startswith("remote-"):
             return
-        source = self.a.partition("local-" + topic.removeprefix("remote-"), index)
-        target = self.b.partition(topic, index)
+        name = "local-" + topic.removeprefix("remote-")
+        source, target = self.a.partition(name, index), self.b.partition(topic, index)
+        if source.compacted:
+            self._check_compacted(f"{topic}-{index}", source, self.histories[name, index], target)
+            return
         for theirs, ours in zip(source.log, target.log, strict=False):
             if batch_digest(ours, INDEX["B"]) != batch_digest(theirs, INDEX["A"]):
                 break
@@ -314,6 +332,26 @@ class Replicas:
             f"{topic}-{index}: not the source's records, ends {target.end} and {source.end}"
         )
 
+    @staticmethod
+    def _check_compacted(place: str, source: Partition, history: Partition, target: Partition) -> None:
+        assert target.end <= source.end, f"{place}: more than the source has"
+        start = max(source.start, target.start)
+        for committed in (False, True):
+            # The follower's end of what is stable may be behind the source's, and its aborted transactions still open.
+            end = min(target.end, target.last_stable_offset if committed else target.end)
+            ours, ever, theirs = (
+                {offset: record for offset, record in log.records(committed).items() if start <= offset < end}
+                for log in (target, history, source)
+            )
+            ours = {offset: record for offset, record in ours.items() if record.key != FILLER_KEY}
+            made_up = [offset for offset in ours if ever.get(offset) != ours[offset]]
+            assert not made_up, (
+                f"{place}: at {made_up} is what the source never had ({committed=})\n"
+                f"{history.describe()}\n{source.describe()}\n{target.describe()}"
+            )
+            missing = theirs.keys() - ours.keys()
+            assert not missing, f"{place}: {sorted(missing)} are not there ({committed=})"
+
     def equal(self) -> bool:
         """Whether the follower has everything."""
         for name, topic in self.a.found.items():
@@ -324,6 +362,16 @@ class Replicas:
                 if any(t.end != s.end for t, s in zip(target.partitions, topic.partitions, strict=True)):
                     return False
         return True
+
+    def trimmed(self) -> bool:
+        """Whether the follower's logs start where the source's do; heads of compacted logs are not deleted here."""
+        return all(
+            self.b.partition("remote-" + name.removeprefix("local-"), index).start == source.start
+            for name, topic in self.a.found.items()
+            if name.startswith("local-")
+            for index, source in enumerate(topic.partitions)
+            if not source.compacted
+        )
 
     async def until(self, what: str, ready: Callable[[], Any], timeout_s: float = 120.0) -> None:
         """Wait on the simulated clock. Raises AssertionError."""
@@ -340,6 +388,8 @@ class Replicas:
                 if name.startswith("remote-"):
                     source = self.a.partition("local-" + name.removeprefix("remote-"), index)
                     lines.append(f"{name}-{index}: {partition.end} of {source.end}, leader {partition.leader}")
+                    if partition.end < source.end:
+                        lines += [source.describe(), partition.describe()]
         if "B" in self.ends:
             lines += [
                 f"follower {s.place}: {s.follower_log.state} {s.reason}, {s.follower_log.queued} queued, {s.closed=}"

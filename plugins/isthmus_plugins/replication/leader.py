@@ -49,7 +49,7 @@ from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_source import OffsetsSource
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.source_configs import SourceConfigs
-from isthmus_plugins.replication.verify import RECORDS, Verification
+from isthmus_plugins.replication.verify import CONTENTS, Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.offsets_cipher import KeyringError
@@ -715,14 +715,12 @@ class LeaderEnd:
                     "partition": stream.key.partition,
                     "from": end - 1,
                     "to": end,
-                    "level": RECORDS,
+                    "level": CONTENTS,  # the end of a transaction may not be copied yet
                 },
             )
             mine = await self._verification.digest_of(stream.key.topic, stream.key.partition, end - 1, end)
             if mine.digest == answer["digest"]:
                 return None
-            if not mine.records and not ours.control and await self._compacts(stream.key.topic, stream.topic_id):
-                return None  # the cleaner took the record since it was copied
         return (
             ReasonCode.TARGET_WRITTEN_BY_OTHERS,
             f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",

@@ -41,6 +41,7 @@ READ_RETRY_S: Final = 0.2
 LANE: Final = "verify"
 BATCHES: Final = "batches"
 RECORDS: Final = "records"
+CONTENTS: Final = "contents"
 LATEST: Final = "latest"
 RECHECK_TIMES: Final = 3
 RECHECK_S: Final = 1.0
@@ -127,13 +128,17 @@ class Verification:
     ) -> Digest:
         """The digest of ``[offset, to)``; with ``bytes_max`` up to the batch that reaches so many bytes.
 
-        Levels: BATCHES, whole batches; RECORDS, records and whether they were aborted.
+        Levels: BATCHES, whole batches; RECORDS, records and whether they were aborted; CONTENTS, records alone.
         """
         own_index = self._context.control.state.producer_id_ranges[self._context.cluster_id]
         whole = blake2b(digest_size=16)
         single = RecordsDigest()
         size = records = 0
         reached = to
+        if level == CONTENTS:
+            async for batch, _, _ in self.batches(topic, partition, offset, to):
+                single.add(batch, from_offset=offset, to_offset=to)
+            return Digest(single.digest().hex(), single.records, to)
         if level == RECORDS:
             read = offset
             async for batch, header, aborted in self.batches(topic, partition, offset, to, read_committed=True):
@@ -168,12 +173,12 @@ class Verification:
         return Digest(digest.hex(), records, to)
 
     async def digest_of(self, topic: str, partition: int, offset: int, to: int) -> Digest:
-        """The digest of the records of ``[offset, to)``. Raises BrokerUnavailable."""
+        """The digest of the records of ``[offset, to)``, whatever became of them. Raises BrokerUnavailable."""
         info = (await self._context.cluster.topics()).get(topic)
         if info is None:
             raise BrokerUnavailable(f"{topic} does not exist")
         try:
-            return await self.digest(info, partition, offset, to, RECORDS, None)
+            return await self.digest(info, partition, offset, to, CONTENTS, None)
         except (OperationError, BatchError) as error:
             raise BrokerUnavailable(str(error)) from error
 

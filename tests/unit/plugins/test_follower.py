@@ -7,7 +7,8 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
-from support.fake_cluster import FakeProduceConnection, Partition, batch, run_simulated
+from support.fake_cluster import FakeProduceConnection, run_simulated
+from support.partition_log import Partition, batch
 from support.replicas import LINK, Replicas, simulate_clock
 
 from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.fake_cluster import batch, control_batch
+from support.partition_log import batch, control_batch
 
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import ProducerState

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.fake_cluster import batch, run_simulated
+from support.fake_cluster import run_simulated
+from support.partition_log import batch
 from support.replicas import LINK, Replicas, records_of, simulate_clock
 
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.replication import leader as module
 from isthmus_plugins.replication.leader import Flow, LeaderStream, LedPartition
-from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
 
 
@@ -120,24 +120,6 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
     on_replicas(monkeypatch, work)
 
 
-def test_a_record_that_the_cleaner_took_is_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(replicas: Replicas) -> None:
-        source = replicas.a.add_topic("local-t", 1, {"cleanup.policy": "compact"}).partitions[0]
-        source.write_values(b"a", b"b")
-        await replicas.until("equal", replicas.equal, 30)
-        replicas.cut()
-        await asyncio.sleep(1)
-        target = replicas.b.partition("remote-t")
-        target.on_append = lambda partition: None  # it keeps what the source has no more
-        source.write_values(b"c", b"d")
-        source.clean({1})
-        await replicas.connect()
-        await replicas.until("it goes on", lambda: target.end == 4, 30)
-        assert [record.value for data in target.log for record in decode_records(data)] == [b"a", b"b", b"c", b"d"]
-
-    on_replicas(monkeypatch, work)
-
-
 def test_batches_of_an_old_format_stop_after_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(replicas: Replicas) -> None:
         source = replicas.a.add_topic("local-t").partitions[0]
@@ -213,7 +195,15 @@ def test_committed_records_of_a_compacted_topic_need_no_marker(monkeypatch: pyte
         source.transact(1, [b"c"] * 3, committed=True)
         source.clean({3, 9, 10})  # the first marker, and a record of the last transaction
         source.produce(
-            batch(0, [b"open"], producer_id=9, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT)
+            batch(
+                0,
+                [b"open"],
+                keys=[b"open"],
+                producer_id=9,
+                producer_epoch=0,
+                base_sequence=0,
+                attributes=TRANSACTIONAL_BIT,
+            )
         )
         await replicas.until("copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
         target = replicas.b.partition("remote-t")
@@ -234,11 +224,11 @@ def test_a_marker_that_the_cleaner_took_is_made_up_for(monkeypatch: pytest.Monke
     async def work(replicas: Replicas) -> None:
         source = replicas.a.add_topic("local-t", configs={"cleanup.policy": "compact"}).partitions[0]
         header = {"producer_id": 9, "producer_epoch": 0, "attributes": TRANSACTIONAL_BIT}
-        source.produce(batch(0, [b"aborted"], base_sequence=0, **header))
+        source.produce(batch(0, [b"aborted"], keys=[b"aborted"], base_sequence=0, **header))
         await replicas.until("the open one is copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
         await replicas.stop("A")
         source.mark(TransactionMarkers("", 0, 9, 0, False, 0))
-        source.produce(batch(0, [b"committed"], base_sequence=1, **header))
+        source.produce(batch(0, [b"committed"], keys=[b"committed"], base_sequence=1, **header))
         source.clean({0, 1})
         source.mark(TransactionMarkers("", 0, 9, 0, True, 0))
         replicas.start("A")
@@ -255,7 +245,7 @@ def test_a_transaction_with_records_left_keeps_its_marker(monkeypatch: pytest.Mo
     async def work(replicas: Replicas) -> None:
         source = replicas.a.add_topic("local-t", configs={"cleanup.policy": "compact"}).partitions[0]
         header = {"producer_id": 9, "producer_epoch": 0, "attributes": TRANSACTIONAL_BIT}
-        source.produce(batch(0, [b"a", b"b"], base_sequence=0, **header))
+        source.produce(batch(0, [b"a", b"b"], keys=[b"a", b"b"], base_sequence=0, **header))
         await replicas.until("the open one is copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
         await replicas.stop("A")
         source.write_values(b"c")

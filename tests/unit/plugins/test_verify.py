@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
-from support.fake_cluster import Partition, batch
+from support.partition_log import Partition, batch
 from support.plugins import Two, on_two
 
 from isthmus_plugins import links
