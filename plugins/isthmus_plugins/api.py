@@ -329,6 +329,14 @@ class ClusterApi(Protocol):
     async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
         """The same for many at once; those that cannot be read now are left out."""
 
+    async def offsets_for_times(
+        self, asked: Mapping[tuple[str, int], int]
+    ) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """By (topic, partition) and time (ms; -3: the latest there is): the broker's (offset, time), (-1, -1) for none.
+
+        Those that cannot be read now are left out.
+        """
+
     async def log_start(self, topic: str, partition: int) -> int: ...
 
     async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:

@@ -227,6 +227,20 @@ class ClusterAccess:
         """All transactions that began before it have ended."""
         return await self._offset(topic, partition, LATEST, READ_COMMITTED)
 
+    async def offsets_for_times(
+        self, asked: Mapping[tuple[str, int], int]
+    ) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """By (topic, partition) and time: the broker's (offset, time), (-1, -1) for none."""
+        with _errors():
+            found = await self._client.list_offsets(
+                {TopicPartition(*place): time for place, time in asked.items()}, deadline_s=POSITION_DEADLINE_S
+            )
+        return {
+            (place.topic, place.partition): (listed.offset, listed.timestamp_ms)
+            for place, listed in found.items()
+            if listed.error is None
+        }
+
     async def log_start(self, topic: str, partition: int) -> int:
         return await self._offset(topic, partition, EARLIEST)
 

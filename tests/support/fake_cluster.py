@@ -245,6 +245,12 @@ class FakeCluster(FakeAcls, FakeGroups):
             if topic in self.found and index < len(self.found[topic].partitions)
         }
 
+    async def offsets_for_times(
+        self, asked: Mapping[tuple[str, int], int]
+    ) -> Mapping[tuple[str, int], tuple[int, int]]:
+        await self._request()
+        return {place: self._found(*place).offset_for_time(time) for place, time in asked.items()}
+
     async def log_start(self, topic: str, partition: int) -> int:
         await self._request()
         return self._found(topic, partition).start

@@ -189,6 +189,18 @@ class Partition:
         grew.set()
         self.on_append(self)
 
+    def offset_for_time(self, time: int) -> tuple[int, int]:
+        """The first record or marker with such a time (-3: with the latest there is), as brokers tell it."""
+        found = [
+            (record.offset, record.timestamp)
+            for data in self.log
+            for record in decode_records(data)
+            if record.offset >= self.start
+        ]
+        if time == -3:
+            return max(found, key=lambda each: (each[1], -each[0]), default=(-1, -1))
+        return next((each for each in found if each[1] >= time), (-1, -1))
+
     def write_values(self, *values: bytes, **more: Any) -> None:
         self.write(batch(self.end, values, leader_epoch=self.leader_epoch, **more))
 

@@ -10,6 +10,7 @@
 ``follower_topics``   makes, adopts or refuses the topics that follow
 ``source_configs``    the settings of the source's topics, as they change
 ``follower_configs``  what settings a follower topic has
+``time_offsets``      offsets by time, as the source's brokers tell them
 ``transaction_verification``  the target's check of transactions, switched off as agreed
 ``promotion``         a drained follower namespace becomes one that clients write
 ``topic_decisions``   what operators decide about topics that cannot go on
@@ -49,6 +50,7 @@ from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_epochs import LeaderEpochs
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
+from isthmus_plugins.replication.time_offsets import TimeOffsets
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.truncation import Truncations
 from isthmus_plugins.replication.truncation_status import truncation_metrics
@@ -99,6 +101,7 @@ class ReplicationPlugin:
         self._transaction_verification = TransactionVerification(context)
         self._group_follower = GroupFollower(context)
         common_log = CommonLog(context, verification)
+        self._time_offsets = TimeOffsets(context, lambda: self._peers)
         self._peers = LinkPeers(
             context,
             handlers={
@@ -108,6 +111,7 @@ class ReplicationPlugin:
                 "ended_transactions": lambda connection, params: self._leader_end.ended_transactions(
                     connection, params
                 ),
+                "offsets_for_times": self._time_offsets.on_offsets_for_times,
                 "digest": verification.on_digest,
                 "ends": verification.on_ends,
                 "limits": common_log.on_limits,
@@ -203,7 +207,7 @@ class ReplicationPlugin:
 
     @hookimpl
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
-        return [*self._withheld.hooks(), *self._leader_epochs.hooks()]
+        return [*self._withheld.hooks(), *self._leader_epochs.hooks(), *self._time_offsets.hooks()]
 
     @hookimpl
     def isthmus_link_operations(self) -> LinkOperations | None:
@@ -243,7 +247,12 @@ class ReplicationPlugin:
         carried_out = self._truncations
         truncations = truncation_metrics(self._context.control.state, carried_out.ended, carried_out.records_cut)
         groups, acls = self._group_status.metrics(), self._acls.metrics()
-        return (lag, seconds, connected, states, batches, size, *groups, *acls, *truncations)
+        unsure = CounterMetricFamily(
+            "isthmus_link_uncorrected_time_offsets", "Answers of ListOffsets by time that may be too early"
+        )
+        unsure.add_metric((), self._time_offsets.unsure)
+        own = (lag, seconds, connected, states, batches, size, unsure)
+        return (*own, *groups, *acls, *truncations)
 
 
 plugin = ReplicationPlugin()
