@@ -41,6 +41,7 @@ from isthmus_plugins.replication.follower_log import (
     StopReason,
 )
 from isthmus_plugins.replication.log_ends import last_batch
+from isthmus_plugins.replication.transaction_verification import ASK
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
@@ -827,8 +828,8 @@ class Writer:
             follower_log.stop(
                 StopReason(
                     ReasonCode.TRANSACTION_VERIFICATION_ENABLED,
-                    f"offset {follower_log.end} is part of a transaction, and the target verifies transactions: it "
-                    "takes copies of them only with transaction.partition.verification.enable=false",
+                    f"offset {follower_log.end} is part of a transaction, and the target's brokers verify "
+                    f"transactions: {ASK}",
                 )
             )
         elif code in _UNVERIFIED and transactional:

@@ -24,6 +24,7 @@ from isthmus_control.model import Link, NamespaceMapping, Promotion, ResourceTyp
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo, TransactionMarkers
 from isthmus_plugins.links import NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.replication import follower_configs
+from isthmus_plugins.replication.verify import Ends
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -141,8 +142,8 @@ class Promotions:
             there = (await self._call(link_name, "ends", {"topic": source["topic"]}))["partitions"]
             places = [(name, partition) for partition in range(len(here.partitions))]
             ends = await self._context.cluster.log_ends(places)
-            for partition, (_, source_end, _) in enumerate(there):
-                end = ends.get((name, partition))
+            for partition, told in enumerate(there):
+                source_end, end = Ends(*told).high_watermark, ends.get((name, partition))
                 if end is None:
                     report.missing.append(f"the log end of {name}-{partition} cannot be read")
                 elif end != source_end:
