@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from support.kafka import unique
 from support.links import Linked, linked, until
 
@@ -112,3 +112,33 @@ def test_finished_after_kill_9(link: Linked, namespaces: tuple[str, str], delay_
     assert link.b.topic_config(remote + "t")["retention.ms"] == "86400000"
     assert all(mapping["local"] != local for mapping in link.a.link(link.name)["mappings"])
     assert link.b.produce(remote + "t", [b"here now"]) == [3]
+
+
+def test_groups_go_along(link: Linked, namespaces: tuple[str, str]) -> None:
+    local, remote = namespaces
+    group, place = unique("app-"), TopicPartition(remote + "t", 0)
+    link.a.proxy.cli(
+        *("link", "attach", link.name, "--type", "consumer-group", "--local", group, "--remote", group),
+        *("--role", "leader", "--disable-transaction-verification"),
+    )
+
+    def consumer(bootstrap: str) -> Consumer:
+        return Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
+
+    there, here = consumer(link.a.bootstrap), consumer(link.b.bootstrap)
+    try:
+        there.commit(offsets=[TopicPartition(local + "t", 0, 2)], asynchronous=False)
+        until("the position is there", lambda: here.committed([place], 30)[0].offset == 2)
+        with pytest.raises(KafkaException):
+            here.commit(offsets=[TopicPartition(remote + "t", 0, 1)], asynchronous=False)
+        report = link.b.proxy.cli("link", "promote", link.name, "--local", remote, "--local-group", group)
+        assert [(each["type"], each["promoted"]) for each in report["namespaces"]] == [
+            ("topic", True),
+            ("consumer-group", True),
+        ]
+        assert here.committed([place], 30)[0].offset == 2
+        here.commit(offsets=[TopicPartition(remote + "t", 0, 3)], asynchronous=False)
+        assert here.committed([place], 30)[0].offset == 3
+    finally:
+        there.close()
+        here.close()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from support.kafka import unique
 from support.links import Linked, linked, until
 
@@ -81,3 +82,32 @@ def test_off_while_attached_with_consent_also_over_kill_9(link: Linked) -> None:
     link.detach()
     assert setting(link.b.kafka) == former
     assert link.b.proxy.get("/v1/status")["held_configs"] == []
+
+
+def test_a_transaction_waits_for_the_consent(link: Linked) -> None:
+    former = setting(link.b.kafka)
+    link.b.verify_transactions(True)
+    local, remote = unique("consent-") + "-", unique("consent-") + "-"
+    try:
+        link.attach(local, remote)
+        link.a.create_topic(local + "t")
+        producer = Producer({"bootstrap.servers": link.a.bootstrap, "transactional.id": unique("consent")})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(local + "t", b"in a transaction", partition=0)
+        producer.commit_transaction(30)
+        until(
+            "it is stopped",
+            lambda: (
+                (link.b.partition(link.name, remote + "t") or {}).get("reason") == "TRANSACTION_VERIFICATION_ENABLED"
+            ),
+        )
+        found = link.wait_state(remote + "t", "Stopped")
+        assert TRANSACTION_VERIFICATION in found["message"]
+        assert "--disable-transaction-verification" in found["message"]
+        link.attach(local, remote, "--disable-transaction-verification")
+        link.wait_end(remote + "t", 2)
+        link.detach(local)
+        assert setting(link.b.kafka) == "true"
+    finally:
+        change(link.b.kafka, former)

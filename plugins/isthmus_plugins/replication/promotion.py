@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.commands import BeginPromotion, Body, EndPromotion
 from isthmus_control.model import Link, NamespaceMapping, Promotion, ResourceType, Role, TopicState, contains
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo, TransactionMarkers
-from isthmus_plugins.links import NamespaceRef, OperationError, PromotedNamespace, PromoteReport
+from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.replication import follower_configs
 from isthmus_plugins.replication.verify import Ends
 from isthmus_plugins.tasks import Tasks
@@ -39,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 
 class Promotions:
-    """``call`` asks the other cluster, ``append`` records a command, ``detach`` and ``enforced`` are the service's.
+    """``call`` asks the other cluster, ``append`` records a command, the others are the service's.
 
     All of them raise OperationError.
     """
@@ -51,12 +52,14 @@ class Promotions:
         append: Callable[[Body], Awaitable[None]],
         detach: Callable[[str, str, str], Awaitable[None]],
         enforced: Callable[[], Awaitable[None]],
+        compare_groups: Callable[[Link], Awaitable[Sequence[GroupVerdict]]],
     ) -> None:
         self._context = context
         self._call = call
         self._append = append
         self._detach = detach
         self._enforced = enforced
+        self._compare_groups = compare_groups
         self._tasks = Tasks("promotions")
         self._lock = asyncio.Lock()
         self.trouble: str | None = None
@@ -116,17 +119,27 @@ class Promotions:
                 "NOT_FOUND", f"the {wanted.type} namespace {wanted.local!r} does not follow over {link.name!r}", 404
             )
         report = PromotedNamespace(type=wanted.type, local=wanted.local, remote=mapping.remote_prefix)
-        if kind is ResourceType.TOPIC:
-            try:
+        try:
+            # First: a decision that is carried out by now has its markers in the logs that are looked at after.
+            deciding = (await self._call(link.name, "completing_transactions", {}))["transactional_ids"]
+            report.missing += [f"transaction {name!r} of the source is being completed" for name in deciding]
+            if kind is ResourceType.TOPIC:
                 await self._look_at_topics(link.name, mapping, report)
-            except (BrokerUnavailable, KafkaRefused) as error:
-                raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+            elif kind is ResourceType.CONSUMER_GROUP:
+                await self._look_at_groups(link, mapping, report)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
         return report
 
+    async def _look_at_groups(self, link: Link, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
+        kept = tuple(each for each in link.mappings if each.type is ResourceType.TOPIC or each is mapping)
+        for verdict in await self._compare_groups(replace(link, mappings=kept)):
+            if not verdict.equal:
+                report.missing.append(f"group {verdict.group}: {verdict.difference}")
+            elif verdict.waiting:
+                report.missing.append(f"group {verdict.group}: {verdict.waiting} positions wait for their records")
+
     async def _look_at_topics(self, link_name: str, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
-        # In this order: a decision that is not carried out yet has its markers in the logs whose ends are read after.
-        deciding = (await self._call(link_name, "completing_transactions", {}))["transactional_ids"]
-        report.missing += [f"transaction {name!r} of the source is being completed" for name in deciding]
         topics = await self._context.cluster.topics()
         led = (await self._call(link_name, "led_topics", {"prefix": mapping.remote_prefix}))["topics"]
         for source in led:

@@ -115,7 +115,9 @@ class LinkService:
         self._group_statuses = group_statuses
         self._acls = acls
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
-        self._promotions = Promotions(context, self._call, self._append, self.detach, self._enforced)
+        self._promotions = Promotions(
+            context, self._call, self._append, self.detach, self._enforced, self._compare_groups
+        )
         self.offsets_topics = OffsetsTopics(
             context,
             follower_end,
@@ -743,6 +745,12 @@ class LinkService:
         return status
 
     # ---- promotion ----
+
+    async def _compare_groups(self, link: Link) -> list[links.GroupVerdict]:
+        try:
+            return await self._verification.groups.verify(link, self._connection(link.name))
+        except (LinkRejected, LinkLost, TimeoutError) as error:
+            raise OperationError("UNAVAILABLE", f"groups not compared: {error}", 503) from error
 
     async def promote(
         self, link_name: str, request: links.Promote, progress: Callable[[int, int], None]
