@@ -23,7 +23,7 @@ from isthmus_plugins.api import CommittedOffset
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 from isthmus_protocol.record_codec import Marker
 
-SEEDS = 20
+SEEDS = 15
 STEPS = 100
 OFFSETS_PARTITIONS = 3
 GROUPS = ("app-1", "app-2", "app-3", "other-1")

@@ -115,9 +115,10 @@ class FollowedGroup:
         """What the coordinator has, read now: in the link's topics, and whether in others."""
         self.has, self.has_others = dict(has), has_others
         self.read_at = now + COMPARE_INTERVAL_S
-        for place in has:
-            if place not in self.renew_at:
-                self.renew_at[place] = now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S))
+        self.renew_at = {
+            place: self.renew_at.get(place, now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S)))
+            for place in has
+        }
         for place in self.differences:
             self.since.setdefault(place, now)
         self._settle()
@@ -170,6 +171,11 @@ class FollowedGroup:
     def settled(self) -> bool:
         """Whether the coordinator has what is wanted, and nothing that is not."""
         return self.has is not None and not self.differences and not self.unknown and not self.pending
+
+    @property
+    def due_at(self) -> float:
+        """When it is to be read or renewed although nothing happened."""
+        return min([self.read_at, *self.renew_at.values()])
 
     def waiting(self, now: float) -> Waiting:
         """What is not there yet, and the gravest reason for it."""

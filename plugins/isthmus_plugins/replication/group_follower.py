@@ -37,6 +37,8 @@ from isthmus_protocol.offsets_log import partition_of
 
 log = logging.getLogger("isthmus_plugins.replication")
 
+SCAN_INTERVAL_S: Final = 1.0
+"""How often groups that have all they want are looked for that are to be read or renewed."""
 DATA_POLL_S: Final = 0.2
 """How often the ends of logs are read that commits wait for."""
 RETRY_MIN_S: Final = 0.1
@@ -87,6 +89,9 @@ class GroupFollower:
         self._telling: dict[tuple[str, int], set[tuple[str, Place]]] = {}
         """Positions named so far by a leader end that is telling a whole partition."""
         self._strays_at = 0.0
+        self._active: dict[FollowedGroup, None] = {}
+        """Groups for which there may be something to do; the others are looked at once in a while."""
+        self._scan_at = 0.0
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         """What is under way for groups, also for those that follow no more."""
         self._in_doubt_until = 0.0
@@ -139,6 +144,7 @@ class GroupFollower:
             group = self._groups.get((link_name, name))
             if group is None:
                 group = self._groups[link_name, name] = FollowedGroup(link_name, name, key[1])
+            self._active[group] = None
             place = str(topic), int(partition)
             told.add((name, place))
             if offset == _NOT_KNOWN:
@@ -150,6 +156,7 @@ class GroupFollower:
             group = self._groups.get((link_name, name))
             if group is not None:
                 group.deleting = True
+                self._active[group] = None
         if key in self._telling:
             self._told_whole(key, told, bool(part.get("end")), now)
 
@@ -167,6 +174,7 @@ class GroupFollower:
                         group.want(place, None, now)
                 group.deleting = not group.wanted and not group.unknown
                 group.read_at = now
+                self._active[group] = None
         self._strays_at = now
 
     def _check(self, link_name: str, group: str, topic: str) -> None:
@@ -218,6 +226,7 @@ class GroupFollower:
                 del self._groups[key]
             else:
                 group.read_at = 0.0  # other topics may be the link's now
+                self._active[group] = None
         self._changed.set()
 
     async def left(self) -> None:
@@ -249,15 +258,9 @@ class GroupFollower:
     def _idle_s(self) -> float | None:
         """How long nothing is to be done unless something changes; None: for ever."""
         now = monotonic()
-        due = [
-            max(group.retry_at, now + DATA_POLL_S)
-            if not group.settled or group.deleting
-            else min(group.read_at, min(group.renew_at.values(), default=group.read_at))
-            for group in self._groups.values()
-            if not group.busy
-        ]
+        due = [max(group.retry_at, now + DATA_POLL_S) for group in self._active if not group.busy]
         if self._feeds:
-            due.append(self._strays_at)
+            due += [self._strays_at, self._scan_at]
         return max(RETRY_MIN_S, min(due) - now) if due else None
 
     async def _apply(self) -> None:
@@ -269,13 +272,10 @@ class GroupFollower:
             self._renewal_s = retention * 60 / RENEWALS
         if monotonic() >= self._strays_at:
             await self._find_strays()
+        self._activate()
         await self._read()
         now = monotonic()
-        ready = [
-            group
-            for group in self._groups.values()
-            if not group.busy and group.has is not None and group.retry_at <= now
-        ]
+        ready = [group for group in self._active if not group.busy and group.has is not None and group.retry_at <= now]
         places = {place for group in ready for place in group.to_commit}
         objections = {topic: why for topic in {topic for topic, _ in places} if (why := self._objection(topic))}
         places = {place for place in places if place[0] not in objections}
@@ -287,6 +287,17 @@ class GroupFollower:
                     group.busy = True
                     work = self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))
                     self._running[group.link, group.group] = work
+
+    def _activate(self) -> None:
+        """Leave groups alone that have what they want; look after those that are to be read or renewed again."""
+        now = monotonic()
+        for group in list(self._active):
+            gone = self._groups.get((group.link, group.group)) is not group
+            if gone or (group.settled and not group.deleting and not group.busy and group.due_at > now):
+                del self._active[group]
+        if now >= self._scan_at:
+            self._scan_at = now + SCAN_INTERVAL_S
+            self._active |= dict.fromkeys(group for group in self._groups.values() if group.due_at <= now)
 
     def _objection(self, topic: str) -> str | None:
         """Why positions in a topic wait: it does not follow (yet)."""
@@ -311,12 +322,13 @@ class GroupFollower:
                 continue
             partition = partition_of(counterpart.remote_name, feed.partitions)
             if (link_name, partition) in self._feeds and (link_name, partition) not in self._telling:
-                self._groups[link_name, name] = FollowedGroup(link_name, name, partition)
+                stray = self._groups[link_name, name] = FollowedGroup(link_name, name, partition)
+                self._active[stray] = None
 
     async def _read(self) -> None:
         """Read what coordinators have where that is due."""
         now = monotonic()
-        due = [group for group in self._groups.values() if group.read_at <= now and not group.busy]
+        due = [group for group in self._active if group.read_at <= now and not group.busy]
         if not due:
             return
         found = await self._context.cluster.committed_offsets([group.group for group in due])
