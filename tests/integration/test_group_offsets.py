@@ -11,7 +11,7 @@ from isthmus_bench.kafka import KafkaCluster
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(120)]
 
-GROUPS = 12
+GROUPS = 8
 
 
 def test_groups_of_every_coordinator_arrive_and_a_killed_proxy_goes_on(
