@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 from support.kafka import unique
-from support.links import Linked, linked, truncated
+from support.links import Linked, linked, truncated, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_protocol.record_codec import decode_records
@@ -63,3 +64,32 @@ def test_what_a_rogue_producer_wrote_is_salvaged_and_cut(link: Linked) -> None:
     status = link.b.partition(link.name, target)
     assert status is not None
     assert (status["offset_truncated_to"], status["messages_truncated"]) == (100, len(records))
+
+
+def test_transactions_and_the_logs_start_are_put_back_as_they_were(link: Linked) -> None:
+    source, target = names(link, "transactions")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"expired"] * 10)
+    producer = link.a.producer(transactional_id=unique("txn-"))
+    producer.init_transactions(30)
+    for outcome in ("commit", "abort", "commit"):
+        producer.begin_transaction()
+        for number in range(5):
+            producer.produce(source, b"%s-%d" % (outcome.encode(), number))
+        producer.commit_transaction(30) if outcome == "commit" else producer.abort_transaction(30)
+    link.a.produce(source, [b"plain"] * 10, enable_idempotence=True)
+    place = TopicPartition(source, 0, 7)
+    link.a.admin(direct=True).delete_records([place])[place].result(20)
+    link.wait_end(target, 38)
+    until("the follower is trimmed", lambda: link.b.read(target)[0].offset == 7)
+    link.b.produce(target, [b"rogue"], direct=True)
+
+    told = truncated(link, target)
+    assert told["messages_truncated"] == 1
+    link.a.produce(source, [b"more"] * 5)
+    link.wait_end(target, 43)
+    link.wait_following()
+    assert link.b.read(target) == link.a.read(source)
+    assert link.b.read(target)[0].offset == 7
+    verdicts = [each for each in link.verify()["partitions"] if each["topic"] == source]
+    assert all(each["equal"] for each in verdicts), verdicts

@@ -1,0 +1,80 @@
+"""Several hooks for one API: what each makes of a request is what the next one sees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from isthmus.dispatch import _chained
+from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Replace, Request, Verdict
+
+Hook = Callable[[Request], Verdict]
+
+
+def request(frame: bytes = b"0") -> Request:
+    return Request(frame, True, 3, 1, 5, 0.0, Client(1, "a", 1))
+
+
+def appending(text: bytes) -> Hook:
+    """Replaces a request by one with ``text`` behind it, and puts it behind the answer, too."""
+    return lambda asked: Replace(asked.frame + text, lambda frame: frame + text, text.decode())
+
+
+async def held(verdict: Verdict) -> Verdict:
+    return verdict
+
+
+def holding(verdict: Verdict) -> Hook:
+    return lambda asked: Hold(held(verdict))
+
+
+def nothing(asked: Request) -> Verdict:
+    return None
+
+
+def decided(*hooks: Hook) -> Verdict:
+    async def run() -> Verdict:
+        verdict = _chained(hooks, request())
+        while isinstance(verdict, Hold):
+            verdict = await verdict.verdict
+        return verdict
+
+    return asyncio.run(run())
+
+
+def test_a_replacement_is_what_the_hooks_behind_see_and_they_see_the_answer_first() -> None:
+    for hooks in (
+        (appending(b"a"), nothing, appending(b"b")),
+        (holding(Replace(b"0a", lambda frame: frame + b"a", "a")), appending(b"b")),
+        (appending(b"a"), holding(Replace(b"0ab", lambda frame: frame + b"b", "b"))),
+    ):
+        verdict = decided(*hooks)
+        assert isinstance(verdict, Replace)
+        assert (verdict.frame, verdict.cause) == (b"0ab", "a")
+        assert verdict.on_response is not None
+        assert verdict.on_response(b"x") == b"xba"
+
+
+def test_an_answer_goes_through_those_that_replaced_the_request() -> None:
+    verdict = decided(appending(b"a"), lambda asked: Answer(b"mine", "cause"), appending(b"b"))
+    assert verdict == Answer(b"minea", "cause")
+    assert decided(lambda asked: Replace(b"1"), lambda asked: Answer(b"mine", "c")) == Answer(b"mine", "c")
+
+
+def test_other_verdicts_end_the_matter() -> None:
+    close = Close("why")
+    assert decided(lambda asked: close, appending(b"a")) is close
+    assert decided(appending(b"a"), lambda asked: close) is close
+    assert decided(holding(close), appending(b"a")) is close
+    assert decided(holding(None), lambda asked: close) is close
+    assert decided(nothing, nothing) is None
+    assert decided(nothing, lambda asked: NEED_MORE) is NEED_MORE
+
+
+def test_replacements_without_an_eye_on_the_answer() -> None:
+    verdict = decided(lambda asked: Replace(b"1"), lambda asked: Replace(asked.frame + b"2"))
+    assert verdict == Replace(b"12")
+    one_eye = decided(appending(b"a"), lambda asked: Replace(asked.frame))
+    assert isinstance(one_eye, Replace)
+    assert one_eye.on_response is not None
+    assert one_eye.on_response(b"x") == b"xa"
