@@ -76,6 +76,7 @@ def test_transactions_and_the_logs_start_are_put_back_as_they_were(link: Linked)
         producer.begin_transaction()
         for number in range(5):
             producer.produce(source, b"%s-%d" % (outcome.encode(), number))
+        assert producer.flush(30) == 0
         producer.commit_transaction(30) if outcome == "commit" else producer.abort_transaction(30)
     link.a.produce(source, [b"plain"] * 10, enable_idempotence=True)
     place = TopicPartition(source, 0, 7)

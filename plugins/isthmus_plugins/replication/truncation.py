@@ -65,6 +65,8 @@ HELD_UP_RETRY_S: Final = 5.0
 SHOWN_AFTER: Final = 3
 """Attempts of a step that fail before the control log is told what keeps it."""
 SETTLE_TRIES_MAX: Final = 30
+ENFORCE_TIMEOUT_S: Final = 60.0
+"""How long the other proxies may take to keep clients waiting, before the control log is told."""
 POSITIONS_SETTLE_S: Final = 1.0
 """A coordinator drops the positions of a deleted topic when it hears of that, maybe after the new one is there."""
 POLL_S: Final = 0.1
@@ -74,6 +76,8 @@ FROZEN: Final = "0"
 NO_EXPIRY_OF_ITS_OWN: Final = -1
 NOT_A_MEMBER: Final = frozenset({22, 25})
 """ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID: the group has members."""
+COORDINATOR_MOVES: Final = frozenset({14, 16})
+"""COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR."""
 DIVERGENCES: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
 _P = TruncationPhase
 
@@ -386,7 +390,8 @@ class Truncations:
         context = self._context
         if truncation.trouble is not None:  # clients went on meanwhile
             await self._hold_up(truncation, None)
-        await context.control.enforced(context.control.state.applied_offset)
+        async with asyncio.timeout(ENFORCE_TIMEOUT_S):
+            await context.control.enforced(context.control.state.applied_offset)
         info = await self._unchanged(truncation)
         if info is None:
             return
@@ -517,6 +522,8 @@ class Truncations:
             if any(answer.error_code in NOT_A_MEMBER for answer in refused.values()):
                 refused = await cluster.commit_offsets(group, wanted)
             for (_, partition), answer in refused.items():
+                if answer.error_code in COORDINATOR_MOVES:
+                    raise BrokerUnavailable(f"the coordinator of group {group} answers {answer.error_name}")
                 raise HeldUp(
                     ReasonCode.POSITIONS_NOT_RESTORED,
                     f"the position of group {group} in partition {partition} cannot be kept ({answer.error_name}): a "
