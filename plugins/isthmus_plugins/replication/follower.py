@@ -247,7 +247,8 @@ class FollowerEnd:
                 state.producer_id_ranges[counterpart.link.remote_cluster_id],
                 state.producer_id_ranges[self._context.cluster_id],
                 counterpart.link.number,
-            )
+            ),
+            compacted=counterpart.mapping.offsets is not None,
         )
         epochs = state.source_epochs(topic, partition)
         follower_log.epoch = epochs[-1].epoch if epochs else -1

@@ -35,7 +35,8 @@ Offsets below the source's log start are filled with empty records, many to a ba
 transactions that are open at the target are aborted there, since their end may have been among what is deleted.
 Further up the cleaner may have taken a transaction's marker with the last of its records: before a gap is filled, the
 leader end is asked which of the open ones that is true of (*doubtful*), and those are aborted in the gap. A long gap is
-filled with tombstones in a transaction that is aborted: one batch for half a million offsets.
+filled with tombstones in a transaction that is aborted: one batch for half a million offsets. In a topic that the
+target's own cleaner compacts they need no transaction, hence no consent to copies of transactions.
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ class FollowerLog:
 
     __slots__ = (
         "_asked_before",
+        "_compacted",
         "_ended",
         "_filler_generation",
         "_filler_sequence",
@@ -173,8 +175,13 @@ class FollowerLog:
         "uncertain",
     )
 
-    def __init__(self, numbering: Numbering) -> None:
+    def __init__(self, numbering: Numbering, compacted: bool = False) -> None:
+        """``compacted``: the target's own cleaner compacts the topic, as it does with copies of offsets topics.
+
+        Brokers refuse records without a key there, and tombstones go by themselves, without a transaction.
+        """
         self.numbering = numbering
+        self._compacted = compacted
         self._queue: deque[Batch] = deque()
         self._runs: deque[Run] = deque()
         """What is left of the queue's first batch, if it cannot be stored as it is."""
@@ -356,7 +363,8 @@ class FollowerLog:
         if self._queue and self._gap_end() <= self.end:
             header = self._queue[0].header
             return self._carried(header.producer_id) if header.is_transactional and not header.is_control else None
-        return self.numbering.filler_id if self._gap_end() - self.end > GAP_OF_MARKERS_MAX else None
+        in_transaction = self._gap_end() - self.end > GAP_OF_MARKERS_MAX and not self._compacted
+        return self.numbering.filler_id if in_transaction else None
 
     def take(self) -> Operation | None:
         """What is to be written next; it is under way from now on. None: nothing.
@@ -464,10 +472,11 @@ class FollowerLog:
         if head <= 0 and not self._filling and self._ended:
             return self._abort(min(self._ended))
         if head > 0 and not self._filling:
-            count = min(head, self._records_max)
+            count = min(head, self._records_max, FILLER_TOMBSTONES_MAX if self._compacted else FILLER_RECORDS_MAX)
             data = filler_batch(
                 count,
                 timestamp=timestamp,
+                key=FILLER_KEY if self._compacted else None,
                 producer_id=self.numbering.stamp_id,
                 producer_epoch=STAMP_EPOCH,
                 base_sequence=self.stamp_sequence,
@@ -476,7 +485,7 @@ class FollowerLog:
             return Append(self.end, self.end + count, data, self.numbering.stamp_id, last, False, count > 1, True)
         if length > GAP_OF_MARKERS_MAX and head <= 0:
             # One offset at least is left for the marker that aborts them.
-            count = min(length - 1, self._records_max, FILLER_TOMBSTONES_MAX)
+            count = min(length if self._compacted else length - 1, self._records_max, FILLER_TOMBSTONES_MAX)
             data = filler_batch(
                 count,
                 timestamp=timestamp,
@@ -484,10 +493,19 @@ class FollowerLog:
                 producer_id=self.numbering.filler_id,
                 producer_epoch=FILLER_EPOCH,
                 base_sequence=self._filler_sequence,
-                transactional=True,
+                transactional=not self._compacted,
             )
             last = add_sequence(self._filler_sequence, count - 1)
-            return Append(self.end, self.end + count, data, self.numbering.filler_id, last, True, count > 1, True)
+            return Append(
+                self.end,
+                self.end + count,
+                data,
+                self.numbering.filler_id,
+                last,
+                not self._compacted,
+                count > 1,
+                filler=True,
+            )
         times = 1 if head > 0 else min(length, MARKERS_AT_ONCE)
         return Mark(
             self.end, self.end + times, self.numbering.filler_id, FILLER_EPOCH, False, self._filler_generation, True

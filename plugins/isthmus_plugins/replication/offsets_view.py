@@ -10,6 +10,7 @@ from isthmus_plugins.api import BrokerUnavailable, FetchConnection, FetchPartiti
 from isthmus_plugins.links import GroupOffset, GroupOffsets, OffsetsView
 from isthmus_protocol.offsets_cipher import EMPTY_KEYRING, CipherError, Keyring, key_id_of
 from isthmus_protocol.offsets_log import Group, OffsetsLog
+from isthmus_protocol.producer_ids import is_filler
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import BatchError, BatchHeader, Frame, walk
 
@@ -44,7 +45,7 @@ class PartitionView:
 
     def take(self, batch: Frame, header: BatchHeader) -> None:
         """Raises BatchError."""
-        if header.is_control or not header.record_count:
+        if header.is_control or not header.record_count or is_filler(header.producer_id):
             return
         records = [plain for record in decode_records(batch) if (plain := self._opened(record)) is not None]
         if records:

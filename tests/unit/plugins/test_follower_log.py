@@ -9,6 +9,8 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import ProducerState
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.follower_log import (
+    FILLER_KEY,
+    FILLER_TOMBSTONES_MAX,
     GAP_OF_MARKERS_MAX,
     MARKERS_AT_ONCE,
     Append,
@@ -387,6 +389,39 @@ class TestGaps:
         sequences = [whole_header(each.data).base_sequence for each in operations[:3] if isinstance(each, Append)]
         assert sequences == [0, 500_000, 1_000_000]
         assert operations[-1] == Mark(gap - 1, gap, NUMBERING.filler_id, 0, False, 0, True)
+
+    def test_a_topic_that_the_target_compacts_needs_no_transaction_for_a_long_gap(self) -> None:
+        log = FollowerLog(NUMBERING, compacted=True)
+        log.epoch = 0
+        log.resume(0, 0, {})
+        gap = FILLER_TOMBSTONES_MAX + GAP_OF_MARKERS_MAX + 1
+        log.offer(three(gap + 5))
+        assert log.transaction_of is None
+        found = []
+        while log.end < gap + 5:
+            operation = log.take()
+            assert operation is not None
+            assert operation.filler
+            if isinstance(operation, Append):
+                header = whole_header(operation.data)
+                found.append((operation.first_offset, operation.next_offset, header.base_sequence))
+                assert not operation.transactional
+                assert not header.is_transactional
+                assert header.producer_id == NUMBERING.filler_id
+                log.appended(operation.first_offset)
+            else:
+                log.marked()
+                log.resume(0, log.end, {})
+        assert found == [(0, FILLER_TOMBSTONES_MAX, 0), (FILLER_TOMBSTONES_MAX, gap + 5, FILLER_TOMBSTONES_MAX)]
+
+    def test_what_is_before_the_sources_start_has_a_key_where_the_target_compacts(self) -> None:
+        log = FollowerLog(NUMBERING, compacted=True)
+        log.epoch = 0
+        log.resume(0, 0, {})
+        log.offer(three(10), source_start=10)
+        operation = taken(log)
+        assert (operation.first_offset, operation.next_offset, operation.filler) == (0, 10, True)
+        assert {record.key for record in decode_records(operation.data)} == {FILLER_KEY}
 
     def test_an_open_transaction_of_tombstones_is_aborted_by_whoever_goes_on(self) -> None:
         log = FollowerLog(NUMBERING)
