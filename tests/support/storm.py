@@ -28,7 +28,7 @@ from support.links import VERIFICATION, Linked, Read, linked, until, whole
 from support.relay import Relay
 
 PARTITIONS: Final = 2
-RATE: Final = 150
+RATE: Final = 100
 """Records a second of each producer."""
 BATCH: Final = 6
 """Records of a transaction."""
@@ -93,7 +93,7 @@ class Writer(threading.Thread):
         self._settings = {
             "bootstrap.servers": bootstrap,
             "message.timeout.ms": PATIENCE_MS,
-            "linger.ms": 5,
+            "linger.ms": 20,
             "batch.num.messages": 20,
             "reconnect.backoff.max.ms": 500,
             "log_level": 0,
@@ -451,6 +451,9 @@ class Storm:
             writer.join(PATIENCE_MS / 1000 + 30)
             assert not writer.is_alive(), f"{writer.name} does not end"
         self.note("writers stopped")
+        ends = sum(pair.a.end(self.topic, partition) for partition in range(PARTITIONS))
+        while (copied := self._copied()) < ends:  # on a busy machine it takes a while, but it goes on
+            until(f"records are copied after {copied} of {ends}", lambda copied=copied: self._copied() > copied, 30)
         for partition in range(PARTITIONS):
             pair.wait_end(self.follower, pair.a.end(self.topic, partition), partition)
         pair.wait_following()
