@@ -301,6 +301,31 @@ def test_a_transaction_that_was_aborted_while_the_link_was_away(monkeypatch: pyt
     run_simulated(run())
 
 
+def test_a_last_batch_that_the_cleaner_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The follower has its records: the source has an empty batch, since it is its producer's last one."""
+
+    async def run() -> None:
+        replicas = Replicas(random.Random(1), 1)
+        source = replicas.a.add_topic("local-t", configs={"cleanup.policy": "compact"}).partitions[0]
+        assert source.produce(batch(0, [b"old"], keys=[b"k"], producer_id=9, producer_epoch=0, base_sequence=0))[0] == 0
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("it is copied", replicas.equal)
+        await replicas.stop()
+        for _ in range(2):
+            source.write_values(b"new", keys=[b"k"])
+        source.compact(source.end, drop_tombstones=False)
+        assert [header.record_count for header in source.headers] == [0, 1, 1]
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("it goes on", replicas.equal)
+        assert not replicas.ends["A"].leader.stopped
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(run())
+
+
 def test_an_abort_marker_that_the_cleaner_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the link was away for longer than ``delete.retention.ms``: the next marker belongs to other records."""
 

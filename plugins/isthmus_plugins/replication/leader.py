@@ -695,7 +695,7 @@ class LeaderEnd:
         ours = await last_batch(
             self._context, stream.topic_id, stream.key.partition, stream.broker_id, end, stream.leader_epoch
         )
-        if ours == theirs:
+        if ours is not None and ours[:4] == theirs[:4]:
             return None
         if ours is None or ours.base_offset >= end:
             # The source has nothing there (any more, or not yet, or not to be read): the log's limits say which.
@@ -719,8 +719,10 @@ class LeaderEnd:
                 },
             )
             mine = await self._verification.digest_of(stream.key.topic, stream.key.partition, end - 1, end)
-            if mine.digest == answer["digest"]:
-                return None
+            if mine.digest == answer["digest"] or (ours.holes and not mine.records):
+                return None  # it is the same, or the cleaner has taken it since
+        elif ours.holes:
+            return None  # a marker that the cleaner has taken
         return (
             ReasonCode.TARGET_WRITTEN_BY_OTHERS,
             f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",

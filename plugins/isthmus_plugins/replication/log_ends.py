@@ -29,6 +29,8 @@ class LastBatch(NamedTuple):
     """Equal for batches that are equal as whole batches (:func:`isthmus_protocol.record_equality.batch_digest`)."""
     control: bool
     """Whether it is a transaction marker."""
+    holes: bool = False
+    """Whether the cleaner has taken something out of it."""
 
 
 async def last_batch(
@@ -50,7 +52,7 @@ async def last_batch(
         for start, stop, header in walk(part.records):
             if header.next_offset >= end:
                 digest = batch_digest(part.records[start:stop], own_index).hex()
-                return LastBatch(header.base_offset, header.next_offset, digest, header.is_control)
+                return LastBatch(header.base_offset, header.next_offset, digest, header.is_control, header.has_holes)
     except BatchError:
         pass  # it has a reason of its own to stop
     return None
