@@ -153,7 +153,7 @@ class Matrix:
             side = Side(self._clusters(role=role, **chosen), [])
             side.alter_brokers({"log.cleaner.backoff.ms": "200", VERIFICATION: "false"})
             self._stack.callback(side.alter_brokers, {"log.cleaner.backoff.ms": None, VERIFICATION: None})
-            side.proxies.append(self._stack.enter_context(whole(side.kafka)))
+            side.proxies.append(self._stack.enter_context(whole(side.kafka, proxy={"drain_timeout_s": 0.5})))
             self.sides[role, version] = side
         return self.sides[role, version]
 
