@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_cluster import Partition, run_simulated
+from support.fake_cluster import run_simulated
 from support.offsets import KeyValue, commit, deleted, offsets_batch
+from support.partition_log import Partition
 from support.replicas import INDEX, LINK, Replicas, simulate_clock
 
 from isthmus_control.commands import SetOffsetsTopic

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.fake_cluster import batch
+from support.partition_log import batch
 
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import whole_header

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.fake_cluster import batch
+from support.partition_log import batch
 
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import MalformedBatch, verify_crc, whole_header

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.fake_cluster import batch
+from support.partition_log import batch
 from typer.testing import CliRunner
 
 from isthmus.cli.root import app
