@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,9 @@ class Keyrings:
 
     def __init__(self, directory: Path) -> None:
         self.source, self.target = directory / "source.json", directory / "target.json"
+        self.clear()
+
+    def clear(self) -> None:
         for path in (self.source, self.target):
             path.write_text('{"groups": {}}')
 
@@ -103,27 +105,30 @@ def commit(side: Side, group: str, topic: str, offset: int, metadata: str = "") 
         consumer.close()
 
 
-@contextmanager
-def copies(pair: tuple[KafkaCluster, KafkaCluster], directory: Path) -> Iterator[Copies]:
-    keyrings = Keyrings(directory)
+@pytest.fixture(scope="module")
+def link(
+    kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Linked, Keyrings]]:
+    keyrings = Keyrings(tmp_path_factory.mktemp("keyrings"))
     proxies = [
         whole(kafka, replication={"offsets_keyring_file": str(path)})
-        for kafka, path in zip(pair, (keyrings.source, keyrings.target), strict=True)
+        for kafka, path in zip(kafka_pair, (keyrings.source, keyrings.target), strict=True)
     ]
-    with linked(*pair, a_proxies=proxies[:1], b_proxies=proxies[1:]) as link:
-        made = Copies(link, keyrings)
-        try:
-            yield made
-        finally:
-            made.choose("off")
-            if made.name in link.b.topics():  # the clusters are shared by tests
-                link.b.delete_topic(made.name, direct=True)
+    with linked(*kafka_pair, a_proxies=proxies[:1], b_proxies=proxies[1:]) as pair:
+        yield pair, keyrings
 
 
 @pytest.fixture
-def copied(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path: Path) -> Iterator[Copies]:
-    with copies(kafka_pair, tmp_path) as made:
-        yield made
+def copied(link: tuple[Linked, Keyrings]) -> Iterator[Copies]:
+    """No copy yet, and no keys."""
+    pair, keyrings = link
+    keyrings.clear()
+    made = Copies(pair, keyrings)
+    yield made
+    made.choose("off")
+    if made.name in pair.b.topics():
+        pair.b.delete_topic(made.name, direct=True)
+        until("the copy is gone", lambda: made.name not in pair.b.topics())
 
 
 def test_the_whole_topic_is_copied_offset_by_offset(copied: Copies) -> None:
@@ -148,8 +153,8 @@ def test_the_whole_topic_is_copied_offset_by_offset(copied: Copies) -> None:
     copied.pair.a.admin().delete_consumer_groups([second])[second].result(30)
     copied.wait_position(second, None)
     copied.wait_equal_ends()
-    assert len(copied.pair.b.topics())
     assert copied.pair.b.topics()[copied.name] == copied.pair.a.topics()[OFFSETS]
+    assert copied.pair.b.topic_config(copied.name)["cleanup.policy"] in ("compact,delete", "delete,compact")
     with pytest.raises(KafkaException):
         copied.pair.b.produce(copied.name, [b"x"])
     report = copied.pair.verify()
@@ -157,6 +162,24 @@ def test_the_whole_topic_is_copied_offset_by_offset(copied: Copies) -> None:
     assert {each["topic"] for each in report["partitions"]} == {OFFSETS}
     (status,) = copied.pair.b.link(copied.pair.name)["offsets_topics"]
     assert (status["role"], status["form"], status["topic"]) == ("follower", "whole", copied.name)
+
+
+def test_a_copy_that_somebody_else_wrote_waits_until_it_is_made_anew(copied: Copies) -> None:
+    group = unique("app-")
+    copied.choose("whole")
+    copied.commit(group, 5)
+    copied.wait_position(group, (5, ""))
+    rogue = copied.pair.b.producer(direct=True)
+    rogue.produce(copied.name, b"rogue", key=b"rogue", partition=0)
+    assert rogue.flush(30) == 0
+    copied.pair.wait_state(copied.name, "Diverged")
+    assert copied.pair.b.proxy.get(f"/v1/links/{copied.pair.name}/truncations")["items"] == []
+    copied.pair.b.proxy.cli("topic", "recreate", copied.name)
+    until("the copy follows", lambda: copied.pair.follower_state(copied.name) == "Following", WAIT_S, 0.2)
+    copied.wait_position(group, (5, ""))
+    copied.wait_equal_ends()
+    assert b"rogue" not in copied.raw()
+    assert copied.pair.verify()["equal"]
 
 
 def test_a_redacted_copy_has_the_chosen_groups_and_the_same_offsets(copied: Copies) -> None:
@@ -179,6 +202,28 @@ def test_a_redacted_copy_has_the_chosen_groups_and_the_same_offsets(copied: Copi
     report = copied.pair.verify()
     assert report["equal"]
     assert all("redacted" in each["note"] for each in report["partitions"])
+
+    for side in (copied.pair.a, copied.pair.b):
+        side.proxy.kill()
+    for side in (copied.pair.a, copied.pair.b):
+        side.proxy.spawn()
+    for side in (copied.pair.a, copied.pair.b):
+        side.proxy.wait_ready()
+    copied.commit(shown, 10, "after the kill")
+    copied.wait_position(shown, (10, "after the kill"))
+
+    # Another choice holds from then on, and for all that there is once the copy is made anew.
+    copied.choose("redacted", hidden)
+    copied.commit(shown, 11)
+    copied.commit(hidden, 11)
+    copied.wait_position(hidden, (11, ""))
+    assert copied.position(shown) == (10, "after the kill")
+    decision = copied.pair.b.proxy.cli("topic", "recreate", copied.name)
+    assert decision["action"] == "recreate"
+    until("the copy is made anew", lambda: copied.position(shown) is None and copied.position(hidden), WAIT_S, 0.2)
+    copied.wait_equal_ends()
+    assert shown.encode() not in copied.raw()
+    assert copied.pair.verify()["equal"]
 
 
 def test_an_encrypted_copy_is_read_as_far_as_keys_were_given(copied: Copies) -> None:
