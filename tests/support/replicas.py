@@ -24,7 +24,9 @@ from isthmus_plugins.replication import group_follower as group_follower_module
 from isthmus_plugins.replication import group_leader as group_leader_module
 from isthmus_plugins.replication import group_status as group_status_module
 from isthmus_plugins.replication import leader as leader_module
+from isthmus_plugins.replication import leader_stream as leader_stream_module
 from isthmus_plugins.replication import source_configs as source_configs_module
+from isthmus_plugins.replication import tail as tail_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication.connection import Credential, LinkConnection
 from isthmus_plugins.replication.follower import FollowerEnd
@@ -49,6 +51,8 @@ CLOCKED: Final = (
     group_leader_module,
     group_status_module,
     leader_module,
+    leader_stream_module,
+    tail_module,
     source_configs_module,
     verify_module,
 )

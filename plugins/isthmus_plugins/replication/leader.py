@@ -1,32 +1,20 @@
 """The leader end of links: reads this cluster's topics and pushes what is new to the follower ends.
 
 For each partition of a led namespace whose leader this proxy fronts there is one stream to the proxy that fronts the
-target partition's leader. Tails read: one long poll a broker for the streams in which nothing happens, and a second one
-for those that are busy, so that a record costs a read of the busy partitions and not of all. Batches go out as the log
-has them, without waiting for the answers to earlier ones.
+target partition's leader, and tails read for it (``tail``).
 
 A stream belongs to one leader epoch of the source. Every read names it, so that the log cannot be cut and grow again
 unseen between two reads; with a new epoch the stream is opened again, and begins by asking whether the follower's last
 batch is still the source's.
-
-Where the cleaner comes by, a committed transaction may lose its marker and keep records. Below the last stable offset
-of a compacted topic, records of committed transactions are therefore sent as plain ones (a *settling* stream, which
-reads read_committed for the list of aborted transactions); those of aborted ones still have their markers. What is at
-or above the last stable offset is sent as it is: nothing there has been cleaned.
-
-The offsets topic itself is read up to the last stable offset only, and leaves in the form that the operator chose
-(``offsets_source``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import itertools
 import logging
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -34,9 +22,6 @@ from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
     BrokerUnavailable,
-    FetchConnection,
-    Fetched,
-    FetchPartition,
     KafkaRefused,
     PluginContext,
     TopicInfo,
@@ -44,19 +29,24 @@ from isthmus_plugins.api import (
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower_configs import copied
+from isthmus_plugins.replication.leader_stream import (
+    REOPEN_DELAY_S,
+    STOPPED_RETRY_S,
+    Flow,
+    LeaderStream,
+    LedPartition,
+)
 from isthmus_plugins.replication.log_ends import LastBatch, last_batch, still_in_log
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_source import OffsetsSource
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.source_configs import SourceConfigs
+from isthmus_plugins.replication.tail import Tail
 from isthmus_plugins.replication.verify import CONTENTS, Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
-from isthmus_protocol.offsets_cipher import KeyringError
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.producer_ids import carry
-from isthmus_protocol.records import BatchError, BatchHeader, Frame, as_committed, walk
-from isthmus_protocol.transactions import AbortedTransactions
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -65,30 +55,9 @@ DISCOVERY_INTERVAL_S: Final = 0.4
 PREPARE_INTERVAL_S: Final = 3.0
 """How often the target is told of all topics although nothing changed here: it may have lost or moved some."""
 PREPARE_TIMEOUT_S: Final = 60.0
-REOPEN_DELAY_S: Final = 0.5
 POLICY_KNOWN_S: Final = 5.0
 """How long a topic's cleanup policy is taken to be what it was."""
-STOPPED_RETRY_S: Final = 10.0
-"""A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
-TAIL_WAIT_MS: Final = 500
-"""An idle link costs one read a broker in this time."""
-BUSY_S: Final = 1.0
-"""A partition is busy from a record on for this time."""
-FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
-PARTITION_BYTES_MAX: Final = 1024 * 1024
-IN_FLIGHT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of one stream, sent and not confirmed; the follower end holds no more of it (and of one more read)."""
-PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The same of all streams over one connection."""
-SEEN_INTERVAL_S: Final = 0.05
-"""The age of what the follower lacks is known to this."""
 OPENING_AT_ONCE: Final = 32
-
-OFFSET_OUT_OF_RANGE: Final = 1
-_RESOLVE_AGAIN: Final = frozenset({3, 5, 6, 9, 74, 75, 76, 100, 103})
-"""Errors of a Fetch after which the partition's leader is looked for again."""
-_GONE: Final = frozenset({3, 100})
-"""UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID."""
 
 
 class PreparedTopic(NamedTuple):
@@ -101,188 +70,6 @@ class PreparedTopic(NamedTuple):
     message: str | None
     leaders: tuple[int, ...]
     """By partition: the target broker that leads it, -1 where there is none."""
-
-
-class LedPartition(NamedTuple):
-    link: str
-    topic: str
-    partition: int
-
-
-class Lane(enum.Enum):
-    """The reads of a tail that are under way at the same time."""
-
-    IDLE = "idle"
-    BUSY = "busy"
-    SETTLING = "settling"
-    OFFSETS = "offsets"
-
-
-class Flow:
-    """Bytes on their way over one connection, of all its streams."""
-
-    __slots__ = ("in_flight_bytes",)
-
-    def __init__(self) -> None:
-        self.in_flight_bytes = 0
-
-
-class LeaderStream:
-    """One partition that is pushed to its follower."""
-
-    __slots__ = (
-        "_in_flight",
-        "_seen",
-        "_wanted",
-        "acked",
-        "at_end",
-        "blocked",
-        "broker_id",
-        "busy",
-        "compacted",
-        "connection",
-        "copy",
-        "flow",
-        "in_flight_bytes",
-        "key",
-        "last_read",
-        "leader_epoch",
-        "next_offset",
-        "read_from",
-        "remote_topic",
-        "seeking",
-        "settling",
-        "source_end",
-        "stream_id",
-        "told",
-        "topic_id",
-    )
-
-    def __init__(
-        self,
-        key: LedPartition,
-        topic_id: bytes,
-        remote_topic: str,
-        broker_id: int,
-        leader_epoch: int,
-        connection: LinkConnection,
-        stream_id: int,
-        flow: Flow,
-        copy: OffsetsCopy | None = None,
-    ) -> None:
-        self.key = key
-        self.topic_id = topic_id
-        self.remote_topic = remote_topic
-        self.broker_id = broker_id
-        self.leader_epoch = leader_epoch
-        self.connection = connection
-        self.stream_id = stream_id
-        self.flow = flow
-        self.copy = copy
-        """The form in which an offsets topic leaves; None for any other topic."""
-        self.next_offset = 0
-        """The next offset to read."""
-        self.read_from = 0
-        """What the follower was sent ends here: between this and ``next_offset`` the log has nothing."""
-        self.acked = 0
-        """The follower's confirmed log end."""
-        self.source_end = 0
-        self.told: tuple[int, int] | None = None
-        """The log's start and end, as the follower was told them."""
-        self.compacted = False
-        """Whether the cleaner may take records and markers out of the log."""
-        self.settling = False
-        """Whether records of transactions that have ended are to be read next, of a compacted log."""
-        self.seeking = False
-        """The log's start is being read: it has passed the next offset."""
-        self.at_end = False
-        """Whether the last read came to the high watermark."""
-        self.busy = True
-        self.last_read = monotonic()
-        """When records were last read."""
-        self.blocked: Callable[[], None] | None = None
-        """Nothing more can be read. Called when the follower has all before that: it ends the stream."""
-        self.in_flight_bytes = 0
-        self._wanted: FetchPartition | None = None
-        self._in_flight: deque[tuple[int, int]] = deque()
-        self._seen: deque[tuple[int, float]] = deque()
-
-    def wanted(self) -> FetchPartition:
-        """What is to be read next; the same object as long as it is the same."""
-        wanted = self._wanted
-        if wanted is None or wanted.offset != self.next_offset:
-            wanted = self._wanted = FetchPartition(
-                self.topic_id, self.key.partition, self.next_offset, PARTITION_BYTES_MAX, self.leader_epoch
-            )
-        return wanted
-
-    def opened(self, end_offset: int) -> None:
-        self.next_offset = self.acked = self.read_from = end_offset
-
-    def seek(self, offset: int) -> None:
-        """The log has nothing before ``offset`` any more."""
-        self.next_offset = offset
-        self.seeking = False
-        self.blocked = None
-
-    @property
-    def lane(self) -> Lane:
-        """The read that has the stream."""
-        if self.copy is not None:
-            return Lane.OFFSETS
-        if self.settling:
-            return Lane.SETTLING
-        return Lane.BUSY if self.busy else Lane.IDLE
-
-    def saw_end(self, high_watermark: int, now: float) -> None:
-        """The source's log reaches to ``high_watermark`` now."""
-        if high_watermark <= self.source_end:
-            return
-        self.source_end = high_watermark
-        if self._seen and now - self._seen[-1][1] < SEEN_INTERVAL_S:
-            self._seen[-1] = (high_watermark, self._seen[-1][1])
-        else:
-            self._seen.append((high_watermark, now))
-
-    def age_ms(self, now: float) -> int:
-        """How long ago the oldest record that the follower lacks was first seen, 0 if it lacks none."""
-        while self._seen and self._seen[0][0] <= self.acked:
-            self._seen.popleft()
-        return int((now - self._seen[0][1]) * 1000) if self._seen else 0
-
-    def sent(self, next_offset: int, size: int) -> None:
-        self.next_offset = next_offset
-        self._in_flight.append((next_offset, size))
-        self.in_flight_bytes += size
-        self.flow.in_flight_bytes += size
-
-    def confirmed(self, end_offset: int) -> None:
-        self.acked = max(self.acked, end_offset)
-        while self._in_flight and self._in_flight[0][0] <= end_offset:
-            size = self._in_flight.popleft()[1]
-            self.in_flight_bytes -= size
-            self.flow.in_flight_bytes -= size
-
-    def closed(self) -> None:
-        """Nothing of it is on its way any more."""
-        self._in_flight.clear()
-        self.flow.in_flight_bytes -= self.in_flight_bytes
-        self.in_flight_bytes = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether to read no further for now."""
-        return (
-            self.seeking
-            or self.blocked is not None
-            or self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
-            or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX
-            or not self.connection.writable
-        )
-
-    @property
-    def lag(self) -> int:
-        return max(0, self.source_end - self.acked)
 
 
 class Stopped(NamedTuple):
@@ -868,175 +655,3 @@ def _truncated(end: int, log_end: int) -> tuple[str, str]:
         f"the follower's log ends at {end}, beyond the source's, which ends at {log_end}: the source lost records, or "
         "somebody else wrote to the follower",
     )
-
-
-class Tail:
-    """Reads the ends of the logs that one broker leads, for one link."""
-
-    def __init__(self, end: LeaderEnd, context: PluginContext, broker_id: int, link_name: str) -> None:
-        self._end = end
-        self._context = context
-        self._broker_id = broker_id
-        self._link_name = link_name
-        self._tasks = Tasks(f"tail-{broker_id}-{link_name}")
-        self._streams: dict[tuple[bytes, int], LeaderStream] = {}
-        self._wake = {lane: asyncio.Event() for lane in Lane}
-        for lane in Lane:
-            self._tasks.start(lane.value, self._read_for_ever(lane))
-
-    async def stop(self) -> None:
-        await self._tasks.close()
-
-    def add(self, stream: LeaderStream) -> None:
-        self._streams[stream.topic_id, stream.key.partition] = stream
-        self.resume()
-
-    def remove(self, stream: LeaderStream) -> None:
-        key = (stream.topic_id, stream.key.partition)
-        if self._streams.get(key) is stream:
-            del self._streams[key]
-
-    def resume(self) -> None:
-        """A stream can be read on."""
-        for event in self._wake.values():
-            event.set()
-
-    async def _read_for_ever(self, lane: Lane) -> None:
-        turn = 0
-        while True:
-            wake = self._wake[lane]
-            wake.clear()
-            if lane is Lane.IDLE:
-                self._take_over_idle(monotonic())
-            streams = [stream for stream in self._streams.values() if stream.lane is lane and not stream.full]
-            if not streams:
-                try:
-                    async with asyncio.timeout(BUSY_S if self._streams and lane is Lane.IDLE else None):
-                        await wake.wait()
-                except TimeoutError:
-                    pass  # a busy stream may be idle by now
-                continue
-            turn = (turn + 1) % len(streams)
-            connection: FetchConnection | None = None
-            try:
-                connection = await self._context.cluster.fetch_connection(
-                    self._broker_id, f"tail-{self._link_name}-{lane.value}"
-                )
-                await self._read(connection, streams[turn:] + streams[:turn], lane)
-            except (BrokerUnavailable, KafkaRefused) as error:
-                log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})
-                if connection is not None:
-                    connection.close()
-                self._end.wake()
-                await asyncio.sleep(REOPEN_DELAY_S)
-
-    def _take_over_idle(self, now: float) -> None:
-        """The read that begins now has the streams in which nothing happened lately; the busy one drops them after."""
-        for stream in self._streams.values():
-            if stream.busy and stream.at_end and now - stream.last_read > BUSY_S:
-                stream.busy = False
-
-    async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane) -> None:
-        asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
-        fetched = await connection.fetch(
-            [wanted for _, wanted in asked.values()],
-            0 if lane is Lane.SETTLING else TAIL_WAIT_MS,  # what has ended is there, or nothing is
-            FETCH_BYTES_MAX,
-            read_committed=lane in (Lane.SETTLING, Lane.OFFSETS),
-            only_changes=lane is Lane.IDLE,
-        )
-        now = monotonic()
-        for part in fetched:
-            place = (part.topic_id, part.partition)
-            stream, wanted = asked[place]
-            # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the log.
-            if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
-                self._take(stream, part, lane, now)
-
-    def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, now: float) -> None:
-        if part.error_code:
-            self._refused(stream, part)
-            return
-        stream.saw_end(part.high_watermark, now)
-        find = {Lane.SETTLING: self._settled, Lane.OFFSETS: self._offsets}.get(lane, self._found)
-        try:
-            records, next_offset, broken = find(stream, part)
-        except KeyringError as error:
-            self._end.stop_stream(stream, ReasonCode.KEYRING_UNUSABLE, str(error), STOPPED_RETRY_S)
-            return
-        told = (part.log_start, stream.source_end)
-        if records or stream.told != told:
-            stream.told = told
-            stream.connection.send(
-                link.encode_append_head(stream.stream_id, stream.read_from, *told, stream.age_ms(now), len(records)),
-                records,
-            )
-            stream.read_from = next_offset
-        if records:
-            stream.last_read = now
-            stream.sent(next_offset, len(records))
-        elif broken is not None:
-            code, message = ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(broken)
-            self._end.block(stream, lambda: self._end.stop_stream(stream, code, message, STOPPED_RETRY_S))
-            return
-        elif lane is Lane.SETTLING and next_offset == stream.next_offset:
-            stream.settling = False  # nothing that has ended is left
-            self.resume()
-        stream.at_end = next_offset >= part.high_watermark
-        if stream.at_end and not stream.lag:
-            self._end.caught_up(stream)
-        if (records or not stream.at_end) and not stream.busy:
-            stream.busy = True
-            self._wake[Lane.BUSY].set()
-
-    def _found(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
-        """What is to be sent of what was read, where it ends, and why it does not go further."""
-        end, next_offset = 0, stream.next_offset
-        try:
-            for start, batch_end, header in walk(part.records):
-                has_ended = header.base_offset < part.last_stable_offset
-                if stream.compacted and has_ended and header.is_transactional and not header.is_control:
-                    stream.settling = True
-                    self._wake[Lane.SETTLING].set()
-                    return part.records[:start], next_offset, None
-                end, next_offset = batch_end, header.next_offset
-        except BatchError as error:
-            return part.records[:end], next_offset, error
-        return part.records[:end], next_offset, None
-
-    def _settled(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
-        """Records of transactions that have ended: the committed ones as plain, the aborted ones as they are."""
-        found: list[Frame] = []
-        next_offset = stream.next_offset
-        broken: BatchError | None = None
-        try:
-            for batch, header, aborted in _with_outcomes(part):
-                committed = header.is_transactional and not header.is_control and not aborted
-                found.append(as_committed(batch) if committed else batch)
-                next_offset = header.next_offset
-        except BatchError as error:
-            broken = error
-        return b"".join(found), next_offset, broken
-
-    def _offsets(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
-        """What leaves of the offsets topic. Raises KeyringError."""
-        assert stream.copy is not None
-        return self._end.offsets_source.batches(stream.copy, stream.next_offset, _with_outcomes(part))
-
-    def _refused(self, stream: LeaderStream, part: Fetched) -> None:
-        if part.error_code == OFFSET_OUT_OF_RANGE:
-            self._end.block(stream, lambda: self._end.out_of_range(stream))
-        else:
-            code, message = reasons.SOURCE_UNAVAILABLE, f"the source's broker answered error {part.error_code}"
-            if part.error_code in _GONE:
-                code = ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
-                message = reasons.deleted(stream.key.topic, stream.remote_topic)
-            known = part.error_code in _RESOLVE_AGAIN
-            self._end.stop_stream(stream, code, message, REOPEN_DELAY_S if known else STOPPED_RETRY_S)
-
-
-def _with_outcomes(part: Fetched) -> Iterator[tuple[Frame, BatchHeader, bool]]:
-    """The batches of a read of what has ended: (batch, header, whether it is of an aborted transaction)."""
-    aborted = AbortedTransactions(part.aborted)
-    for start, end, header in walk(part.records):
-        yield part.records[start:end], header, aborted.hold(header)

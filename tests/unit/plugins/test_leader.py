@@ -15,7 +15,14 @@ from support.replicas import LINK, Replicas, records_of, simulate_clock
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.replication import leader as module
-from isthmus_plugins.replication.leader import Flow, LeaderStream, LedPartition
+from isthmus_plugins.replication.leader_stream import (
+    IN_FLIGHT_BYTES_MAX,
+    PEER_IN_FLIGHT_BYTES_MAX,
+    SEEN_INTERVAL_S,
+    Flow,
+    LeaderStream,
+    LedPartition,
+)
 from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
 
 
@@ -33,13 +40,13 @@ def a_stream(flow: Flow | None = None) -> LeaderStream:
 def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
     flow = Flow()
     one, other = a_stream(flow), a_stream(flow)
-    one.sent(11, module.IN_FLIGHT_BYTES_MAX)
+    one.sent(11, IN_FLIGHT_BYTES_MAX)
     assert one.full
     assert not other.full
     one.confirmed(11)
     assert not one.full
     assert (one.in_flight_bytes, flow.in_flight_bytes) == (0, 0)
-    one.sent(12, module.PEER_IN_FLIGHT_BYTES_MAX)
+    one.sent(12, PEER_IN_FLIGHT_BYTES_MAX)
     assert other.full
     one.closed()
     assert not other.full
@@ -66,7 +73,7 @@ def test_what_was_seen_takes_little_memory() -> None:
     stream = a_stream()
     for number in range(10_000):
         stream.saw_end(20 + number, 100.0 + number / 1000)
-    assert len(stream._seen) <= 10 / module.SEEN_INTERVAL_S + 1
+    assert len(stream._seen) <= 10 / SEEN_INTERVAL_S + 1
     assert stream.age_ms(110.0) == 10_000
 
 

@@ -1,0 +1,206 @@
+"""One partition that is pushed to its follower: how far it was read, sent and confirmed, and which read has it."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, NamedTuple
+
+from isthmus_control.model import OffsetsCopy
+from isthmus_plugins.api import FetchPartition
+from isthmus_plugins.replication.connection import LinkConnection
+
+REOPEN_DELAY_S: Final = 0.5
+STOPPED_RETRY_S: Final = 10.0
+"""A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
+PARTITION_BYTES_MAX: Final = 1024 * 1024
+IN_FLIGHT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of one stream, sent and not confirmed; the follower end holds no more of it (and of one more read)."""
+PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The same of all streams over one connection."""
+SEEN_INTERVAL_S: Final = 0.05
+"""The age of what the follower lacks is known to this."""
+
+
+class LedPartition(NamedTuple):
+    link: str
+    topic: str
+    partition: int
+
+
+class Lane(enum.Enum):
+    """The reads of a tail that are under way at the same time."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    SETTLING = "settling"
+    OFFSETS = "offsets"
+
+
+class Flow:
+    """Bytes on their way over one connection, of all its streams."""
+
+    __slots__ = ("in_flight_bytes",)
+
+    def __init__(self) -> None:
+        self.in_flight_bytes = 0
+
+
+class LeaderStream:
+    """One partition that is pushed to its follower."""
+
+    __slots__ = (
+        "_in_flight",
+        "_seen",
+        "_wanted",
+        "acked",
+        "at_end",
+        "blocked",
+        "broker_id",
+        "busy",
+        "compacted",
+        "connection",
+        "copy",
+        "flow",
+        "in_flight_bytes",
+        "key",
+        "last_read",
+        "leader_epoch",
+        "next_offset",
+        "read_from",
+        "remote_topic",
+        "seeking",
+        "settling",
+        "source_end",
+        "stream_id",
+        "told",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        key: LedPartition,
+        topic_id: bytes,
+        remote_topic: str,
+        broker_id: int,
+        leader_epoch: int,
+        connection: LinkConnection,
+        stream_id: int,
+        flow: Flow,
+        copy: OffsetsCopy | None = None,
+    ) -> None:
+        self.key = key
+        self.topic_id = topic_id
+        self.remote_topic = remote_topic
+        self.broker_id = broker_id
+        self.leader_epoch = leader_epoch
+        self.connection = connection
+        self.stream_id = stream_id
+        self.flow = flow
+        self.copy = copy
+        """The form in which an offsets topic leaves; None for any other topic."""
+        self.next_offset = 0
+        """The next offset to read."""
+        self.read_from = 0
+        """What the follower was sent ends here: between this and ``next_offset`` the log has nothing."""
+        self.acked = 0
+        """The follower's confirmed log end."""
+        self.source_end = 0
+        self.told: tuple[int, int] | None = None
+        """The log's start and end, as the follower was told them."""
+        self.compacted = False
+        """Whether the cleaner may take records and markers out of the log."""
+        self.settling = False
+        """Whether records of transactions that have ended are to be read next, of a compacted log."""
+        self.seeking = False
+        """The log's start is being read: it has passed the next offset."""
+        self.at_end = False
+        """Whether the last read came to the high watermark."""
+        self.busy = True
+        self.last_read = monotonic()
+        """When records were last read."""
+        self.blocked: Callable[[], None] | None = None
+        """Nothing more can be read. Called when the follower has all before that: it ends the stream."""
+        self.in_flight_bytes = 0
+        self._wanted: FetchPartition | None = None
+        self._in_flight: deque[tuple[int, int]] = deque()
+        self._seen: deque[tuple[int, float]] = deque()
+
+    def wanted(self) -> FetchPartition:
+        """What is to be read next; the same object as long as it is the same."""
+        wanted = self._wanted
+        if wanted is None or wanted.offset != self.next_offset:
+            wanted = self._wanted = FetchPartition(
+                self.topic_id, self.key.partition, self.next_offset, PARTITION_BYTES_MAX, self.leader_epoch
+            )
+        return wanted
+
+    def opened(self, end_offset: int) -> None:
+        self.next_offset = self.acked = self.read_from = end_offset
+
+    def seek(self, offset: int) -> None:
+        """The log has nothing before ``offset`` any more."""
+        self.next_offset = offset
+        self.seeking = False
+        self.blocked = None
+
+    @property
+    def lane(self) -> Lane:
+        """The read that has the stream."""
+        if self.copy is not None:
+            return Lane.OFFSETS
+        if self.settling:
+            return Lane.SETTLING
+        return Lane.BUSY if self.busy else Lane.IDLE
+
+    def saw_end(self, high_watermark: int, now: float) -> None:
+        """The source's log reaches to ``high_watermark`` now."""
+        if high_watermark <= self.source_end:
+            return
+        self.source_end = high_watermark
+        if self._seen and now - self._seen[-1][1] < SEEN_INTERVAL_S:
+            self._seen[-1] = (high_watermark, self._seen[-1][1])
+        else:
+            self._seen.append((high_watermark, now))
+
+    def age_ms(self, now: float) -> int:
+        """How long ago the oldest record that the follower lacks was first seen, 0 if it lacks none."""
+        while self._seen and self._seen[0][0] <= self.acked:
+            self._seen.popleft()
+        return int((now - self._seen[0][1]) * 1000) if self._seen else 0
+
+    def sent(self, next_offset: int, size: int) -> None:
+        self.next_offset = next_offset
+        self._in_flight.append((next_offset, size))
+        self.in_flight_bytes += size
+        self.flow.in_flight_bytes += size
+
+    def confirmed(self, end_offset: int) -> None:
+        self.acked = max(self.acked, end_offset)
+        while self._in_flight and self._in_flight[0][0] <= end_offset:
+            size = self._in_flight.popleft()[1]
+            self.in_flight_bytes -= size
+            self.flow.in_flight_bytes -= size
+
+    def closed(self) -> None:
+        """Nothing of it is on its way any more."""
+        self._in_flight.clear()
+        self.flow.in_flight_bytes -= self.in_flight_bytes
+        self.in_flight_bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether to read no further for now."""
+        return (
+            self.seeking
+            or self.blocked is not None
+            or self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
+            or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX
+            or not self.connection.writable
+        )
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.source_end - self.acked)

@@ -1,0 +1,220 @@
+"""Reads the ends of the logs that one broker leads, for one link, and pushes what is new.
+
+One long poll for the streams in which nothing happens, and a second one for those that are busy, so that a record costs
+a read of the busy partitions and not of all. Batches go out as the log has them, without waiting for the answers to
+earlier ones.
+
+Where the cleaner comes by, a committed transaction may lose its marker and keep records. Below the last stable offset
+of a compacted topic, records of committed transactions are therefore sent as plain ones (a *settling* stream, which
+reads read_committed for the list of aborted transactions); those of aborted ones still have their markers. What is at
+or above the last stable offset is sent as it is: nothing there has been cleaned.
+
+The offsets topic itself is read up to the last stable offset only, and leaves in the form that the operator chose
+(``offsets_source``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, KafkaRefused, PluginContext
+from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.leader_stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Lane, LeaderStream
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import link
+from isthmus_protocol.offsets_cipher import KeyringError
+from isthmus_protocol.records import BatchError, BatchHeader, Frame, as_committed, walk
+from isthmus_protocol.transactions import AbortedTransactions
+
+if TYPE_CHECKING:
+    from isthmus_plugins.replication.leader import LeaderEnd
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+TAIL_WAIT_MS: Final = 500
+"""An idle link costs one read a broker in this time."""
+BUSY_S: Final = 1.0
+"""A partition is busy from a record on for this time."""
+FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
+OFFSET_OUT_OF_RANGE: Final = 1
+_RESOLVE_AGAIN: Final = frozenset({3, 5, 6, 9, 74, 75, 76, 100, 103})
+"""Errors of a Fetch after which the partition's leader is looked for again."""
+_GONE: Final = frozenset({3, 100})
+"""UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID."""
+
+
+class Tail:
+    """Reads the ends of the logs that one broker leads, for one link."""
+
+    def __init__(self, end: LeaderEnd, context: PluginContext, broker_id: int, link_name: str) -> None:
+        self._end = end
+        self._context = context
+        self._broker_id = broker_id
+        self._link_name = link_name
+        self._tasks = Tasks(f"tail-{broker_id}-{link_name}")
+        self._streams: dict[tuple[bytes, int], LeaderStream] = {}
+        self._wake = {lane: asyncio.Event() for lane in Lane}
+        for lane in Lane:
+            self._tasks.start(lane.value, self._read_for_ever(lane))
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def add(self, stream: LeaderStream) -> None:
+        self._streams[stream.topic_id, stream.key.partition] = stream
+        self.resume()
+
+    def remove(self, stream: LeaderStream) -> None:
+        key = (stream.topic_id, stream.key.partition)
+        if self._streams.get(key) is stream:
+            del self._streams[key]
+
+    def resume(self) -> None:
+        """A stream can be read on."""
+        for event in self._wake.values():
+            event.set()
+
+    async def _read_for_ever(self, lane: Lane) -> None:
+        turn = 0
+        while True:
+            wake = self._wake[lane]
+            wake.clear()
+            if lane is Lane.IDLE:
+                self._take_over_idle(monotonic())
+            streams = [stream for stream in self._streams.values() if stream.lane is lane and not stream.full]
+            if not streams:
+                try:
+                    async with asyncio.timeout(BUSY_S if self._streams and lane is Lane.IDLE else None):
+                        await wake.wait()
+                except TimeoutError:
+                    pass  # a busy stream may be idle by now
+                continue
+            turn = (turn + 1) % len(streams)
+            connection: FetchConnection | None = None
+            try:
+                connection = await self._context.cluster.fetch_connection(
+                    self._broker_id, f"tail-{self._link_name}-{lane.value}"
+                )
+                await self._read(connection, streams[turn:] + streams[:turn], lane)
+            except (BrokerUnavailable, KafkaRefused) as error:
+                log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})
+                if connection is not None:
+                    connection.close()
+                self._end.wake()
+                await asyncio.sleep(REOPEN_DELAY_S)
+
+    def _take_over_idle(self, now: float) -> None:
+        """The read that begins now has the streams in which nothing happened lately; the busy one drops them after."""
+        for stream in self._streams.values():
+            if stream.busy and stream.at_end and now - stream.last_read > BUSY_S:
+                stream.busy = False
+
+    async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane) -> None:
+        asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
+        fetched = await connection.fetch(
+            [wanted for _, wanted in asked.values()],
+            0 if lane is Lane.SETTLING else TAIL_WAIT_MS,  # what has ended is there, or nothing is
+            FETCH_BYTES_MAX,
+            read_committed=lane in (Lane.SETTLING, Lane.OFFSETS),
+            only_changes=lane is Lane.IDLE,
+        )
+        now = monotonic()
+        for part in fetched:
+            place = (part.topic_id, part.partition)
+            stream, wanted = asked[place]
+            # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the log.
+            if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
+                self._take(stream, part, lane, now)
+
+    def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, now: float) -> None:
+        if part.error_code:
+            self._refused(stream, part)
+            return
+        stream.saw_end(part.high_watermark, now)
+        find = {Lane.SETTLING: self._settled, Lane.OFFSETS: self._offsets}.get(lane, self._found)
+        try:
+            records, next_offset, broken = find(stream, part)
+        except KeyringError as error:
+            self._end.stop_stream(stream, ReasonCode.KEYRING_UNUSABLE, str(error), STOPPED_RETRY_S)
+            return
+        told = (part.log_start, stream.source_end)
+        if records or stream.told != told:
+            stream.told = told
+            stream.connection.send(
+                link.encode_append_head(stream.stream_id, stream.read_from, *told, stream.age_ms(now), len(records)),
+                records,
+            )
+            stream.read_from = next_offset
+        if records:
+            stream.last_read = now
+            stream.sent(next_offset, len(records))
+        elif broken is not None:
+            code, message = ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(broken)
+            self._end.block(stream, lambda: self._end.stop_stream(stream, code, message, STOPPED_RETRY_S))
+            return
+        elif lane is Lane.SETTLING and next_offset == stream.next_offset:
+            stream.settling = False  # nothing that has ended is left
+            self.resume()
+        stream.at_end = next_offset >= part.high_watermark
+        if stream.at_end and not stream.lag:
+            self._end.caught_up(stream)
+        if (records or not stream.at_end) and not stream.busy:
+            stream.busy = True
+            self._wake[Lane.BUSY].set()
+
+    def _found(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """What is to be sent of what was read, where it ends, and why it does not go further."""
+        end, next_offset = 0, stream.next_offset
+        try:
+            for start, batch_end, header in walk(part.records):
+                has_ended = header.base_offset < part.last_stable_offset
+                if stream.compacted and has_ended and header.is_transactional and not header.is_control:
+                    stream.settling = True
+                    self._wake[Lane.SETTLING].set()
+                    return part.records[:start], next_offset, None
+                end, next_offset = batch_end, header.next_offset
+        except BatchError as error:
+            return part.records[:end], next_offset, error
+        return part.records[:end], next_offset, None
+
+    def _settled(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """Records of transactions that have ended: the committed ones as plain, the aborted ones as they are."""
+        found: list[Frame] = []
+        next_offset = stream.next_offset
+        broken: BatchError | None = None
+        try:
+            for batch, header, aborted in _with_outcomes(part):
+                committed = header.is_transactional and not header.is_control and not aborted
+                found.append(as_committed(batch) if committed else batch)
+                next_offset = header.next_offset
+        except BatchError as error:
+            broken = error
+        return b"".join(found), next_offset, broken
+
+    def _offsets(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """What leaves of the offsets topic. Raises KeyringError."""
+        assert stream.copy is not None
+        return self._end.offsets_source.batches(stream.copy, stream.next_offset, _with_outcomes(part))
+
+    def _refused(self, stream: LeaderStream, part: Fetched) -> None:
+        if part.error_code == OFFSET_OUT_OF_RANGE:
+            self._end.block(stream, lambda: self._end.out_of_range(stream))
+        else:
+            code, message = reasons.SOURCE_UNAVAILABLE, f"the source's broker answered error {part.error_code}"
+            if part.error_code in _GONE:
+                code = ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
+                message = reasons.deleted(stream.key.topic, stream.remote_topic)
+            known = part.error_code in _RESOLVE_AGAIN
+            self._end.stop_stream(stream, code, message, REOPEN_DELAY_S if known else STOPPED_RETRY_S)
+
+
+def _with_outcomes(part: Fetched) -> Iterator[tuple[Frame, BatchHeader, bool]]:
+    """The batches of a read of what has ended: (batch, header, whether it is of an aborted transaction)."""
+    aborted = AbortedTransactions(part.aborted)
+    for start, end, header in walk(part.records):
+        yield part.records[start:end], header, aborted.hold(header)
