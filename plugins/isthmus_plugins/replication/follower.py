@@ -30,7 +30,7 @@ from isthmus_plugins.api import (
     TransactionMarkers,
 )
 from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.follower_log import (
     Append,
     FollowerLog,
@@ -276,7 +276,11 @@ class FollowerEnd:
             raise LinkRejected(reasons.LINK_LOST, "the connection went meanwhile")
         self._streams[connection, stream.stream_id] = stream
         self._partitions[topic, partition] = stream
-        return {"end_offset": follower_log.end, "last": None if last is None else list(last)}
+        return {
+            "end_offset": follower_log.end,
+            "last": None if last is None else list(last),
+            "epoch": follower_log.epoch,
+        }
 
     def _following(
         self, connection: LinkConnection, topic: str, params: dict[str, Any]
@@ -549,7 +553,7 @@ class FollowerEnd:
                         {"stream": stream.stream_id, "began": list(began.items()), "before": follower_log.end},
                     )
                     follower_log.settle(began, [int(producer_id) for producer_id in answer["ended"]])
-                except (LinkRejected, LinkLost, TimeoutError) as error:
+                except Exception as error:  # also what a peer answers that it should not: nothing goes on before
                     log.warning(
                         "ended transactions not known",
                         extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
@@ -725,6 +729,13 @@ class Writer:
                 stream.follower_log.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(error)))
                 self._end.proceed(stream)
                 continue
+            except Exception as error:  # a bug of ours must not end this writer, which other streams share
+                log.exception("batch not prepared", extra={"topic": stream.topic, "partition": stream.partition})
+                stream.follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, repr(error)))
+                self._end.proceed(stream)
+                continue
+            if operation is None and stream.follower_log.doubtful:
+                self._end.proceed(stream)
             if operation is not None:
                 operations[stream.place] = (stream, operation)
                 if isinstance(operation, Append):
@@ -736,6 +747,8 @@ class Writer:
     async def _write(self, operations: dict[tuple[str, int], tuple[FollowerStream, Operation]]) -> None:
         self._under_way = [stream for stream, _ in operations.values()]
         try:
+            if monotonic() > self._context.lease_deadline:  # another proxy may write by now
+                raise BrokerUnavailable("this proxy has no lease now")
             self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
         except BrokerUnavailable as error:
             for stream in self._under_way:
@@ -840,7 +853,8 @@ class Writer:
             follower_log.unknown()
         elif code in _NOT_STORED:
             stream.trouble = objection
-            follower_log.not_written()
+            if isinstance(operation, Append):  # of markers, some may have been written
+                follower_log.not_written()
             follower_log.unknown()
         elif code in _FATE_UNKNOWN:
             stream.trouble = objection

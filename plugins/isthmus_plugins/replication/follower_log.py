@@ -373,9 +373,11 @@ class FollowerLog:
         """
         if self.state is not LogState.WRITING or self._in_flight is not None or self.trim_to is not None:
             return None
-        if self.doubtful:
-            return None
         if self._queue and self._queue[0].header.leader_epoch > self.epoch:
+            return None
+        if self._queue and self._gap_end() <= self.end:
+            self._divide(self._queue[0])
+        if self.doubtful:
             return None
         gap_end = self._gap_end()
         if gap_end > self.end:
@@ -393,21 +395,20 @@ class FollowerLog:
             return self._runs[0].next_offset if self._runs[0].batch is None else self._runs[0].first_offset
         return self._queue[0].header.base_offset if self._queue else max(self.source_start, self.end)
 
+    def _divide(self, batch: Batch) -> None:
+        """Find the runs of a batch that cannot be stored as it is, and the holes between them."""
+        header = batch.header
+        if self._runs or (header.is_control and header.record_count):
+            return
+        if header.has_holes or header.is_log_append_time or header.has_delete_horizon or header.base_offset < self.end:
+            self._runs.extend(split_runs(bytes(batch.data), from_offset=self.end, records_max=self._records_max))
+
     def _next(self, batch: Batch) -> Operation:
         """The next operation of the queue's first batch, which holds ``end``."""
-        header = batch.header
         if not self._runs:
-            if header.is_control and header.record_count:
+            if batch.header.is_control:
                 return self._marker(batch)
-            made_here = (
-                header.has_holes
-                or header.is_log_append_time
-                or header.has_delete_horizon
-                or header.base_offset < self.end
-            )
-            if not made_here:
-                return self._append(header, batch.data, divisible=False)
-            self._runs.extend(split_runs(bytes(batch.data), from_offset=self.end, records_max=self._records_max))
+            return self._append(batch.header, batch.data, divisible=False)
         run = self._runs[0]
         if run.batch is None:
             return self._fill(run.next_offset)
@@ -540,6 +541,7 @@ class FollowerLog:
             (_, _, header) = next(walk(operation.data))
             begun = self._open.get(operation.producer_id, (0, operation.first_offset))[1]
             self._open[operation.producer_id] = (header.producer_epoch, begun)
+            self._ended.discard(operation.producer_id)
         self._filled(operation)
         self._written(operation.next_offset)
 

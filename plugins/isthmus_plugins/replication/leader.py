@@ -424,6 +424,11 @@ class LeaderEnd:
                         "partition": key.partition,
                     },
                 )
+                if int(answer["epoch"]) > stream.leader_epoch:  # its log may be shorter than the real one
+                    raise BrokerUnavailable(
+                        f"broker {stream.broker_id} leads with epoch {stream.leader_epoch}, and the follower has "
+                        f"records of epoch {answer['epoch']}"
+                    )
                 stream.opened(int(answer["end_offset"]))
                 stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
                 objection = await self._objection(stream, answer.get("last"))
@@ -475,7 +480,7 @@ class LeaderEnd:
         """Why the source's log does not go on where the follower's ends; None if it does. Raises BrokerUnavailable."""
         if said is None:
             return None
-        theirs, end = LastBatch(int(said[0]), int(said[1]), str(said[2]), bool(said[3])), stream.acked
+        theirs, end = LastBatch(int(said[0]), int(said[1]), str(said[2]), bool(said[3]), bool(said[4])), stream.acked
         if stream.copy is not None:  # a copy in another form, cleaned at its own times, is equal in its offsets alone
             log_end = await self._context.cluster.log_end(stream.key.topic, stream.key.partition)
             return _truncated(end, log_end) if log_end < end else None
@@ -508,8 +513,8 @@ class LeaderEnd:
             mine = await self._verification.digest_of(stream.key.topic, stream.key.partition, end - 1, end)
             if mine.digest == answer["digest"] or (ours.holes and not mine.records):
                 return None  # it is the same, or the cleaner has taken it since
-        elif ours.holes:
-            return None  # a marker that the cleaner has taken
+        elif ours.holes or theirs.holes:
+            return None  # a marker that a cleaner has taken
         return (
             ReasonCode.TARGET_WRITTEN_BY_OTHERS,
             f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",
@@ -534,6 +539,7 @@ class LeaderEnd:
             stream.topic_id,
             stream.key.partition,
             stream.broker_id,
+            stream.leader_epoch,
             began,
             int(params["before"]),
             lambda producer_id: carry(producer_id, own, remote),

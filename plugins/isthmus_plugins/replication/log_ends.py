@@ -64,6 +64,7 @@ async def still_in_log(
     topic_id: bytes,
     partition: int,
     broker_id: int,
+    leader_epoch: int,
     began: Mapping[int, int],
     before: int,
     stored_as: Callable[[int], int],
@@ -78,7 +79,8 @@ async def still_in_log(
     log_start = await context.cluster.log_start(topic, partition)
     position = max(log_start, min(began.values(), default=before))
     while position < before and len(found) < len(began):
-        (part,) = await connection.fetch([FetchPartition(topic_id, partition, position, SCAN_BYTES)], 0, SCAN_BYTES)
+        asked = FetchPartition(topic_id, partition, position, SCAN_BYTES, leader_epoch)
+        (part,) = await connection.fetch([asked], 0, SCAN_BYTES)
         if part.error_code:
             raise BrokerUnavailable(f"the log cannot be read at {position}: error {part.error_code}")
         read = position
@@ -90,7 +92,9 @@ async def still_in_log(
                 producer_id = stored_as(header.producer_id)
                 if producer_id in began and header.last_offset >= began[producer_id]:
                     found.add(producer_id)
-        if read == position:  # nothing more before the high watermark
+        if read == position:
+            if part.high_watermark < before:  # a new leader's may lag for a moment
+                raise BrokerUnavailable(f"the log can be read up to {part.high_watermark} so far, not to {before}")
             break
         position = read
     return found

@@ -110,8 +110,17 @@ class Verification:
                     return
                 yield part.records[start:end], header, is_aborted
                 read = header.next_offset
-            if read == offset:  # nothing is left before the high watermark: the rest are offsets without records
-                return
+            if read == offset:
+                if read_committed or part.high_watermark >= to:
+                    return  # the rest are offsets without records
+                tries += 1  # a new leader's high watermark may lag for a moment
+                if tries == READ_TRIES_MAX:
+                    raise OperationError(
+                        "BROKER_UNAVAILABLE",
+                        f"{topic.name}-{partition} can be read up to {part.high_watermark} so far, not to {to}",
+                        503,
+                    )
+                await asyncio.sleep(READ_RETRY_S)
             offset = read
 
     async def ends(self, topic: TopicInfo, partition: int) -> Ends:

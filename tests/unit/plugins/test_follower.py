@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import pytest
 from support.fake_cluster import FakeProduceConnection, run_simulated
@@ -15,7 +15,7 @@ from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs
 from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Outcome, Rejected, Rejection
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.api import KafkaRefused, ProduceResult, ProducerState
+from isthmus_plugins.api import KafkaRefused, ProduceResult, ProducerState, TransactionMarkers
 from isthmus_plugins.replication import follower as module
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.follower import FollowerStream
@@ -299,3 +299,27 @@ def test_states_of_reasons() -> None:
     assert reasons.waiting_state("") is None
     for code in (*reasons.DIVERGED, *reasons.REFUSED, *reasons.STOPPED):
         assert reasons.waiting_state(code) is not None
+
+
+def test_markers_of_which_some_were_written_are_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        write_markers = FakeProduceConnection.write_markers
+        asked: list[int] = []
+
+        async def part(
+            self: FakeProduceConnection, markers: Sequence[TransactionMarkers], timeout_ms: int
+        ) -> dict[tuple[str, int], ProduceResult]:
+            asked.append(markers[0].times)
+            if len(asked) == 1:  # the in-sync replicas become too few meanwhile
+                await write_markers(self, [markers[0]._replace(times=4)], timeout_ms)
+                return {(markers[0].topic, markers[0].partition): ProduceResult(19, "NOT_ENOUGH_REPLICAS", -1, "")}
+            return await write_markers(self, markers, timeout_ms)
+
+        monkeypatch.setattr(FakeProduceConnection, "write_markers", part)
+        source, _ = await one_record(replicas)
+        source.write(batch(source.end + 10, [b"behind a gap"]))
+        await replicas.until("it goes on", replicas.equal)
+        assert asked == [10, 6]
+        assert stream(replicas).follower_log.state is LogState.WRITING
+
+    on_replicas(monkeypatch, work)

@@ -475,6 +475,34 @@ class TestGaps:
         log.appended(1)
         assert append_all(log) == [2]
 
+    def test_a_hole_where_a_marker_may_have_been_is_asked_about(self) -> None:
+        log = opened()
+        log.offer(three(0, producer_id=7, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT))
+        taken(log)
+        log.appended(0)
+        emptied = whole_header(control_batch(3, False, producer_id=7, producer_epoch=0))._replace(record_count=0)
+        log.offer(memoryview(seal(emptied, b"")))
+        assert log.take() is None
+        assert log.doubtful == {translate(7, 3): 0}
+        log.settle([translate(7, 3)], [translate(7, 3)])
+        assert log.take() == Mark(3, 4, translate(7, 3), 0, False, 0, True)
+
+    def test_a_producer_that_begins_again_has_not_ended(self) -> None:
+        log = opened()
+        header = {"producer_id": 7, "producer_epoch": 0, "attributes": TRANSACTIONAL_BIT}
+        log.offer(three(0, base_sequence=0, **header))
+        taken(log)
+        log.appended(0)
+        log.offer(three(4, base_sequence=3, **header))
+        log.settle(log.doubtful, [translate(7, 3)])
+        assert log.take() == Mark(3, 4, translate(7, 3), 0, False, 0, True)
+        log.marked()
+        log.resume(0, 4, {translate(7, 3): ProducerState(0, 2, 0, -1)})
+        taken(log)
+        log.appended(4)
+        log.offer(three(8, base_sequence=6, **header))
+        assert log.doubtful == {translate(7, 3): 4}
+
 
 class TestLogStart:
     def test_offsets_before_the_sources_start_are_filled_and_deleted(self) -> None:

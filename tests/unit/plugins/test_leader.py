@@ -15,6 +15,7 @@ from support.replicas import LINK, Replicas, records_of, simulate_clock
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.replication import leader as module
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.leader_stream import (
     IN_FLIGHT_BYTES_MAX,
     PEER_IN_FLIGHT_BYTES_MAX,
@@ -265,6 +266,28 @@ def test_a_transaction_with_records_left_keeps_its_marker(monkeypatch: pytest.Mo
         target = replicas.b.partition("remote-t")
         assert target.aborted == []
         assert target.last_stable_offset == source.end
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_leader_of_the_past_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that was cut off may show a shorter log than the one that leads by now."""
+
+    async def work(replicas: Replicas) -> None:
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.leader_epoch = 5
+        for _ in range(3):
+            source.write_values(b"x")
+        await replicas.until("copied", lambda: "remote-t" in replicas.b.found and replicas.equal())
+        await replicas.stop("A")
+        source.leader_epoch = 4
+        replicas.start("A")
+        await replicas.connect()
+        why = await stopped(replicas, reasons.SOURCE_UNAVAILABLE)
+        assert "epoch 4" in why.message
+        source.leader_epoch = 6
+        source.write_values(b"y")
+        await replicas.until("it goes on", replicas.equal)
 
     on_replicas(monkeypatch, work)
 
