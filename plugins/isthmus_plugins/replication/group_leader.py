@@ -70,6 +70,7 @@ class Source:
         "broker_id",
         "leader_epoch",
         "loaded",
+        "log_end",
         "next_offset",
         "offsets_log",
         "partition",
@@ -83,6 +84,12 @@ class Source:
         self.leader_epoch = leader_epoch
         self.offsets_log = offsets_log
         self.next_offset = 0
+        self.log_end: int | None = None
+        """Where the log ended once in this leader epoch; None: not known.
+
+        All that was committed before is below it. That a read finds no more does not say so: reads end at the high
+        watermark, which a new leader learns late.
+        """
         self.loaded = False
         """Whether it has been read to its end once: before that, what it adds up to is older than what groups have."""
         self.problem: str | None = None
@@ -330,8 +337,9 @@ class GroupLeader:
                 await asyncio.sleep(RETRY_DELAY_S)
 
     async def _read(self, connection: FetchConnection, sources: list[Source]) -> bool:
-        """One read; whether it found something that the follower ends lack."""
+        """One read; whether to pause: it found what the follower ends lack, or less than there is to be read."""
         asked = {source.partition: source for source in sources}
+        await self._read_ends([source for source in sources if source.log_end is None])
         loaded = all(source.loaded for source in sources)
         fetched = await connection.fetch(
             [
@@ -355,12 +363,19 @@ class GroupLeader:
                 await self._refused(source, part)
                 continue
             found = self._take(source, part, now) or found
-            if not source.loaded and (source.next_offset >= part.high_watermark or nothing_left):
+            reached = max(source.next_offset, part.high_watermark if nothing_left else 0)
+            if not source.loaded and source.log_end is not None and reached >= source.log_end:
                 source.loaded = True
                 for feed in self._feeds.values():
                     feed.wake.set()
             await asyncio.sleep(0)  # a long log is read without holding up the sessions
-        return found and all(source.loaded for source in sources)
+        return found if all(source.loaded for source in sources) else nothing_left
+
+    async def _read_ends(self, sources: list[Source]) -> None:
+        if sources:
+            ends = await self._context.cluster.log_ends([(OFFSETS_TOPIC, source.partition) for source in sources])
+            for source in sources:
+                source.log_end = ends.get((OFFSETS_TOPIC, source.partition))
 
     def _take(self, source: Source, part: Fetched, now: float) -> bool:
         changed: set[OffsetKey] = set()
