@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any, Final
 
@@ -290,7 +290,7 @@ class Truncations:
         record = self._context.control.state.follower_topics[truncation.topic]
         info = await self._old_topic(truncation)
         ends = await self._freeze(truncation, info)
-        starts = [await self._context.cluster.log_start(truncation.topic, partition) for partition in ends]
+        starts = await self._log_starts(truncation.topic, ends)
         cuts = [
             PartitionCut(
                 partition,
@@ -303,7 +303,7 @@ class Truncations:
                 ),
                 ends[partition],
             )
-            for partition in sorted(ends)
+            for partition in ends
         ]
         if any(cut.records for cut in cuts):
             await self._advance(truncation, _P.SALVAGING, cuts=tuple(cuts))
@@ -318,7 +318,10 @@ class Truncations:
         return connections[0]
 
     async def _freeze(self, truncation: Truncation, info: TopicInfo) -> Mapping[int, int]:
-        """Keep everybody from appending to the topic; its log ends, by partition, when nothing can land any more."""
+        """Keep everybody from appending to the topic; its log ends when nothing can land any more.
+
+        By partition, in their order, whichever broker answered first.
+        """
         cluster = self._context.cluster
         await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: FROZEN})
         places = [(truncation.topic, partition) for partition in range(len(info.partitions))]
@@ -331,15 +334,20 @@ class Truncations:
             elif monotonic() - settled_from >= LOST_REQUEST_MARGIN_S:
                 behind = [place for place in places if await cluster.high_watermark(*place) < ends[place]]
                 if not behind:
-                    return {partition: end for (_, partition), end in ends.items()}
+                    return {place[1]: ends[place] for place in places}
             await asyncio.sleep(LOST_REQUEST_MARGIN_S / 4)
         raise BrokerUnavailable(f"the log ends of {truncation.topic} cannot be read, or still move")
 
+    async def _log_starts(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        return {partition: await self._context.cluster.log_start(topic, partition) for partition in partitions}
+
     async def _unchanged(self, truncation: Truncation) -> TopicInfo | None:
-        """The old topic, if its logs still end where they were compared; else it is compared again."""
+        """The old topic, if its logs still start and end where they were compared; else it is compared again."""
         info = await self._old_topic(truncation)
         places = {(truncation.topic, cut.partition): cut.log_end for cut in truncation.cuts}
-        if await self._context.cluster.log_ends(places) == places:
+        starts = {cut.partition: cut.log_start for cut in truncation.cuts}
+        same_ends = await self._context.cluster.log_ends(places) == places
+        if same_ends and await self._log_starts(truncation.topic, starts) == starts:
             return info
         await self._advance(truncation, _P.COMPARING)
         return None
