@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from isthmus_control.model import SourceEpoch
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
-from isthmus_plugins.replication.verify import Comparison, Ends, Verification
+from isthmus_plugins.replication.verify import CONTENTS, RECORDS, Comparison, Digest, Ends, Verification
 
 CALL_TIMEOUT_S: Final = 60.0
 NO_EPOCH: Final = -1
@@ -46,6 +46,16 @@ async def epoch_bound(
             return min(bound, ends_at)
         bound = min(bound, known.start_offset)  # the source has lost this epoch, with all that it wrote
     return bound
+
+
+class _ContentsComparison(Comparison):
+    """Compares records whatever became of their transactions."""
+
+    async def _local(self, offset: int, to: int, level: str, bytes_max: int | None) -> Digest:
+        return await super()._local(offset, to, CONTENTS if level == RECORDS else level, bytes_max)
+
+    async def _far(self, offset: int, to: int, level: str, until: int = 0) -> Digest:
+        return await super()._far(offset, to, CONTENTS if level == RECORDS else level, until)
 
 
 class CommonLog:
@@ -102,16 +112,21 @@ class CommonLog:
                 f"the source's {source_topic}-{partition} shows records up to {source.high_watermark} only so far, "
                 f"its log may hold more"
             )
-        comparison = Comparison(
-            self._verification, connection, topic.name, topic, source_topic, partition, None, None, compacts
-        )
         start = max(log_start, source.log_start)
         if bound <= start:
             return bound
         here = await self._verification.ends(topic, partition)
         there = Ends(source.log_start, source.high_watermark, int(answer["last_stable_offset"]))
-        difference = await comparison.first_difference(start, bound, here, there, lambda offsets: None)
-        return bound if difference is None else await self._between(topic, partition, start, difference)
+        # What is open in one of the logs may be aborted in the other by now: nothing differs yet.
+        ended = min(max(start, min(here.last_stable_offset, there.last_stable_offset)), bound)
+        for kind, first, to in ((Comparison, start, ended), (_ContentsComparison, ended, bound)):
+            comparison = kind(
+                self._verification, connection, topic.name, topic, source_topic, partition, None, None, compacts
+            )
+            difference = await comparison.first_difference(first, to, here, there, lambda offsets: None)
+            if difference is not None:
+                return await self._between(topic, partition, start, difference)
+        return bound
 
     async def _between(self, topic: TopicInfo, partition: int, start: int, offset: int) -> int:
         """The end of the last batch of ``[start, offset)`` that is whole before an offset: logs are cut there."""

@@ -1,0 +1,91 @@
+"""Up to where two model clusters' logs are the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from support.fake_cluster import run_simulated
+from support.partition_log import Partition, batch
+from support.replicas import INDEX, LINK, Replicas, simulate_clock
+
+from isthmus_plugins.api import TransactionMarkers
+from isthmus_plugins.replication.common_log import CommonLog
+from isthmus_protocol import producer_ids
+from isthmus_protocol.records import TRANSACTIONAL_BIT, Compression
+
+SOURCE, TARGET, SOURCES_ID = "local-t", "remote-t", 7
+
+
+class Peer:
+    """A connection whose other end is called at once."""
+
+    link_name = LINK
+
+    def __init__(self, handlers: Mapping[str, Callable[..., Any]]) -> None:
+        self.handlers = handlers
+
+    async def call(self, method: str, params: Mapping[str, Any], timeout_s: float = 0) -> Any:
+        return await self.handlers[method](self, params)
+
+
+def common_end(monkeypatch: pytest.MonkeyPatch, write: Callable[[Partition, Partition], None]) -> int:
+    """What is found of logs that ``write`` fills: (the source's, the follower's)."""
+
+    async def run() -> int:
+        replicas = Replicas(random.Random(3), 1)
+        replicas.b.on_new_partition = lambda topic, index, partition: None
+        replicas.start()
+        a, b = replicas.ends["A"], replicas.ends["B"]
+        source, target = replicas.a.add_topic(SOURCE).partitions[0], replicas.b.add_topic(TARGET).partitions[0]
+        write(source, target)
+        limits = CommonLog(a.context, a.verification).on_limits
+        peer: Any = Peer({"limits": limits, "digest": a.verification.on_digest})
+        topic = (await replicas.b.topics())[TARGET]
+        end = await CommonLog(b.context, b.verification).end(peer, topic, SOURCE, 0, target.start, target.end)
+        await replicas.stop()
+        return end
+
+    simulate_clock(monkeypatch)
+    return run_simulated(run())
+
+
+def transaction(log: Partition, first: bytes, producer_id: int, compression: int = 0) -> None:
+    """Its records, and no end."""
+    values = [first, b"b"]
+    more = {"producer_epoch": 0, "base_sequence": 0, "attributes": TRANSACTIONAL_BIT | compression}
+    log.write(batch(log.end, values, producer_id=producer_id, **more))
+
+
+def aborted(log: Partition, producer_id: int, committed: bool = False) -> None:
+    assert log.mark(TransactionMarkers("", 0, producer_id, 0, committed, 0)) == 0
+
+
+@pytest.mark.parametrize("value", [b"a", b"rogue"])
+def test_a_transaction_that_was_aborted_since_is_no_difference(monkeypatch: pytest.MonkeyPatch, value: bytes) -> None:
+    """Where batches were encoded again, which is why records are compared; the records themselves still count."""
+
+    def write(source: Partition, target: Partition) -> None:
+        carried = producer_ids.carry(SOURCES_ID, INDEX["A"], INDEX["B"])
+        for log in (source, target):
+            log.write_values(b"before")
+        transaction(source, b"a", SOURCES_ID)
+        aborted(source, SOURCES_ID)
+        transaction(target, value, carried, Compression.GZIP)
+
+    assert common_end(monkeypatch, write) == (3 if value == b"a" else 1)
+
+
+def test_what_became_of_a_transaction_that_both_have_ended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(source: Partition, target: Partition) -> None:
+        carried = producer_ids.carry(SOURCES_ID, INDEX["A"], INDEX["B"])
+        for log in (source, target):
+            log.write_values(b"before")
+        transaction(source, b"a", SOURCES_ID)
+        aborted(source, SOURCES_ID)
+        transaction(target, b"a", carried, Compression.GZIP)
+        aborted(target, carried, committed=True)
+
+    assert common_end(monkeypatch, write) == 1
