@@ -19,6 +19,9 @@ from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
 
+FOR_EVER = {"retention.ms": "-1"}
+"""The records are older than the default retention."""
+
 
 @pytest.fixture(scope="module")
 def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
@@ -65,7 +68,7 @@ def same_id(link: Linked) -> int:
 
 def test_without_translation_an_acked_record_is_lost(link: Linked) -> None:
     producer_id, topic = same_id(link), unique("copied-as-it-is")
-    link.b.create_topic(topic)
+    link.b.create_topic(topic, config=FOR_EVER)
     assert produce(link.b, topic, producer_id, b"copied from A") == (0, 0)
     assert produce(link.b, topic, producer_id, b"B's own") == (0, 0), "acked, as the duplicate of what it is not"
     assert [each.value for each in link.b.read(topic)] == [b"copied from A"]
@@ -74,7 +77,7 @@ def test_without_translation_an_acked_record_is_lost(link: Linked) -> None:
 def test_with_translation_both_are_there(link: Linked) -> None:
     producer_id, topic = same_id(link), unique("t")
     source, target = link.local + topic, link.remote + topic
-    link.a.create_topic(source)
+    link.a.create_topic(source, config=FOR_EVER)
     assert produce(link.a, source, producer_id, b"copied from A") == (0, 0)
     link.wait_end(target, 1)
     link.detach()
