@@ -368,6 +368,7 @@ class AdvanceTruncation(Body):
     new_topic_id: str | None = None
     moved: tuple[MovedPosition, ...] | None = None
     moved_count: int | None = None
+    attempt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
         new_topic_id=before.new_topic_id if body.new_topic_id is None else body.new_topic_id,
         moved=before.moved if body.moved is None else body.moved[:MOVED_POSITIONS_MAX],
         moved_count=before.moved_count if body.moved_count is None else body.moved_count,
+        attempt=before.attempt if body.attempt is None else body.attempt,
     )
     _check(after)
     if after.phase is not _P.DONE:

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from isthmus_control.model import INTERNAL_PREFIX, Reason
 
 SPOOL_PREFIX = INTERNAL_PREFIX + "spool_"
-"""Topics that hold what is put back into a topic that is truncated, followed by its old topic id."""
+"""Topics that hold what is put back into a topic that is truncated, followed by its old topic id and the attempt."""
 PAST_TRUNCATIONS_MAX = 100
 ELECTIONS_MAX = 1_000
 """So many leaders a partition may get between the begin of its truncation and the end of the old topic."""
@@ -134,7 +134,8 @@ class Truncation:
     ``topic_id`` is the old topic's (UUID as text), ``new_topic_id`` that of the one made in its place.
     ``owner`` is an incarnation, ``proxy`` its name. ``message_bytes_max`` is the topic's own ``max.message.bytes``
     before it was frozen (None: it had none). ``epochs_shifted_by`` is how its epochs were shown to clients. ``trouble``
-    says why the phase does not end.
+    says why the phase does not end. ``attempt`` names the spool that is whole: each attempt to fill one has its own, so
+    that nobody who slept through the loss of the truncation touches what the next owner made.
     """
 
     link: str
@@ -155,11 +156,15 @@ class Truncation:
     moved: tuple[MovedPosition, ...] = ()
     moved_count: int = 0
     epochs_shifted_by: int = 0
+    attempt: str | None = None
 
-    @property
-    def spool(self) -> str:
-        """The name of the spool topic."""
-        return SPOOL_PREFIX + self.topic_id
+    def spool(self, attempt: str | None) -> str:
+        """The name of an attempt's spool topic."""
+        return SPOOL_PREFIX + self.topic_id + ("" if attempt is None else f"_{attempt}")
+
+    def is_spool(self, topic: str) -> bool:
+        """Whether a topic is the spool of one of its attempts."""
+        return topic.startswith(SPOOL_PREFIX + self.topic_id)
 
     @property
     def records(self) -> int:

@@ -143,6 +143,8 @@ class FollowerTopics:
             return None
         own = await self._context.cluster.topic_configs(local)
         changes = follower_configs.changes(own, await self._configs(local, wanted["configs"], factor))
+        if local in self._context.control.state.truncations:  # it is frozen, or not there, and gets them back
+            return None
         try:
             await self._context.cluster.alter_topic_configs(local, changes)
         except KafkaRefused as error:

@@ -38,20 +38,21 @@ class SpoolDamaged(Exception):
 
 
 class Spool:
-    """The spool of one truncation."""
+    """The spool of one attempt of a truncation."""
 
-    def __init__(self, context: PluginContext, verification: Verification, truncation: Truncation) -> None:
+    def __init__(
+        self, context: PluginContext, verification: Verification, truncation: Truncation, attempt: str | None
+    ) -> None:
         self._context = context
         self._verification = verification
-        self._name = truncation.spool
+        self._name = truncation.spool(attempt)
         self._partitions = len(truncation.partitions)
         self._topic: TopicInfo | None = None
 
     # ---- the topic ----
 
     async def create(self, replication_factor: int) -> None:
-        """Make an empty spool; one that an attempt before left is not gone on with."""
-        await self.delete()
+        """Make an empty spool."""
         cluster = self._context.cluster
         await cluster.create_topic(self._name, self._partitions + 1, replication_factor, CONFIGS)
         deadline = asyncio.get_running_loop().time() + LEADERS_WAIT_S
@@ -61,13 +62,6 @@ class Spool:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise BrokerUnavailable(f"the partitions of {self._name} have no leaders yet")
-            await asyncio.sleep(POLL_S)
-
-    async def delete(self) -> None:
-        """Delete the spool, if there is one, and return when it is gone."""
-        cluster = self._context.cluster
-        while (found := (await cluster.topics()).get(self._name)) is not None:
-            await cluster.delete_topic_id(found.topic_id)
             await asyncio.sleep(POLL_S)
 
     async def _info(self) -> TopicInfo:

@@ -271,7 +271,8 @@ class Truncations:
 
     async def _still_owner(self, truncation: Truncation) -> None:
         """Raise NotOwner unless the log itself says that nobody took over before now."""
-        await self._hold_up(truncation, truncation.trouble)
+        now = self._now(truncation.topic, truncation.topic_id)
+        await self._hold_up(truncation, None if now is None else now.trouble)
 
     async def _old_topic(self, truncation: Truncation) -> TopicInfo:
         info = (await self._context.cluster.topics()).get(truncation.topic)
@@ -323,6 +324,7 @@ class Truncations:
         By partition, in their order, whichever broker answered first.
         """
         cluster = self._context.cluster
+        await self._still_owner(truncation)
         await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: FROZEN})
         places = [(truncation.topic, partition) for partition in range(len(info.partitions))]
         before: Mapping[tuple[str, int], int] = {}
@@ -400,13 +402,19 @@ class Truncations:
             await self._hold_up(truncation, None)
         async with asyncio.timeout(ENFORCE_TIMEOUT_S):
             await context.control.enforced(context.control.state.applied_offset)
+        old = await self._old_topic(truncation)
+        configs = await context.cluster.topic_configs(truncation.topic)
+        if configs[MESSAGE_BYTES_MAX][0] != FROZEN:  # a proxy that did not know yet gave it the source's settings
+            await self._freeze(truncation, old)
         info = await self._unchanged(truncation)
         if info is None:
             return
         positions = await self._positions(truncation)
         # What cannot be restored shows before anything is deleted: commit it as it is.
         await self._commit(truncation, positions)
-        spool = Spool(context, self._verification, truncation)
+        await self._delete_spools(truncation)
+        attempt = uuid.uuid4().hex
+        spool = Spool(context, self._verification, truncation, attempt)
         await spool.create(info.replication_factor)
         digests = []
         for cut in truncation.cuts:
@@ -424,7 +432,20 @@ class Truncations:
             Manifest(len(truncation.cuts), info.replication_factor, own, tuple(digests), positions)
         )
         if await self._unchanged(truncation) is not None:
-            await self._advance(truncation, _P.RECREATING)
+            await self._advance(truncation, _P.RECREATING, attempt=attempt)
+
+    async def _delete_spools(self, truncation: Truncation) -> None:
+        """Delete the spools of all attempts, and return when they are gone."""
+        cluster = self._context.cluster
+        while spools := [info for name, info in (await cluster.topics()).items() if truncation.is_spool(name)]:
+            # Whoever took over since would have made a spool of another id than those just seen.
+            await self._still_owner(truncation)
+            for spool in spools:
+                await cluster.delete_topic_id(spool.topic_id)
+            await asyncio.sleep(POLL_S)
+
+    def _whole_spool(self, truncation: Truncation) -> Spool:
+        return Spool(self._context, self._verification, truncation, truncation.attempt)
 
     async def _digest(self, info: TopicInfo, cut: PartitionCut) -> str:
         """What stands for the records that stay."""
@@ -434,7 +455,7 @@ class Truncations:
     async def _recreate(self, truncation: Truncation) -> None:
         """Delete the topic, and make it anew."""
         cluster = self._context.cluster
-        manifest = await Spool(self._context, self._verification, truncation).manifest()
+        manifest = await self._whole_spool(truncation).manifest()
         while (info := (await cluster.topics()).get(truncation.topic)) is not None:
             if str(uuid.UUID(bytes=info.topic_id)) != truncation.topic_id and await self._is_blank(info, manifest):
                 break
@@ -465,7 +486,7 @@ class Truncations:
     async def _refill(self, truncation: Truncation) -> None:
         """Put the spool's records into the new topic, and compare them with what was there before."""
         topic_id = truncation.new_topic_id or ""
-        spool = Spool(self._context, self._verification, truncation)
+        spool = self._whole_spool(truncation)
         manifest = await spool.manifest()
         try:
             uncertain = topic_id not in self._made_now
@@ -521,6 +542,8 @@ class Truncations:
     async def _commit(self, truncation: Truncation, positions: Mapping[str, Mapping[int, tuple[int, str]]]) -> None:
         """Commit positions in their groups' place. Raises HeldUp."""
         cluster = self._context.cluster
+        if positions:
+            await self._still_owner(truncation)
         for group, by_partition in sorted(positions.items()):
             wanted = {
                 (truncation.topic, partition): CommittedOffset(offset, metadata)
@@ -541,7 +564,7 @@ class Truncations:
 
     async def _restore(self, truncation: Truncation) -> None:
         """Give groups the positions that they had, where the new topic has them."""
-        manifest = await Spool(self._context, self._verification, truncation).manifest()
+        manifest = await self._whole_spool(truncation).manifest()
         moved: list[MovedPosition] = []
         wanted: dict[str, dict[int, tuple[int, str]]] = {}
         for group, positions in sorted(manifest.positions.items()):
@@ -583,7 +606,7 @@ class Truncations:
     # ---- the end ----
 
     async def _clean(self, truncation: Truncation) -> None:
-        await Spool(self._context, self._verification, truncation).delete()
+        await self._delete_spools(truncation)
         await self._advance(truncation, _P.DONE)
         self.ended[truncation.link] += 1
         self.records_cut[truncation.link] += truncation.records
@@ -597,6 +620,7 @@ class Truncations:
         cluster = self._context.cluster
         info = (await cluster.topics()).get(truncation.topic)
         if info is not None and str(uuid.UUID(bytes=info.topic_id)) == truncation.topic_id:
+            await self._still_owner(truncation)
             await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: truncation.message_bytes_max})
-        await Spool(self._context, self._verification, truncation).delete()
+        await self._delete_spools(truncation)
         await self._advance(truncation, _P.DONE)

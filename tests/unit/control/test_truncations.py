@@ -90,6 +90,7 @@ class Log:
         return {
             P.SALVAGING: {"cuts": CUTS},
             P.SPOOLING: {"salvaged": SAFE},
+            P.RECREATING: {"attempt": "1"},
             P.REFILLING: {"new_topic_id": self.uid()},
             P.CLEANING: {"moved": (MovedPosition("g", 0, 104, 100),), "moved_count": 1},
         }.get(phase, {})

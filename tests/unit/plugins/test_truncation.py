@@ -19,21 +19,29 @@ from isthmus_control.commands import (
     OpenProvenance,
     PartitionOffset,
     SetFollowerTopic,
+    TakeOverTruncation,
 )
 from isthmus_control.model import Reason, TopicState
 from isthmus_control.outcome import Accepted
-from isthmus_control.truncations import PartitionCut, PartitionView, Truncation, TruncationPhase
+from isthmus_control.truncations import PartitionCut, PartitionView, SalvageFile, Truncation, TruncationPhase
+from isthmus_plugins.api import CommittedOffset
 from isthmus_plugins.replication import truncation as module
 from isthmus_plugins.replication.common_log import CommonLog
-from isthmus_plugins.replication.truncation import Truncations
+from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.truncation import FROZEN, MESSAGE_BYTES_MAX, NotOwner, Truncations
 from isthmus_plugins.replication.verify import Verification
 
 TOPIC = "remote-t"
+P = TruncationPhase
 SOURCE_ID = str(uuid.UUID(int=9, version=4))
 
 
 class Unordered(FakeCluster):
     """A cluster of several brokers, which answer in any order."""
+
+    async def delete_topic_id(self, topic_id: bytes) -> None:
+        await self._request()
+        self.found = {name: topic for name, topic in self.found.items() if topic.topic_id != topic_id}
 
     async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
         ends = list((await super().log_ends(partitions)).items())
@@ -59,7 +67,8 @@ class Scene:
         for index, partition in enumerate(self.topic.partitions):
             partition.write(batch(0, [b"old"] * (10 * index)) if index else batch(0, [b"old"]))
             partition.start = partition.end if index else 0
-            partition.write(batch(partition.end, [b"a", b"rogue"]))
+            partition.write_values(b"a")
+            partition.write_values(b"rogue")
         self.context: Any = FakeContext(self.cluster, self.control)
         verification = Verification(self.context)
         common_log: Any = OneLess(self.context, verification)
@@ -82,6 +91,18 @@ class Scene:
     def now(self) -> Truncation:
         return self.control.state.truncations[TOPIC]
 
+    def take_over(self) -> None:
+        """Another proxy goes on with it."""
+        self.apply(TakeOverTruncation(TOPIC, self.now.topic_id, "q", OTHER))
+
+    def at(self, phase: TruncationPhase) -> Truncation:
+        """Go there on the straight way."""
+        for step, found in WAY:
+            if self.now.phase is not phase:
+                self.advance(step, **found)
+        assert self.now.phase is phase
+        return self.now
+
     def advance(self, phase: TruncationPhase, **found: Any) -> None:
         self.apply(AdvanceTruncation(TOPIC, self.now.topic_id, self.now.owner, phase, **found))
 
@@ -96,13 +117,24 @@ def on_scene(monkeypatch: pytest.MonkeyPatch, work: Callable[[Scene], Awaitable[
     run_simulated(run())
 
 
+OTHER = str(uuid.UUID(int=10, version=4))
 CUTS = (PartitionCut(0, 0, 2, 3), PartitionCut(1, 10, 11, 12), PartitionCut(2, 20, 21, 22))
+
+SAFE = tuple(SalvageFile(cut.partition, "p", "/salvage/x", 1) for cut in CUTS)
+WAY: tuple[tuple[TruncationPhase, dict[str, Any]], ...] = (
+    (P.SALVAGING, {"cuts": CUTS}),
+    (P.SPOOLING, {"salvaged": SAFE}),
+    (P.RECREATING, {"attempt": "1"}),
+    (P.REFILLING, {"new_topic_id": SOURCE_ID}),
+    (P.RESTORING, {}),
+    (P.CLEANING, {}),
+)
 
 
 def test_each_log_is_cut_within_its_own_limits_whichever_broker_answers_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(scene: Scene) -> None:
         await scene.truncations._compare(scene.now)
-        assert scene.now.phase is TruncationPhase.SALVAGING
+        assert scene.now.phase is P.SALVAGING
         assert scene.now.cuts == CUTS
 
     on_scene(monkeypatch, work)
@@ -113,8 +145,88 @@ def test_a_log_that_does_not_start_or_end_where_it_was_compared_is_compared_agai
     monkeypatch: pytest.MonkeyPatch, moved: PartitionCut
 ) -> None:
     async def work(scene: Scene) -> None:
-        scene.advance(TruncationPhase.SALVAGING, cuts=(CUTS[0], moved, CUTS[2]))
+        scene.advance(P.SALVAGING, cuts=(CUTS[0], moved, CUTS[2]))
         await scene.truncations._salvage(scene.now)
-        assert scene.now.phase is TruncationPhase.COMPARING
+        assert scene.now.phase is P.COMPARING
+
+    on_scene(monkeypatch, work)
+
+
+@pytest.mark.parametrize("frozen", [{}, {MESSAGE_BYTES_MAX: FROZEN}])
+def test_who_slept_through_a_take_over_neither_freezes_nor_unfreezes(
+    monkeypatch: pytest.MonkeyPatch, frozen: dict[str, str]
+) -> None:
+    async def work(scene: Scene) -> None:
+        scene.topic.configs |= frozen
+        slept = scene.now
+        scene.take_over()
+        step = scene.truncations._cancel if frozen else scene.truncations._compare
+        with pytest.raises(NotOwner):
+            await step(slept)
+        assert scene.topic.configs == frozen
+
+    on_scene(monkeypatch, work)
+
+
+@pytest.mark.parametrize("phase", [P.SPOOLING, P.CLEANING])
+def test_who_slept_through_a_take_over_leaves_the_next_owners_spool_and_positions(
+    monkeypatch: pytest.MonkeyPatch, phase: TruncationPhase
+) -> None:
+    async def work(scene: Scene) -> None:
+        place = (TOPIC, 0)
+        scene.cluster.offsets = {"g": {place: CommittedOffset(1, "")}}
+        scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
+        slept = scene.at(phase)
+        read = scene.cluster.committed_offsets
+
+        async def and_sleep(groups: Collection[str]) -> Any:
+            found = await read(groups)
+            scene.take_over()
+            scene.cluster.add_topic(slept.spool("2"))
+            scene.cluster.offsets["g"][place] = CommittedOffset(2, "")
+            return found
+
+        monkeypatch.setattr(scene.cluster, "committed_offsets", and_sleep)
+        if phase is P.CLEANING:
+            await and_sleep(())
+        with pytest.raises(NotOwner):
+            await scene.truncations._steps[phase](slept)
+        assert slept.spool("2") in scene.cluster.found
+        assert scene.cluster.offsets == {"g": {place: CommittedOffset(2, "")}}
+
+    on_scene(monkeypatch, work)
+
+
+def test_each_attempt_fills_a_spool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
+        before = scene.at(P.SPOOLING)
+        scene.cluster.add_topic(before.spool("killed"))
+        await scene.truncations._spool(before)
+        assert scene.now.phase is P.RECREATING
+        assert scene.now.attempt is not None
+        assert [name for name in scene.cluster.found if before.is_spool(name)] == [before.spool(scene.now.attempt)]
+
+    on_scene(monkeypatch, work)
+
+
+def test_a_topic_that_was_given_its_settings_back_is_frozen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another proxy, which had not heard of the truncation, had it follow the source's settings."""
+
+    async def work(scene: Scene) -> None:
+        await scene.truncations._spool(scene.at(P.SPOOLING))
+        assert scene.now.phase is P.RECREATING
+        assert scene.topic.configs[MESSAGE_BYTES_MAX] == FROZEN
+
+    on_scene(monkeypatch, work)
+
+
+def test_settings_do_not_follow_into_a_topic_that_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
+        existing = (await scene.cluster.topics())[TOPIC]
+        wanted = {"topic": "local-t", "configs": {MESSAGE_BYTES_MAX: "5000"}}
+        await FollowerTopics(scene.context)._follow_configs(wanted, existing, {MESSAGE_BYTES_MAX: FROZEN})
+        assert scene.topic.configs[MESSAGE_BYTES_MAX] == FROZEN
 
     on_scene(monkeypatch, work)
