@@ -103,6 +103,12 @@ class ControlState:
             for mapping in link.mappings
         )
 
+    def may_run(self, incarnation: str) -> bool:
+        """Whether the lease of a process may still run, also of one that a newer process replaced."""
+        return incarnation in self.superseded or any(
+            lease.incarnation == incarnation for lease in self.proxies.values()
+        )
+
     def provenance(self, topic: str, partition: int) -> tuple[ProvenanceRange, ...]:
         """Where the records of a partition came from; empty for one that never followed."""
         history = self.histories.get(topic)

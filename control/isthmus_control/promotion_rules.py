@@ -47,9 +47,8 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginPr
 def _take_over(state: ControlState, before: Promotion, body: c.BeginPromotion) -> Result:
     if before.owner == body.owner:
         return state, ()
-    holders = {lease.incarnation for lease in state.proxies.values()} | state.superseded.keys()
     require(
-        before.owner not in holders,
+        not state.may_run(before.owner),
         Rejection.CONFLICT,
         f"another proxy promotes the {before.key}, and its lease may still run",
     )

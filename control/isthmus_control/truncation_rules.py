@@ -67,9 +67,8 @@ def _take_over(state: ControlState, offset: int, command: c.Command, body: c.Tak
     before = _under_way(state, body.topic, body.topic_id)
     if before.owner == body.owner:
         return state, ()
-    holders = {lease.incarnation for lease in state.proxies.values()} | state.superseded.keys()
     require(
-        before.owner not in holders,
+        not state.may_run(before.owner),
         Rejection.CONFLICT,
         f"proxy {before.proxy!r} truncates topic {body.topic!r}, and its lease may still run",
     )

@@ -204,8 +204,7 @@ class Promotions:
 
     async def _resume(self, promotion: Promotion) -> None:
         state, ours = self._context.control.state, self._context.incarnation
-        holders = {lease.incarnation for lease in state.proxies.values()} | state.superseded.keys()
-        if promotion.owner != ours and promotion.owner in holders:
+        if promotion.owner != ours and state.may_run(promotion.owner):
             return
         try:
             if promotion.owner != ours:

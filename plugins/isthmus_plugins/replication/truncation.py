@@ -164,8 +164,7 @@ class Truncations:
 
     def _may_run(self, state: ControlState, truncation: Truncation) -> bool:
         """Whether it is this proxy's to carry out, or its owner is gone for sure."""
-        alive = {lease.incarnation for lease in state.proxies.values()} | state.superseded.keys()
-        return truncation.owner == self._context.incarnation or truncation.owner not in alive
+        return truncation.owner == self._context.incarnation or not state.may_run(truncation.owner)
 
     async def _begin(self, link_name: str, topic: str, topic_id: str, why: Reason) -> None:
         """Record that a topic is to be truncated; from then on nothing follows into it."""
