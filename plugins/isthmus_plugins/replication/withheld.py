@@ -26,14 +26,13 @@ from typing import Any, Final
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Close, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
 from isthmus_protocol.messages import (
-    RequestHead,
     build_response,
     decode_request,
     decode_response,
-    encode_request,
     encode_response,
 )
 from isthmus_protocol.refusals import Part, Refusal, refuse
@@ -149,11 +148,11 @@ class WithheldTopics:
             return None
         if refused.answer is not None:
             return Hold(self._later(refused.answer, wait_ms / 1000))
-        remaining: Any = refused.remaining
         if session_epoch is not None:
+            remaining: Any = refused.remaining
             remaining = replace(remaining, session_id=NO_SESSION, session_epoch=NO_SESSION_EPOCH)
-        frame = encode_request(remaining, request.correlation_id, head.client_id)
-        return Replace(frame, partial(_merged, head, refused.merge), CAUSE)
+            refused = replace(refused, remaining=remaining)
+        return verdict_of(request, head, refused, CAUSE)
 
     async def _later(self, frame: bytes, wait_s: float) -> Verdict:
         """An answer after a while, as if the broker had waited for records."""
@@ -169,14 +168,7 @@ class WithheldTopics:
         if not self._withheld:
             return None
         head, payload = decode_request(request.frame)
-        refused = refuse(head, payload, self._decide)
-        if refused is None:
-            return None
-        if refused.answer is not None:
-            return Answer(refused.answer, CAUSE)
-        assert refused.remaining is not None
-        frame = encode_request(refused.remaining, request.correlation_id, head.client_id)
-        return Replace(frame, partial(_merged, head, refused.merge), CAUSE)
+        return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
 
     def on_leader_epoch(self, request: Request) -> Verdict:
         """Speak for the epochs that topics had before they were cut."""
@@ -285,11 +277,6 @@ class WithheldTopics:
         told = [_described(self._withheld[name], brokers) for name in sorted(wanted) if name in self._withheld]
         made: Any = build_response(api_key, version, {"topics": told})
         return encode_response(replace(answered, topics=(*others, *made.topics)), correlation_id)
-
-
-def _merged(head: RequestHead, merge: Any, frame: bytes) -> bytes:
-    correlation_id, response = decode_response(head.api_key, head.version, frame)
-    return encode_response(merge(response), correlation_id)
 
 
 def _described(truncation: Truncation, brokers: list[int]) -> dict[str, Any]:

@@ -43,8 +43,8 @@ from isthmus_plugins.reservation.verdicts import (
     message,
     topic_of,
     unknown_ids,
-    verdict_of,
 )
+from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request, encode_request
 from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all

@@ -23,7 +23,8 @@ from isthmus_control.acls import AclBinding, AclFilter
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import BrokerUnavailable, Hold, KafkaRefused, PluginContext, Request, RequestHook, Verdict
-from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message, verdict_of
+from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message
+from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request
 from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey

@@ -1,22 +1,17 @@
-"""From what was refused of a request to the verdict on it, and from topic ids to names: for any kind of reservation."""
+"""What clients are told of a reservation, and from topic ids to names: for any kind of reservation."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from isthmus_control.lookup import Reservation
 from isthmus_control.model import ResourceType
-from isthmus_plugins.api import Answer, Close, PluginContext, Replace, Request, Verdict
+from isthmus_plugins.api import PluginContext
 from isthmus_protocol.messages import (
     RequestHead,
     RequestPayload,
-    ResponsePayload,
-    decode_response,
-    encode_request,
-    encode_response,
 )
-from isthmus_protocol.refusals import Part, Refused, parts_of
+from isthmus_protocol.refusals import Part, parts_of
 
 CAUSE: Final = "reserved_namespace"
 CAUSE_NO_LEASE: Final = "no_lease"
@@ -39,26 +34,6 @@ def message(name: str, reservation: Reservation) -> str:
     else:
         why = reservation.reason
     return f"{_NOUNS[reservation.type]} {name} is in the reserved namespace {reservation.prefix!r}: {why}"
-
-
-def verdict_of(request: Request, head: RequestHead, refused: Refused | None, cause: str) -> Verdict:
-    """What becomes of a request of which ``refused`` says what was refused."""
-    if refused is None:
-        return None
-    if refused.answer is not None:
-        return Answer(refused.answer, cause)
-    frame = b""
-    if refused.remaining is not None:
-        frame = encode_request(refused.remaining, request.correlation_id, head.client_id)
-    if refused.close:
-        return Close("a write that asks for no answer (acks=0) and is refused", frame)
-    return Replace(frame, partial(_merged, head.api_key, head.version, refused), cause)
-
-
-def _merged(api_key: int, version: int, refused: Refused, frame: bytes) -> bytes:
-    correlation_id, response = decode_response(api_key, version, frame)
-    merged: ResponsePayload = refused.merge(response)
-    return encode_response(merged, correlation_id)
 
 
 def unknown_ids(context: PluginContext, head: RequestHead, payload: RequestPayload) -> set[bytes]:
