@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -58,7 +58,8 @@ PRODUCE_TIMEOUT_MS: Final = 30_000
 LOST_REQUEST_MARGIN_S: Final = 2.0
 """After its connection broke, a request may still be taken up by the broker. From when the broker answers again, it is
 not sent again before this time."""
-TRIM_RETRY_S: Final = 5.0
+RETRY_S: Final = 5.0
+"""After a trim, or a question about transactions, that failed."""
 COMMIT_WAIT_S: Final = 10.0
 """How long the in-sync replicas may take to have a log end that was found."""
 COMMIT_POLL_S: Final = 0.05
@@ -102,7 +103,6 @@ class FollowerStream:
     """One partition that follows over one connection."""
 
     __slots__ = (
-        "asking",
         "broker_id",
         "closed",
         "connection",
@@ -113,15 +113,14 @@ class FollowerStream:
         "link_name",
         "partition",
         "refusals",
-        "resuming",
         "source_topic",
         "stream_id",
         "told_end",
         "told_stopped",
         "topic",
         "topic_id",
-        "trimming",
         "trouble",
+        "waits_for",
         "writer",
     )
 
@@ -154,9 +153,8 @@ class FollowerStream:
         self.trouble: StopReason | None = None
         """What keeps it from appending right now, if it is expected to pass."""
         self.refusals = 0
-        self.resuming = False
-        self.trimming = False
-        self.asking = False
+        self.waits_for: set[str] = set()
+        """What is under way before the next record can be written: see ``FollowerEnd.proceed``."""
         self.told_end = False
         """Whether the leader end has said where the source's log ends."""
         self.told_stopped = False
@@ -485,19 +483,30 @@ class FollowerEnd:
             if self._epoch_task is None or self._epoch_task.done():
                 self._epoch_task = self._tasks.start("epochs", self._record_epochs())
         elif follower_log.state is LogState.RESUMING:
-            if not stream.resuming:
-                stream.resuming = True
-                self._tasks.start(f"resume-{stream.topic}-{stream.partition}", self._resume(stream))
+            self._start_once(stream, "resume", self._resume)
         elif follower_log.trim_to is not None:
-            if not stream.trimming:
-                stream.trimming = True
-                self._tasks.start(f"trim-{stream.topic}-{stream.partition}", self._trim(stream))
+            self._start_once(stream, "trim", self._trim)
         elif follower_log.doubtful:
-            if not stream.asking:
-                stream.asking = True
-                self._tasks.start(f"ask-{stream.topic}-{stream.partition}", self._ask_ended(stream))
+            self._start_once(stream, "ask", self._ask_ended)
         elif follower_log.queued:
             stream.writer.wake(stream)
+
+    def _start_once(
+        self, stream: FollowerStream, what: str, work: Callable[[FollowerStream], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Have ``work`` done for a stream, unless that is under way, and go on with the stream after."""
+        if what in stream.waits_for:
+            return
+        stream.waits_for.add(what)
+
+        async def once() -> None:
+            try:
+                await work(stream)
+            finally:
+                stream.waits_for.discard(what)
+            self.proceed(stream)
+
+        self._tasks.start(f"{what}-{stream.topic}-{stream.partition}", once())
 
     async def _record_epochs(self) -> None:
         """Store leader epochs of the source before their first append: the target's log has only its own.
@@ -545,43 +554,35 @@ class FollowerEnd:
     async def _ask_ended(self, stream: FollowerStream) -> None:
         """Ask the leader end which transactions have ended without a marker, before a gap is filled."""
         follower_log = stream.follower_log
-        try:
-            while (began := follower_log.doubtful) and not stream.connection.lost:
-                try:
-                    answer = await stream.connection.call(
-                        "ended_transactions",
-                        {"stream": stream.stream_id, "began": list(began.items()), "before": follower_log.end},
-                    )
-                    follower_log.settle(began, [int(producer_id) for producer_id in answer["ended"]])
-                except Exception as error:  # also what a peer answers that it should not: nothing goes on before
-                    log.warning(
-                        "ended transactions not known",
-                        extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
-                    )
-                    await asyncio.sleep(TRIM_RETRY_S)
-        finally:
-            stream.asking = False
-        self.proceed(stream)
+        while (began := follower_log.doubtful) and not stream.connection.lost:
+            try:
+                answer = await stream.connection.call(
+                    "ended_transactions",
+                    {"stream": stream.stream_id, "began": list(began.items()), "before": follower_log.end},
+                )
+                follower_log.settle(began, [int(producer_id) for producer_id in answer["ended"]])
+            except Exception as error:  # also what a peer answers that it should not: nothing goes on before
+                log.warning(
+                    "ended transactions not known",
+                    extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
+                )
+                await asyncio.sleep(RETRY_S)
 
     async def _trim(self, stream: FollowerStream) -> None:
         """Delete what the source has expired: a follower has no retention of its own."""
         follower_log = stream.follower_log
-        try:
-            while (before := follower_log.trim_to) is not None:
-                try:
-                    log_start = await self._context.cluster.delete_records(stream.topic, stream.partition, before)
-                    follower_log.trimmed(log_start)
-                    stream.trouble = None
-                except (BrokerUnavailable, KafkaRefused) as error:
-                    stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, f"not trimmed to {before}: {error}")
-                    log.warning(
-                        "follower not trimmed",
-                        extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
-                    )
-                    await asyncio.sleep(TRIM_RETRY_S)
-        finally:
-            stream.trimming = False
-        self.proceed(stream)
+        while (before := follower_log.trim_to) is not None:
+            try:
+                log_start = await self._context.cluster.delete_records(stream.topic, stream.partition, before)
+                follower_log.trimmed(log_start)
+                stream.trouble = None
+            except (BrokerUnavailable, KafkaRefused) as error:
+                stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, f"not trimmed to {before}: {error}")
+                log.warning(
+                    "follower not trimmed",
+                    extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
+                )
+                await asyncio.sleep(RETRY_S)
 
     async def _resume(self, stream: FollowerStream) -> None:
         """The fate of a request is unknown: wait until it can no longer land, read the log end, go on from there."""
@@ -606,11 +607,8 @@ class FollowerEnd:
                     await asyncio.sleep(LOST_REQUEST_MARGIN_S)
         except KafkaRefused as error:
             follower_log.stop(StopReason(ReasonCode.TARGET_REFUSES_RECORDS, f"its position cannot be read: {error}"))
-        finally:
-            stream.resuming = False
         if not follower_log.ended:
             self.tell_appended(stream)
-        self.proceed(stream)
 
     def tell_appended(self, stream: FollowerStream) -> None:
         stream.connection.send(link.encode_appended(stream.stream_id, stream.follower_log.end))
