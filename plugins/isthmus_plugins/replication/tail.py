@@ -59,6 +59,13 @@ class Tail:
         self._tasks = Tasks(f"tail-{broker_id}-{link_name}")
         self._streams: dict[tuple[bytes, int], LeaderStream] = {}
         self._wake = {lane: asyncio.Event() for lane in Lane}
+        self._ways = {
+            Lane.IDLE: self._found,
+            Lane.BUSY: self._found,
+            Lane.SETTLING: self._settled,
+            Lane.OFFSETS: self._offsets,
+        }
+        """What leaves of what a lane has read."""
         for lane in Lane:
             self._tasks.start(lane.value, self._read_for_ever(lane))
 
@@ -136,9 +143,8 @@ class Tail:
             self._refused(stream, part)
             return
         stream.saw_end(part.high_watermark, now)
-        find = {Lane.SETTLING: self._settled, Lane.OFFSETS: self._offsets}.get(lane, self._found)
         try:
-            records, next_offset, broken = find(stream, part)
+            records, next_offset, broken = self._ways[lane](stream, part)
         except KeyringError as error:
             self._end.stop_stream(stream, ReasonCode.KEYRING_UNUSABLE, str(error), STOPPED_RETRY_S)
             return
