@@ -18,6 +18,7 @@
 ``group_follower``    makes this cluster's coordinators have the same
 ``followed_group``    one group of them: what it wants, has, and waits for
 ``acls``              the access control bindings of principal namespaces, both ends
+``reading``           reads a range of a log
 ``verify``            compares both sides; ``group_verify`` their groups
 ``common_log``        up to where both logs are the same
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from isthmus_control.model import SourceEpoch
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.reading import read_batches
 from isthmus_plugins.replication.verify import CONTENTS, RECORDS, Comparison, Digest, Ends, Verification
 
 CALL_TIMEOUT_S: Final = 60.0
@@ -131,7 +132,7 @@ class CommonLog:
     async def _between(self, topic: TopicInfo, partition: int, start: int, offset: int) -> int:
         """The end of the last batch of ``[start, offset)`` that is whole before an offset: logs are cut there."""
         end = start
-        async for _, header, _ in self._verification.batches(topic, partition, start, offset + 1):
+        async for _, header, _ in read_batches(self._context, topic, partition, start, offset + 1):
             if header.next_offset > offset:
                 return header.base_offset if header.base_offset <= offset else end
             end = header.next_offset

@@ -6,16 +6,16 @@ import asyncio
 from typing import Final
 
 from isthmus_control.model import Link, NamespaceMapping
-from isthmus_plugins.api import BrokerUnavailable, FetchConnection, FetchPartition, PluginContext, TopicInfo
+from isthmus_plugins.api import BrokerUnavailable, PluginContext, TopicInfo
 from isthmus_plugins.links import GroupOffset, GroupOffsets, OffsetsView
+from isthmus_plugins.replication.reading import read_batches
 from isthmus_protocol.offsets_cipher import EMPTY_KEYRING, CipherError, Keyring, key_id_of
 from isthmus_protocol.offsets_log import Group, OffsetsLog
 from isthmus_protocol.producer_ids import is_filler
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import BatchError, BatchHeader, Frame, walk
+from isthmus_protocol.records import BatchError, BatchHeader, Frame
 
 LANE: Final = "offsets-view"
-CHUNK_BYTES: Final = 8 * 1024 * 1024
 AT_ONCE: Final = 4
 """Partitions that are read at the same time."""
 
@@ -98,25 +98,16 @@ async def read_view(
 
 async def _read_partition(context: PluginContext, topic: TopicInfo, index: int, keyring: Keyring) -> PartitionView:
     view = PartitionView(keyring)
-    leader = await context.cluster.leader_of(topic.name, index)
-    if leader is None:
-        raise BrokerUnavailable(f"{topic.name}-{index} has no leader now")
     offset = await context.cluster.log_start(topic.name, index)
     end = await context.cluster.high_watermark(topic.name, index)
-    connection: FetchConnection = await context.cluster.fetch_connection(leader, f"{LANE}-{index % AT_ONCE}")
-    while offset < end:
-        (part,) = await connection.fetch([FetchPartition(topic.topic_id, index, offset, CHUNK_BYTES)], 0, CHUNK_BYTES)
-        if part.error_code:
-            raise BrokerUnavailable(f"{topic.name}-{index}: error {part.error_code} at offset {offset}")
-        before = offset
-        try:
-            for start, stop, header in walk(part.records):
-                view.take(part.records[start:stop], header)
-                offset = header.next_offset
-        except BatchError as error:
-            raise BrokerUnavailable(f"{topic.name}-{index} cannot be read at offset {offset}: {error}") from error
-        if offset == before:  # the rest are offsets without records
-            break
+    try:
+        async for batch, header, _ in read_batches(
+            context, topic, index, offset, end, lane=f"{LANE}-{index % AT_ONCE}"
+        ):
+            view.take(batch, header)
+            offset = header.next_offset
+    except BatchError as error:
+        raise BrokerUnavailable(f"{topic.name}-{index} cannot be read at offset {offset}: {error}") from error
     return view
 
 

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from isthmus_plugins.api import TopicInfo
-from isthmus_plugins.replication.verify import Verification
+from isthmus_plugins.api import PluginContext, TopicInfo
+from isthmus_plugins.replication.reading import read_batches
 from isthmus_protocol.salvage import SUFFIX, SalvageHead, SalvageWriter
 
 DIRECTORY: Final = "salvage"
@@ -20,19 +20,17 @@ class SalvageFailed(Exception):
     """A file cannot be written: there is no directory, no room, no permission."""
 
 
-async def write_salvage(
-    data_directory: Path | None, verification: Verification, topic: TopicInfo, head: SalvageHead
-) -> Path:
+async def write_salvage(context: PluginContext, topic: TopicInfo, head: SalvageHead) -> Path:
     """Write the batches of ``[head.from_offset, head.to_offset)``; when this returns, the file is on the disk.
 
     A file of the same name, from an attempt before, is replaced. Raises SalvageFailed, OperationError.
     """
-    if data_directory is None:
+    if context.data_directory is None:
         raise SalvageFailed(
             "there is nowhere to keep what would be cut: set [data] directory in this proxy's configuration and start "
             "it again"
         )
-    directory = data_directory / DIRECTORY
+    directory = context.data_directory / DIRECTORY
     name = f"{head.topic}-{head.partition}-{head.from_offset}-{head.to_offset}-{head.topic_id}{SUFFIX}"
     path = directory / name
     unfinished = directory / (name + UNFINISHED)
@@ -42,7 +40,9 @@ async def write_salvage(
         file = await asyncio.to_thread(unfinished.open, "wb")
         try:
             await asyncio.to_thread(file.write, writer.head())
-            async for batch, header, _ in verification.batches(topic, head.partition, head.from_offset, head.to_offset):
+            async for batch, header, _ in read_batches(
+                context, topic, head.partition, head.from_offset, head.to_offset
+            ):
                 writer.add(batch, header)
                 await asyncio.to_thread(file.write, batch)
             await asyncio.to_thread(file.write, writer.tail())

@@ -9,7 +9,7 @@ from typing import Final
 
 from isthmus_control.truncations import PartitionCut, Truncation
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
-from isthmus_plugins.replication.verify import Verification
+from isthmus_plugins.replication.reading import read_batches
 from isthmus_protocol.records import verify_crc, walk
 from isthmus_protocol.spool import Manifest, decode_manifest, encode_manifest, spool_batch, spooled
 
@@ -40,11 +40,8 @@ class SpoolDamaged(Exception):
 class Spool:
     """The spool of one attempt of a truncation."""
 
-    def __init__(
-        self, context: PluginContext, verification: Verification, truncation: Truncation, attempt: str | None
-    ) -> None:
+    def __init__(self, context: PluginContext, truncation: Truncation, attempt: str | None) -> None:
         self._context = context
-        self._verification = verification
         self._name = truncation.spool(attempt)
         self._partitions = len(truncation.partitions)
         self._topic: TopicInfo | None = None
@@ -80,7 +77,7 @@ class Spool:
         """
         value = bytearray()
         batches = 0
-        async for batch, _, _ in self._verification.batches(topic, cut.partition, cut.log_start, cut.offset):
+        async for batch, _, _ in read_batches(self._context, topic, cut.partition, cut.log_start, cut.offset):
             batches += 1
             if value and len(value) + len(batch) > VALUE_BYTES:
                 await self._append(cut.partition, bytes(value))
@@ -123,7 +120,7 @@ class Spool:
         """The values of a partition's records, in order, each whole batches. Raises OperationError, BatchError."""
         topic = await self._info()
         end = await self._context.cluster.high_watermark(self._name, partition)
-        async for batch, _, _ in self._verification.batches(topic, partition, 0, end):
+        async for batch, _, _ in read_batches(self._context, topic, partition, 0, end):
             for value in spooled(batch):
                 yield value
 

@@ -377,7 +377,7 @@ class Truncations:
                 proxy=self._context.proxy_name,
             )
             try:
-                path = await write_salvage(self._context.data_directory, self._verification, info, head)
+                path = await write_salvage(self._context, info, head)
             except SalvageFailed as error:
                 raise HeldUp(ReasonCode.SALVAGE_FAILED, str(error)) from error
             files.append(SalvageFile(cut.partition, self._context.proxy_name, str(path), cut.records))
@@ -413,7 +413,7 @@ class Truncations:
         await self._commit(truncation, positions)
         await self._delete_spools(truncation)
         attempt = uuid.uuid4().hex
-        spool = Spool(context, self._verification, truncation, attempt)
+        spool = Spool(context, truncation, attempt)
         await spool.create(info.replication_factor)
         digests = []
         for cut in truncation.cuts:
@@ -444,7 +444,7 @@ class Truncations:
             await asyncio.sleep(POLL_S)
 
     def _whole_spool(self, truncation: Truncation) -> Spool:
-        return Spool(self._context, self._verification, truncation, truncation.attempt)
+        return Spool(self._context, truncation, truncation.attempt)
 
     async def _digest(self, info: TopicInfo, cut: PartitionCut) -> str:
         """What stands for the records that stay."""

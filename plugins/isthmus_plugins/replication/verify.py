@@ -11,7 +11,7 @@ Copies of offsets topics that are not whole are counted (``offsets_verify``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -19,8 +19,6 @@ from typing import Any, Final, NamedTuple
 from isthmus_control.model import Link, NamespaceMapping, Role
 from isthmus_plugins.api import (
     BrokerUnavailable,
-    FetchConnection,
-    FetchPartition,
     KafkaRefused,
     PluginContext,
     TopicInfo,
@@ -30,15 +28,10 @@ from isthmus_plugins.replication.connection import LinkConnection, LinkLost, Lin
 from isthmus_plugins.replication.group_verify import GroupVerification
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_verify import NOTE, OffsetsCount, is_compared
+from isthmus_plugins.replication.reading import CHUNK_BYTES, read_batches
 from isthmus_protocol.record_equality import LatestDigest, RecordsDigest, batch_digest
-from isthmus_protocol.records import BatchError, BatchHeader, walk
-from isthmus_protocol.transactions import AbortedTransactions
+from isthmus_protocol.records import BatchError
 
-CHUNK_BYTES: Final = 8 * 1024 * 1024
-READ_WAIT_MS: Final = 500
-READ_TRIES_MAX: Final = 20
-READ_RETRY_S: Final = 0.2
-LANE: Final = "verify"
 BATCHES: Final = "batches"
 RECORDS: Final = "records"
 CONTENTS: Final = "contents"
@@ -74,55 +67,6 @@ class Verification:
 
     # ---- reading ----
 
-    async def batches(
-        self, topic: TopicInfo, partition: int, offset: int, to: int, read_committed: bool = False
-    ) -> AsyncIterator[tuple[memoryview, BatchHeader, bool]]:
-        """Whole batches that hold ``[offset, to)``: (bytes, header, whether aborted). Raises OperationError.
-
-        ``read_committed``: no further than the last stable offset; else nothing is known to be aborted.
-        """
-        connection: FetchConnection | None = None
-        tries = 0
-        while offset < to:
-            try:
-                if connection is None:
-                    leader = await self._context.cluster.leader_of(topic.name, partition)
-                    connection = await self._context.cluster.fetch_connection(-1 if leader is None else leader, LANE)
-                asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES)]
-                wait_max_ms = 0 if read_committed else READ_WAIT_MS
-                (part,) = await connection.fetch(asked, wait_max_ms, CHUNK_BYTES, read_committed)
-                if part.error_code:
-                    raise BrokerUnavailable(f"{topic.name}-{partition}: error {part.error_code} at offset {offset}")
-            except BrokerUnavailable as error:
-                connection = None
-                tries += 1
-                if tries == READ_TRIES_MAX:
-                    raise OperationError("BROKER_UNAVAILABLE", f"reading failed: {error}", 503) from error
-                await asyncio.sleep(READ_RETRY_S)
-                continue
-            read = offset
-            aborted = AbortedTransactions(part.aborted)
-            for start, end, header in walk(part.records):
-                is_aborted = aborted.hold(header)
-                if header.next_offset <= offset:
-                    continue
-                if header.base_offset >= to:
-                    return
-                yield part.records[start:end], header, is_aborted
-                read = header.next_offset
-            if read == offset:
-                if read_committed or part.high_watermark >= to:
-                    return  # the rest are offsets without records
-                tries += 1  # a new leader's high watermark may lag for a moment
-                if tries == READ_TRIES_MAX:
-                    raise OperationError(
-                        "BROKER_UNAVAILABLE",
-                        f"{topic.name}-{partition} can be read up to {part.high_watermark} so far, not to {to}",
-                        503,
-                    )
-                await asyncio.sleep(READ_RETRY_S)
-            offset = read
-
     async def ends(self, topic: TopicInfo, partition: int) -> Ends:
         """The log's limits. Raises BrokerUnavailable."""
         cluster = self._context.cluster
@@ -145,19 +89,21 @@ class Verification:
         size = records = 0
         reached = to
         if level == CONTENTS:
-            async for batch, _, _ in self.batches(topic, partition, offset, to):
+            async for batch, _, _ in read_batches(self._context, topic, partition, offset, to):
                 single.add(batch, from_offset=offset, to_offset=to)
             return Digest(single.digest().hex(), single.records, to)
         if level == RECORDS:
             read = offset
-            async for batch, header, aborted in self.batches(topic, partition, offset, to, read_committed=True):
+            async for batch, header, aborted in read_batches(
+                self._context, topic, partition, offset, to, read_committed=True
+            ):
                 single.add(batch, from_offset=offset, to_offset=to, aborted=aborted)
                 read = header.next_offset
             if read < to:  # beyond the last stable offset nothing was aborted yet
-                async for batch, _, _ in self.batches(topic, partition, read, to):
+                async for batch, _, _ in read_batches(self._context, topic, partition, read, to):
                     single.add(batch, from_offset=read, to_offset=to)
             return Digest(single.digest().hex(), single.records, to)
-        async for batch, header, _ in self.batches(topic, partition, offset, to):
+        async for batch, header, _ in read_batches(self._context, topic, partition, offset, to):
             if header.base_offset >= offset and header.next_offset <= to:
                 whole.update(header.base_offset.to_bytes(8, "big"))
                 whole.update(batch_digest(batch, own_index))
@@ -175,7 +121,9 @@ class Verification:
         """The digest of those records in ``[offset, to)`` that are the latest of their keys before ``until``."""
         found = LatestDigest()
         start = await self._context.cluster.log_start(topic.name, partition)
-        async for batch, header, aborted in self.batches(topic, partition, start, until, read_committed=True):
+        async for batch, header, aborted in read_batches(
+            self._context, topic, partition, start, until, read_committed=True
+        ):
             if not aborted and header.next_offset <= until:
                 found.add(batch)
         digest, records = found.digest(offset, to)
@@ -255,7 +203,7 @@ class Verification:
         """
         start = await self._context.cluster.log_start(topic.name, partition)
         return await self._offsets_count.latest(
-            mapping, self.batches(topic, partition, start, until, read_committed=True)
+            mapping, read_batches(self._context, topic, partition, start, until, read_committed=True)
         )
 
     async def linked_topic(self, connection: LinkConnection, name: str) -> tuple[TopicInfo, NamespaceMapping]:

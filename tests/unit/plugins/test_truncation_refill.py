@@ -51,7 +51,7 @@ def refilled(
             TruncationPhase.SPOOLING,
             0,
         )
-        spool = Spool(end.context, end.verification, truncation, "1")
+        spool = Spool(end.context, truncation, "1")
         await spool.create(1)
         await spool.check(cut, await spool.fill(old, cut))
         new = cluster.add_topic(NEW)

@@ -11,7 +11,7 @@ from support.plugins import Two, on_two
 
 from isthmus_plugins import links
 from isthmus_plugins.api import KafkaRefused, TransactionMarkers
-from isthmus_plugins.replication import follower, verify
+from isthmus_plugins.replication import follower, reading, verify
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import Compression, whole_header
 
@@ -217,7 +217,7 @@ def test_nothing_to_compare_is_not_equal() -> None:
 
 
 def test_a_partition_that_cannot_be_read_is_not_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "READ_RETRY_S", 0.001)
+    monkeypatch.setattr(reading, "READ_RETRY_S", 0.001)
 
     async def work(two: Two) -> None:
         await copied(two)
