@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption, example, show
+from isthmus.cli.output import EXIT_CODES, Output, OutputOption, example
 from isthmus_bench import tables as table_text
+from isthmus_bench.command import carry_out
 from isthmus_bench.replicate_cli import replicate
 from isthmus_bench.tables import Table, number, text_lines
 
@@ -74,20 +74,15 @@ def passthrough(
     plan = measured.Plan.quick(broker, version or DEFAULT_VERSION) if quick else measured.Plan(broker)
     plan = replace(plan, version=version or DEFAULT_VERSION, tls=tls)
     plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        typer.echo(f"[{time.monotonic() - started:5.1f} s] {text}", err=True)
-
-    try:
-        report = measured.run(plan, say)
-    except (ChildFailed, EmbeddedKafkaError, LoadError, ProxyFailed) as error:
-        raise CliError("BENCH_FAILED", str(error), output=output) from None
-    if markdown is not None:
-        markdown.write_text("\n".join(markdown_lines(report)) + "\n")
-    show(report.as_dict(), output, lambda _: table_lines(report))
-    if not quick and not all(verdict.met for verdict in report.verdicts):
-        raise typer.Exit(Exit.FAILED)
+    carry_out(
+        lambda say: measured.run(plan, say),
+        (ChildFailed, EmbeddedKafkaError, LoadError, ProxyFailed),
+        table_lines,
+        markdown_lines,
+        markdown=markdown,
+        output=output,
+        judged=not quick,
+    )
 
 
 def tables(report: Report) -> Iterator[Table]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.cli.output import CliError, Exit, Output, OutputOption, show
+from isthmus.cli.output import Output, OutputOption
+from isthmus_bench.command import carry_out
 from isthmus_bench.tables import Table, markdown_lines, number, text_lines
 
 if TYPE_CHECKING:
@@ -55,21 +55,15 @@ def replicate(
     version = version or DEFAULT_VERSION
     plan = measured.Plan.quick(version) if quick else measured.Plan(version)
     plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        typer.echo(f"[{time.monotonic() - started:5.1f} s] {text}", err=True)
-
-    try:
-        report = measured.run(plan, say)
-    except (ChildFailed, EmbeddedKafkaError, HTTPError, LoadError, ProxyFailed) as error:
-        notes = getattr(error, "__notes__", [])
-        raise CliError("BENCH_FAILED", "\n".join([str(error), *notes]), output=output) from None
-    if markdown is not None:
-        markdown.write_text("\n".join(markdown_lines(f"{_measured(report)}.", tables(report))) + "\n")
-    show(report.as_dict(), output, lambda _: text_lines([_measured(report)], tables(report)))
-    if not quick and not all(verdict.met for verdict in report.verdicts):
-        raise typer.Exit(Exit.FAILED)
+    carry_out(
+        lambda say: measured.run(plan, say),
+        (ChildFailed, EmbeddedKafkaError, HTTPError, LoadError, ProxyFailed),
+        lambda report: text_lines([_measured(report)], tables(report)),
+        lambda report: markdown_lines(f"{_measured(report)}.", tables(report)),
+        markdown=markdown,
+        output=output,
+        judged=not quick,
+    )
 
 
 def _measured(report: Report) -> str:

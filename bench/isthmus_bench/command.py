@@ -1,0 +1,59 @@
+"""What every benchmark's command does: say how far it is, report, and end with the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import typer
+
+from isthmus.cli.output import CliError, Exit, Output, show
+
+
+class Verdict(Protocol):
+    @property
+    def met(self) -> bool: ...
+
+
+class Report(Protocol):
+    @property
+    def verdicts(self) -> Sequence[Verdict]: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=Report)
+
+
+def carry_out(
+    measure: Callable[[Callable[[str], None]], R],
+    failures: tuple[type[Exception], ...],
+    text: Callable[[R], Iterable[str]],
+    document: Callable[[R], Iterable[str]],
+    *,
+    markdown: Path | None,
+    output: Output,
+    judged: bool,
+) -> None:
+    """Measure, print the report as ``text`` or as data, and write it as a ``document`` into ``markdown``.
+
+    ``measure`` is given where to say what it does. Its ``failures`` become an error with a message. Where the report is
+    ``judged``, the exit code is 1 if a target was missed.
+    """
+    started = time.monotonic()
+
+    def say(what: str) -> None:
+        typer.echo(f"[{time.monotonic() - started:5.1f} s] {what}", err=True)
+
+    try:
+        report = measure(say)
+    except failures as error:
+        notes = getattr(error, "__notes__", [])
+        raise CliError("BENCH_FAILED", "\n".join([str(error), *notes]), output=output) from None
+    if markdown is not None:
+        markdown.write_text("\n".join(document(report)) + "\n")
+    show(report.as_dict(), output, lambda _: text(report))
+    if judged and not all(verdict.met for verdict in report.verdicts):
+        raise typer.Exit(Exit.FAILED)
