@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 from support.kafka import unique
-from support.links import Linked, Read, Side, linked, until, whole
+from support.links import Linked, Read, Side, linked, taking_transactions, until, whole
 
 from isthmus_bench.kafka import KafkaCluster
 
@@ -16,13 +16,9 @@ pytestmark = pytest.mark.brokers
 
 @pytest.fixture(scope="module")
 def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
-    with linked(*kafka_pair) as pair:
-        for side in (pair.a, pair.b):
-            side.verify_transactions(False)
+    with linked(*kafka_pair) as pair, taking_transactions(pair.a, pair.b):
         pair.attach()
         yield pair
-        for side in (pair.a, pair.b):
-            side.verify_transactions(True)
 
 
 def write(side: Side, topic: str, round_: int) -> None:

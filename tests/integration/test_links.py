@@ -30,17 +30,11 @@ def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
         yield pair
 
 
-def names(link: Linked, name: str) -> tuple[str, str]:
-    """A topic's name at both sides."""
-    topic = unique(name)
-    return link.local + topic, link.remote + topic
-
-
 # ---- what is copied ----
 
 
 def test_records_are_the_same_in_everything_a_consumer_sees(link: Linked) -> None:
-    source, target = names(link, "everything")
+    source, target = link.names("everything")
     link.a.create_topic(source)
     for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
         for idempotent in (True, False):
@@ -62,7 +56,7 @@ def test_records_are_the_same_in_everything_a_consumer_sees(link: Linked) -> Non
 
 
 def test_effective_configuration_is_the_sources_but_for_the_overrides(link: Linked) -> None:
-    source, target = names(link, "configured")
+    source, target = link.names("configured")
     chosen = {
         "max.message.bytes": "2000000",
         "segment.bytes": "20000000",
@@ -80,7 +74,7 @@ def test_effective_configuration_is_the_sources_but_for_the_overrides(link: Link
 
 
 def test_new_topics_and_partitions_within_a_second_and_from_their_first_record(link: Linked) -> None:
-    source, target = names(link, "soon")
+    source, target = link.names("soon")
     took = []
     started = time.monotonic()
     link.a.create_topic(source)
@@ -97,7 +91,7 @@ def test_new_topics_and_partitions_within_a_second_and_from_their_first_record(l
 
 
 def test_a_large_backlog_and_a_large_batch(link: Linked) -> None:
-    source, target = names(link, "large")
+    source, target = link.names("large")
     link.detach()
     link.a.create_topic(source, config={"max.message.bytes": "8000000"})
     values = [bytes([number % 256]) * 100_000 for number in range(200)]
@@ -114,7 +108,7 @@ def test_a_large_backlog_and_a_large_batch(link: Linked) -> None:
 
 
 def test_status_and_metrics_tell_lag(link: Linked) -> None:
-    source, target = names(link, "lag")
+    source, target = link.names("lag")
     link.a.create_topic(source)
     link.a.produce(source, [b"x"] * 10)
     link.wait_end(target, 10)
@@ -155,7 +149,7 @@ def test_status_and_metrics_tell_lag(link: Linked) -> None:
 
 
 def test_a_follower_is_trimmed_with_its_source(link: Linked) -> None:
-    source, target = names(link, "trimmed")
+    source, target = link.names("trimmed")
     link.a.create_topic(source)
     link.a.produce(source, [b"x"] * 20)
     link.wait_end(target, 20)
@@ -167,7 +161,7 @@ def test_a_follower_is_trimmed_with_its_source(link: Linked) -> None:
 
 
 def test_a_deleted_source_topic(link: Linked) -> None:
-    source, target = names(link, "deleted")
+    source, target = link.names("deleted")
     link.a.create_topic(source)
     link.a.produce(source, [b"x"] * 3)
     link.wait_end(target, 3)
@@ -190,7 +184,7 @@ def test_a_deleted_source_topic(link: Linked) -> None:
 
 @pytest.mark.parametrize("while_connected", [True, False])
 def test_a_write_that_bypasses_the_proxy_shows_as_diverged_and_is_cut(link: Linked, while_connected: bool) -> None:
-    source, target = names(link, "bypassed")
+    source, target = link.names("bypassed")
     link.a.create_topic(source)
     link.a.produce(source, [b"x"] * 10)
     link.wait_end(target, 10)
@@ -308,7 +302,7 @@ def test_wrong_addresses_are_named(link: Linked) -> None:
 
 
 def test_strangers_are_refused_with_a_logged_reason_while_the_link_goes_on(link: Linked) -> None:
-    source, target = names(link, "undisturbed")
+    source, target = link.names("undisturbed")
     link.a.create_topic(source)
     link.wait_state(target, "Following")
     host, port = link.b.proxy.link_address.split(":")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from support.kafka import unique
-from support.links import Linked, linked, until
+from support.links import Linked, linked, taking_transactions, until
 
 from isthmus_bench.kafka import KafkaCluster
 
@@ -16,15 +16,9 @@ pytestmark = pytest.mark.brokers
 
 @pytest.fixture(scope="module")
 def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
-    with linked(*kafka_pair) as pair:
-        pair.b.verify_transactions(False)
+    with linked(*kafka_pair) as pair, taking_transactions(pair.b):
         pair.attach()
         yield pair
-        pair.b.verify_transactions(True)
-
-
-def names(link: Linked, topic: str) -> tuple[str, str]:
-    return link.local + topic, link.remote + topic
 
 
 def transactional(link: Linked, **settings: object) -> Producer:
@@ -58,7 +52,7 @@ def same(link: Linked, source: str, target: str) -> None:
 
 
 def test_transactions_of_several_producers(link: Linked) -> None:
-    source, target = names(link, "transactional")
+    source, target = link.names("transactional")
     link.a.create_topic(source)
     first, second = transactional(link), transactional(link)
     link.a.produce(source, [b"plain"] * 5)
@@ -78,7 +72,7 @@ def test_transactions_of_several_producers(link: Linked) -> None:
 
 
 def test_an_open_transaction_is_open_on_the_other_side(link: Linked) -> None:
-    source, target = names(link, "open")
+    source, target = link.names("open")
     link.a.create_topic(source)
     producer = transactional(link)
     producer.begin_transaction()
@@ -93,7 +87,7 @@ def test_an_open_transaction_is_open_on_the_other_side(link: Linked) -> None:
 
 
 def test_log_append_time(link: Linked) -> None:
-    source, target = names(link, "appendtime")
+    source, target = link.names("appendtime")
     link.a.create_topic(source, config={"message.timestamp.type": "LogAppendTime"})
     link.a.produce(source, [b"x"] * 50, compression_type="lz4")
     link.wait_end(target, 50)
@@ -103,7 +97,7 @@ def test_log_append_time(link: Linked) -> None:
 
 
 def test_a_log_that_starts_later(link: Linked) -> None:
-    source, target = names(link, "headless")
+    source, target = link.names("headless")
     link.detach()
     link.a.create_topic(source)
     link.a.produce(source, [b"x"] * 20)
@@ -116,7 +110,7 @@ def test_a_log_that_starts_later(link: Linked) -> None:
 
 
 def test_a_log_that_is_empty_but_for_its_start(link: Linked) -> None:
-    source, target = names(link, "expired")
+    source, target = link.names("expired")
     link.detach()
     link.a.create_topic(source)
     link.a.produce(source, [b"x"] * 20)
@@ -129,7 +123,7 @@ def test_a_log_that_is_empty_but_for_its_start(link: Linked) -> None:
 
 
 def test_a_compacted_topic(link: Linked) -> None:
-    source, target = names(link, "compacted")
+    source, target = link.names("compacted")
     link.detach()
     config = {
         "cleanup.policy": "compact",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from support.kafka import unique
-from support.links import Linked, linked, truncated, until
+from support.links import Linked, linked, taking_transactions, truncated, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_protocol.record_codec import decode_records
@@ -20,21 +20,13 @@ pytestmark = pytest.mark.brokers
 @pytest.fixture(scope="module")
 def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
     """One link for all tests of this module, with a pair of namespaces attached."""
-    with linked(*kafka_pair) as pair:
-        pair.b.verify_transactions(False)
+    with linked(*kafka_pair) as pair, taking_transactions(pair.b):
         pair.attach()
         yield pair
-        pair.b.verify_transactions(True)
-
-
-def names(link: Linked, name: str) -> tuple[str, str]:
-    """A topic's name at both sides."""
-    topic = unique(name)
-    return link.local + topic, link.remote + topic
 
 
 def test_what_a_rogue_producer_wrote_is_salvaged_and_cut(link: Linked) -> None:
-    source, target = names(link, "rogue")
+    source, target = link.names("rogue")
     link.a.create_topic(source, 2, {"max.message.bytes": "900000"})
     link.a.produce(source, [b"%d" % number for number in range(100)])
     link.a.produce(source, [b"other"] * 20, partition=1)
@@ -67,7 +59,7 @@ def test_what_a_rogue_producer_wrote_is_salvaged_and_cut(link: Linked) -> None:
 
 
 def test_transactions_and_the_logs_start_are_put_back_as_they_were(link: Linked) -> None:
-    source, target = names(link, "transactions")
+    source, target = link.names("transactions")
     link.a.create_topic(source)
     link.a.produce(source, [b"expired"] * 10)
     producer = link.a.producer(transactional_id=unique("txn-"))

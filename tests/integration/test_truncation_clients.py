@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
 from support.kafka import unique
-from support.links import Linked, linked, truncated, until
+from support.links import Linked, linked, taking_transactions, truncated, until
 
 from isthmus_bench.kafka import KafkaCluster
 
@@ -20,17 +20,9 @@ pytestmark = pytest.mark.brokers
 @pytest.fixture(scope="module")
 def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
     """One link for all tests of this module, with a pair of namespaces attached."""
-    with linked(*kafka_pair) as pair:
-        pair.b.verify_transactions(False)
+    with linked(*kafka_pair) as pair, taking_transactions(pair.b):
         pair.attach()
         yield pair
-        pair.b.verify_transactions(True)
-
-
-def names(link: Linked, name: str) -> tuple[str, str]:
-    """A topic's name at both sides."""
-    topic = unique(name)
-    return link.local + topic, link.remote + topic
 
 
 def committed(link: Linked, group: str, topic: str) -> dict[int, int]:
@@ -83,7 +75,7 @@ class Reader:
 
 
 def test_consumers_that_run_meanwhile_wait_and_go_on_at_their_positions(link: Linked) -> None:
-    source, target = names(link, "consumed")
+    source, target = link.names("consumed")
     link.a.create_topic(source, 2)
     link.a.produce(source, [b"%d" % number for number in range(100)])
     link.a.produce(source, [b"%d" % number for number in range(50)], partition=1)

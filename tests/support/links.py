@@ -256,6 +256,11 @@ class Linked:
         self.local = unique("local-") + "-"
         self.remote = unique("remote-") + "-"
 
+    def names(self, topic: str) -> tuple[str, str]:
+        """A new topic's name at both sides."""
+        name = unique(topic)
+        return self.local + name, self.remote + name
+
     def attach(self, local: str | None = None, remote: str | None = None, *more: str) -> Any:
         """Attach namespaces, A's leading; by default the pair's own."""
         local, remote = local or self.local, remote or self.remote
@@ -310,6 +315,18 @@ def truncated(link: Linked, topic: str) -> dict[str, Any]:
         return next((each for each in found if each["topic"] == topic and each["phase"] == "done"), None)
 
     return dict(until(f"{topic} is truncated", last))
+
+
+@contextmanager
+def taking_transactions(*sides: Side) -> Iterator[None]:
+    """Brokers that take copies of transactions, as an operator may have set them up."""
+    for side in sides:
+        side.verify_transactions(False)
+    try:
+        yield
+    finally:
+        for side in sides:
+            side.verify_transactions(True)
 
 
 def whole(kafka: KafkaCluster, **more: Any) -> ProxyProcess:
