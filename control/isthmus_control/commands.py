@@ -32,7 +32,14 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.sealing import Sealed
-from isthmus_control.truncations import MovedPosition, PartitionCut, PartitionView, SalvageFile, TruncationPhase
+from isthmus_control.truncations import (
+    MovedPosition,
+    PartitionCut,
+    PartitionView,
+    SalvageFile,
+    Succession,
+    TruncationPhase,
+)
 
 
 class BadRecord(ValueError):
@@ -333,6 +340,7 @@ class BeginTruncation(Body):
     """The topic's log is not the source's any more, and will be cut (:mod:`isthmus_control.truncations`)."""
 
     KIND: ClassVar[str] = "begin-truncation"
+    VERSION: ClassVar[int] = 2
     link: str
     topic: str
     topic_id: str
@@ -341,6 +349,7 @@ class BeginTruncation(Body):
     message_bytes_max: str | None
     proxy: str
     owner: str
+    source: Succession | None = None
 
 
 @dataclass(frozen=True, slots=True)

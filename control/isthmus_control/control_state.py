@@ -31,7 +31,7 @@ from isthmus_control.model import (
     SourceEpoch,
     TopicHistory,
 )
-from isthmus_control.truncations import EpochShift, Truncation
+from isthmus_control.truncations import EpochShift, Succession, Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class ControlState:
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
     prefix of the principal namespace. ``truncations`` are those under way, by topic;
     ``past_truncations`` are the last that ended, in that order; ``epoch_shifts`` are those of topics that were made
-    anew. ``recent_ids`` and ``recent_offsets`` are the commands that a late retry is recognised by; anything made
-    before ``forgotten_offset`` is refused, so nothing counts twice.
+    anew, and ``successions`` say from which ones, oldest first. ``recent_ids`` and ``recent_offsets`` are the commands
+    that a late retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts twice.
     """
 
     cluster_id: str
@@ -60,6 +60,7 @@ class ControlState:
     promotions: Mapping[NamespaceKey, Promotion] = field(default_factory=dict)
     held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
     epoch_shifts: Mapping[str, EpochShift] = field(default_factory=dict)
+    successions: Mapping[str, tuple[Succession, ...]] = field(default_factory=dict)
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
     producer_id_ranges: Mapping[str, int] = field(default_factory=dict)
@@ -119,6 +120,11 @@ class ControlState:
         history = self.histories.get(topic)
         current = history.open_range(partition) if history else None
         return current.epochs if current else ()
+
+    def predecessors(self, topic: str, topic_id: str) -> tuple[Succession, ...]:
+        """How a local topic came to be, oldest first, if truncations made it; nothing of one that took its name."""
+        known = self.successions.get(topic, ())
+        return known if known and known[-1].successor == topic_id else ()
 
     def broker_addresses(self) -> dict[int, BrokerClaim]:
         """By broker id, where clients reach it. Brokers that no proxy fronts are missing."""

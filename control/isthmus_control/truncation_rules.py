@@ -8,7 +8,7 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import NamespaceMapping, Reason, TopicHistory, TopicState
+from isthmus_control.model import NamespaceMapping, ProvenanceRange, Reason, TopicHistory, TopicState
 from isthmus_control.outcome import (
     Change,
     FollowerTopicChanged,
@@ -23,7 +23,10 @@ from isthmus_control.truncations import (
     CANCELLABLE,
     MOVED_POSITIONS_MAX,
     PAST_TRUNCATIONS_MAX,
+    SUCCESSIONS_MAX,
     TRUNCATION_TRANSITIONS,
+    PartitionCut,
+    Succession,
     Truncation,
     TruncationPhase,
 )
@@ -34,17 +37,29 @@ _P = TruncationPhase
 
 def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTruncation) -> Result:
     record = state.follower_topics.get(body.topic)
-    require(
-        record is not None
-        and record.state is TopicState.FOLLOWING
-        and record.link == body.link
-        and record.topic_id == body.topic_id,
-        Rejection.CONFLICT,
-        f"topic {body.topic!r} with id {body.topic_id} does not follow over link {body.link!r}",
-    )
+    if (
+        record is None
+        or record.state is not TopicState.FOLLOWING
+        or record.link != body.link
+        or record.topic_id != body.topic_id
+    ):
+        raise Refuse(
+            Rejection.CONFLICT, f"topic {body.topic!r} with id {body.topic_id} does not follow over link {body.link!r}"
+        )
     require(body.topic not in state.truncations, Rejection.ALREADY_EXISTS, f"topic {body.topic!r} is truncated already")
     require(body.partitions, Rejection.INVALID, f"topic {body.topic!r} has no partitions")
     require(c.is_uuid(body.owner), Rejection.INVALID, f"the owner {body.owner!r} is not a UUID")
+    if body.source is not None:
+        require(
+            body.source.former == record.source_topic_id and c.is_uuid(body.source.successor),
+            Rejection.CONFLICT,
+            f"topic {body.topic!r} follows {record.source_topic_id}, not what {body.source.successor!r} succeeded",
+        )
+        require(
+            len(body.source.offsets) >= len(body.partitions) and min(body.source.offsets) >= 0,
+            Rejection.INVALID,
+            f"topic {body.topic!r}: one offset for each of {len(body.partitions)} partitions",
+        )
     shift = state.epoch_shifts.get(body.topic)
     begun = Truncation(
         body.link,
@@ -59,6 +74,7 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTr
         _P.COMPARING,
         command.at_ms,
         epochs_shifted_by=shift.by if shift is not None and shift.topic_id == body.topic_id else 0,
+        source=body.source,
     )
     return _with(state, begun), (TruncationChanged(None, begun),)
 
@@ -84,12 +100,13 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
         Rejection.CONFLICT,
         f"the truncation of topic {body.topic!r} cannot go from {before.phase} to {body.phase}",
     )
+    cuts = () if body.phase is _P.COMPARING else before.cuts
     after = replace(
         before,
         phase=body.phase,
         phase_ms=command.at_ms,
         trouble=None,
-        cuts=before.cuts if body.cuts is None else body.cuts,
+        cuts=cuts if body.cuts is None else body.cuts,
         salvaged=before.salvaged if body.salvaged is None else body.salvaged,
         new_topic_id=before.new_topic_id if body.new_topic_id is None else body.new_topic_id,
         moved=before.moved if body.moved is None else body.moved[:MOVED_POSITIONS_MAX],
@@ -104,17 +121,19 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
 
 def _check(after: Truncation) -> None:
     """The phase has what it needs."""
-    if after.phase is _P.SALVAGING:
+    if after.phase is _P.SALVAGING or (after.phase is _P.CANCELLING and after.cuts and not after.records):
         require(
             [cut.partition for cut in after.cuts] == list(range(len(after.partitions))),
             Rejection.INVALID,
             f"topic {after.topic!r}: one cut for each of {len(after.partitions)} partitions, in their order",
         )
         require(
-            all(0 <= cut.log_start <= cut.offset <= cut.log_end for cut in after.cuts) and after.records,
+            all(0 <= cut.log_start <= cut.offset <= cut.log_end for cut in after.cuts),
             Rejection.INVALID,
-            f"topic {after.topic!r}: a cut that is outside of its log, or nothing to cut",
+            f"topic {after.topic!r}: a cut that is outside of its log",
         )
+    if after.phase is _P.SALVAGING:
+        require(after.records, Rejection.INVALID, f"topic {after.topic!r}: there is nothing to cut")
     if after.phase is _P.SPOOLING:
         safe = {file.partition for file in after.salvaged}
         require(
@@ -136,34 +155,62 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     truncations = {name: each for name, each in state.truncations.items() if name != after.topic}
     past = (*state.past_truncations, after)[-PAST_TRUNCATIONS_MAX:]
     state = state.evolve(truncations=truncations, past_truncations=past)
-    shift = after.epoch_shift
-    if before.phase is _P.CANCELLING or after.new_topic_id is None or shift is None:
-        return state, tuple(changes)
-    state = state.evolve(epoch_shifts={**state.epoch_shifts, after.topic: shift})
+    made = after.succession if before.phase is not _P.CANCELLING else None
+    if made is not None and after.epoch_shift is not None:
+        chain = (*state.predecessors(after.topic, after.topic_id), made)[-SUCCESSIONS_MAX:]
+        state = state.evolve(
+            epoch_shifts={**state.epoch_shifts, after.topic: after.epoch_shift},
+            successions={**state.successions, after.topic: chain},
+        )
+    elif after.source is None or not after.cuts or after.records:
+        return state, tuple(changes)  # it was cancelled, and not because nothing had to be cut
     record, history = state.follower_topics.get(after.topic), state.histories.get(after.topic)
+    topic_id = after.topic_id if made is None else made.successor
+    source = after.source
+    if record is None or record.state is not TopicState.FOLLOWING or record.topic_id != after.topic_id:
+        source = None
     if record is not None and record.topic_id == after.topic_id:
-        renewed = replace(record, topic_id=after.new_topic_id, recorded_ms=at_ms)
+        source_id = record.source_topic_id if source is None else source.successor
+        renewed = replace(record, topic_id=topic_id, source_topic_id=source_id, recorded_ms=at_ms)
         state = state.evolve(follower_topics={**state.follower_topics, after.topic: renewed})
         changes.append(FollowerTopicChanged(record, renewed))
     if history is not None and history.topic_id == after.topic_id:
         ranges = {
-            partition: tuple(
-                replace(
-                    each,
-                    start_offset=min(each.start_offset, cut.offset),
-                    end_offset=None if each.end_offset is None else min(each.end_offset, cut.offset),
-                    epochs=tuple(epoch for epoch in each.epochs if epoch.start_offset < cut.offset),
-                )
-                for each in known
-                if each.start_offset < cut.offset or each.end_offset is None
-            )
+            partition: _ranges_left(known, cut) if source is None else _succeeded(known, cut, source, at_ms)
             for partition, known in history.partitions.items()
             if (cut := after.cut(partition)) is not None
         }
-        left = TopicHistory(after.topic, after.new_topic_id, ranges)
+        left = TopicHistory(after.topic, topic_id, ranges)
         state = state.evolve(histories={**state.histories, after.topic: left})
-        changes.append(ProvenanceChanged(after.topic, after.new_topic_id, tuple(sorted(ranges))))
+        changes.append(ProvenanceChanged(after.topic, topic_id, tuple(sorted(ranges))))
     return state, tuple(changes)
+
+
+def _ranges_left(known: tuple[ProvenanceRange, ...], cut: PartitionCut) -> tuple[ProvenanceRange, ...]:
+    """The provenance of what stays."""
+    return tuple(
+        replace(
+            each,
+            start_offset=min(each.start_offset, cut.offset),
+            end_offset=None if each.end_offset is None else min(each.end_offset, cut.offset),
+            epochs=tuple(epoch for epoch in each.epochs if epoch.start_offset < cut.offset),
+        )
+        for each in known
+        if each.start_offset < cut.offset or each.end_offset is None
+    )
+
+
+def _succeeded(
+    known: tuple[ProvenanceRange, ...], cut: PartitionCut, source: Succession, at_ms: int
+) -> tuple[ProvenanceRange, ...]:
+    """The same, and what comes from here on is the successor's, whose leader epochs are others."""
+    left = _ranges_left(known, cut)
+    if not left or left[-1].end_offset is not None:
+        return left
+    last = left[-1]
+    closed = (replace(last, end_offset=cut.offset),) if last.start_offset < cut.offset else ()
+    opened = ProvenanceRange(last.source_cluster_id, source.successor, cut.offset, None, at_ms)
+    return (*left[:-1], *closed, opened)
 
 
 def _hold_up(state: ControlState, offset: int, command: c.Command, body: c.HoldUpTruncation) -> Result:

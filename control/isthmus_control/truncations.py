@@ -13,11 +13,15 @@ begins; each can be done again from its beginning, by any proxy, until the next 
 
 One proxy, the *owner*, carries it out; who finds that the owner's lease is gone takes over. Commands name their owner,
 so what a process decides that slept through its own end is rejected.
+
+The new topic *succeeds* the old one, up to the cut: so a third cluster, which followed the old one, is told. There it
+begins a truncation as well, whose ``source`` is the succession: the topic there is cut to correspond with the new one,
+and follows that from then on, also where nothing had to be cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -31,6 +35,8 @@ ELECTIONS_MAX = 1_000
 """So many leaders a partition may get between the begin of its truncation and the end of the old topic."""
 MOVED_POSITIONS_MAX = 1_000
 """Of one truncation, listed in the control state; the log has them all."""
+SUCCESSIONS_MAX = 100
+"""Of one topic. A follower that slept through more of them is refused."""
 
 
 class TruncationPhase(StrEnum):
@@ -120,6 +126,35 @@ class MovedPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class Succession:
+    """A topic was made anew: ``[0, offsets[p])`` of each partition p holds in ``successor`` what it held in ``former``.
+
+    Both are topic ids (UUIDs as text).
+    """
+
+    former: str
+    successor: str
+    offsets: tuple[int, ...]
+
+    def then(self, later: Succession) -> Succession:
+        """Both, one after the other: of the partitions that the former one had, later ones may have more."""
+        offsets = tuple(min(pair) for pair in zip(self.offsets, later.offsets, strict=False))
+        return Succession(self.former, later.successor, offsets)
+
+
+def succession(chain: Sequence[Succession], former: str, successor: str) -> Succession | None:
+    """What a chain, oldest first, says of these two topics; None if it does not lead from one to the other."""
+    found: Succession | None = None
+    for each in reversed(chain):
+        if each.successor != (successor if found is None else found.former):
+            return None
+        found = each if found is None else each.then(found)
+        if found.former == former:
+            return found
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class EpochShift:
     """By how much the leader epochs of a topic that was made anew are raised, so that clients see them rise."""
 
@@ -135,7 +170,8 @@ class Truncation:
     ``owner`` is an incarnation, ``proxy`` its name. ``message_bytes_max`` is the topic's own ``max.message.bytes``
     before it was frozen (None: it had none). ``epochs_shifted_by`` is how its epochs were shown to clients. ``trouble``
     says why the phase does not end. ``attempt`` names the spool that is whole: each attempt to fill one has its own, so
-    that nobody who slept through the loss of the truncation touches what the next owner made.
+    that nobody who slept through the loss of the truncation touches what the next owner made. ``source``: the source's
+    topic succeeded the one that was followed.
     """
 
     link: str
@@ -157,6 +193,7 @@ class Truncation:
     moved_count: int = 0
     epochs_shifted_by: int = 0
     attempt: str | None = None
+    source: Succession | None = None
 
     def spool(self, attempt: str | None) -> str:
         """The name of an attempt's spool topic."""
@@ -192,6 +229,13 @@ class Truncation:
             return None
         highest = max(self.shown_epoch(partition) for partition in range(len(self.partitions)))
         return EpochShift(self.new_topic_id, highest + 1)
+
+    @property
+    def succession(self) -> Succession | None:
+        """The topic that was made succeeds the old one."""
+        if self.new_topic_id is None:
+            return None
+        return Succession(self.topic_id, self.new_topic_id, tuple(cut.offset for cut in self.cuts))
 
     def cut(self, partition: int) -> PartitionCut | None:
         return next((cut for cut in self.cuts if cut.partition == partition), None)

@@ -9,62 +9,21 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.fake_cluster import FakeCluster, run_simulated, simulated_now
-from support.replicas import LINK, End, Replicas, simulate_clock
+from support.fake_cluster import run_simulated
+from support.replicas import LINK, Replicas
+from support.truncating import TruncatedCluster, Truncating, salvaged, simulate_truncations
 
 from isthmus_control.commands import AdvanceTruncation, Body
 from isthmus_control.outcome import Outcome
 from isthmus_control.truncations import SPOOL_PREFIX, TruncationPhase
 from isthmus_plugins.api import CommittedOffset
-from isthmus_plugins.replication import truncation as truncation_module
 from isthmus_plugins.replication.common_log import CommonLog
-from isthmus_plugins.replication.truncation import Truncations
-from isthmus_protocol.record_codec import decode_records
-from isthmus_protocol.salvage import read_salvage
 
 P = TruncationPhase
 TOPIC = "remote-t"
 SEEDS = 6
-
-
-class Cluster(FakeCluster):
-    """A cluster whose topics can be deleted by id, with the positions that groups have in them."""
-
-    async def delete_topic_id(self, topic_id: bytes) -> None:
-        await self._request()
-        for name in [name for name, topic in self.found.items() if topic.topic_id == topic_id]:
-            del self.found[name]
-            for positions in self.offsets.values():
-                for place in [place for place in positions if place[0] == name]:
-                    del positions[place]
-
-    async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
-        await self._request()
-        found = self._found(topic, partition)
-        known = [header.leader_epoch for header in found.headers if header.leader_epoch <= epoch]
-        if not known:
-            return -1, -1
-        later = [header.base_offset for header in found.headers if header.leader_epoch > epoch]
-        return max(known), min(later, default=found.end)
-
-
-class Truncating(End):
-    """A proxy that truncates."""
-
-    def __init__(self, cluster: FakeCluster, control: Any, directory: Path) -> None:
-        super().__init__(cluster, control)
-        self.context.data_directory = directory
-        common_log = CommonLog(self.context, self.verification)
-        self.handlers["limits"] = common_log.on_limits
-        self.truncations = Truncations(self.context, self.peers, self.follower, self.verification, common_log)
-        self.truncations.start()
-
-    async def stop(self) -> None:
-        await self.truncations.stop()
-        await super().stop()
 
 
 class Scene:
@@ -73,7 +32,7 @@ class Scene:
     def __init__(self, seed: int, directory: Path) -> None:
         self.random = random.Random(seed)
         self.replicas = Replicas(self.random, brokers=1)
-        source, self.cluster = Cluster(self.random, (1,)), Cluster(self.random, (1,))
+        source, self.cluster = TruncatedCluster(self.random, (1,)), TruncatedCluster(self.random, (1,))
         source.found, self.cluster.found = self.replicas.a.found, self.replicas.b.found
         self.replicas.a, self.replicas.b = source, self.cluster
         self.directory = directory
@@ -158,24 +117,9 @@ def lossy(scene: Scene) -> None:
     partition.write_values(b"another")
 
 
-def salvaged(directory: Path) -> list[bytes | None]:
-    found = []
-    for path in sorted(directory.glob("salvage/*.salvage")):
-        salvage = read_salvage(path.read_bytes())
-        found += [record.value for batch, _ in salvage.batches() for record in decode_records(batch)]
-    return found
-
-
-async def inline(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-    """In the place of ``asyncio.to_thread``: threads know nothing of simulated time."""
-    return function(*arguments, **more)
-
-
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
-    monkeypatch.setattr(truncation_module, "monotonic", simulated_now)
-    monkeypatch.setattr(asyncio, "to_thread", inline)
+    simulate_truncations(monkeypatch)
 
 
 STEPS = [P.SALVAGING, P.SPOOLING, P.RECREATING, P.REFILLING, P.RESTORING, P.CLEANING]

@@ -148,10 +148,10 @@ class Peers:
         self.live: list[LinkConnection] = []
 
     def connections(self, link_name: str) -> list[LinkConnection]:
-        return list(self.live)
+        return [connection for connection in self.live if connection.link_name == link_name]
 
     def fronting(self, link_name: str, broker_id: int) -> LinkConnection | None:
-        return next(iter(self.live), None)
+        return next(iter(self.connections(link_name)), None)
 
 
 class End:
@@ -195,9 +195,9 @@ class End:
         self.leader.wake()
         self.group_leader.wake()
 
-    def take(self, connection: LinkConnection) -> None:
+    def take(self, connection: LinkConnection, link_name: str = LINK) -> None:
         """Use a connection whose handshake is over."""
-        connection.link_name = LINK
+        connection.link_name = link_name
         connection.handlers = self.handlers
         ends = _Ends(self.leader, self.follower, self.group_follower)
         lost = ends.on_lost
@@ -220,6 +220,22 @@ class End:
         await self.follower.stop()
         for connection in list(self.peers.live):
             await connection.stopped()
+
+
+def connected(rng: random.Random, one: End, other: End, link_name: str = LINK) -> Wire:
+    """A connection between two proxies, dialled by the first."""
+    dialler = LinkConnection(
+        hello={"purpose": "link", "link_id": LINK_ID},
+        secret=SECRET,
+        identity={"cluster_id": one.context.cluster_id, "proxy": "a", "brokers": "all"},
+        on_ready=lambda connection: one.take(connection, link_name),
+    )
+    acceptor = LinkConnection(
+        accept=lambda hello, connection: Credential(SECRET),
+        identity={"cluster_id": other.context.cluster_id, "proxy": "b", "brokers": "all"},
+        on_ready=lambda connection: other.take(connection, link_name),
+    )
+    return Wire(rng, dialler, acceptor)
 
 
 class Replicas:
@@ -282,19 +298,7 @@ class Replicas:
     async def connect(self) -> None:
         """One connection, dialled by A."""
         self.cut()
-        a, b = self.ends["A"], self.ends["B"]
-        dialler = LinkConnection(
-            hello={"purpose": "link", "link_id": LINK_ID},
-            secret=SECRET,
-            identity={"cluster_id": "A", "proxy": "a", "brokers": "all"},
-            on_ready=a.take,
-        )
-        acceptor = LinkConnection(
-            accept=lambda hello, connection: Credential(SECRET),
-            identity={"cluster_id": "B", "proxy": "b", "brokers": "all"},
-            on_ready=b.take,
-        )
-        self.wire = Wire(self.random, dialler, acceptor)
+        self.wire = connected(self.random, self.ends["A"], self.ends["B"])
 
     # -- what must hold
 

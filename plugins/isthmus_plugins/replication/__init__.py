@@ -162,7 +162,9 @@ class ReplicationPlugin:
             self._group_status,
             self._acls,
         )
-        self._truncations = Truncations(context, self._peers, self._follower_end, verification, common_log)
+        self._truncations = Truncations(
+            context, self._peers, self._follower_end, verification, common_log, follower_topics
+        )
         context.control.subscribe(self._control_changed)
         await self._peers.start()
         self._control_changed(context.control.state)

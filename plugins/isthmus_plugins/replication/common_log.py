@@ -2,17 +2,23 @@
 
 First the leader epochs say it: the follower has stored which of the source's epochs begins where, and asks where each
 ends in the source's log now (KIP-101). What was written in an epoch that the source has lost is not the source's, even
-if it looks like it. Then the records do: they are compared up to there, since somebody else may have written to the
-follower at any offset.
+if it looks like it. Where the source's topic was truncated and made anew its epochs begin again, and the cut says it.
+Then the records do: they are compared up to there, since somebody else may have written to the follower at any offset.
+
+All of that is about one topic of the source, known by its id: while that is truncated, or once another one has its
+name, nothing is said.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from isthmus_control.model import SourceEpoch
+from isthmus_control.model import FollowerTopic, SourceEpoch
+from isthmus_control.states import ReasonCode
+from isthmus_control.truncations import Succession
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.reading import read_batches
@@ -49,6 +55,10 @@ async def epoch_bound(
     return bound
 
 
+class SourceReplaced(Exception):
+    """The source's topic is not the one that was followed."""
+
+
 class _ContentsComparison(Comparison):
     """Compares records whatever became of their transactions."""
 
@@ -69,12 +79,23 @@ class CommonLog:
     # ---- the source's side ----
 
     async def on_limits(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the log of one partition starts and ends, and the end of an ``epoch`` in it, if one is given."""
+        """Where the log of one partition starts and ends, and the end of an ``epoch`` in it, if one is given.
+
+        Raises LinkRejected, also while the topic is truncated: it is not whole then.
+        """
+        truncation = self._context.control.state.truncations.get(str(params["topic"]))
+        if truncation is not None:
+            raise LinkRejected(ReasonCode.SOURCE_TRUNCATING, truncation.describe())
         topic, _ = await self._verification.linked_topic(connection, str(params["topic"]))
         cluster, place = self._context.cluster, (topic.name, int(params["partition"]))
         try:
             ends, log_end = await asyncio.gather(self._verification.ends(topic, place[1]), cluster.log_end(*place))
-            answer = {**ends._asdict(), "log_end": log_end, "compacts": await self._verification.compacts(topic)}
+            answer = {
+                **ends._asdict(),
+                "log_end": log_end,
+                "compacts": await self._verification.compacts(topic),
+                "topic_id": str(uuid.UUID(bytes=topic.topic_id)),
+            }
             if params.get("epoch") is not None:
                 answer["epoch"], answer["epoch_end"] = await cluster.epoch_end(*place, int(params["epoch"]))
         except (BrokerUnavailable, KafkaRefused) as error:
@@ -87,47 +108,62 @@ class CommonLog:
         self,
         connection: LinkConnection,
         topic: TopicInfo,
-        source_topic: str,
+        record: FollowerTopic,
+        succession: Succession | None,
         partition: int,
         log_start: int,
         log_end: int,
     ) -> int:
         """Up to where the partition's log is the source's, exclusive; at most ``log_end``.
 
-        Raises LinkRejected, LinkLost, TimeoutError, OperationError, BatchError, and BrokerUnavailable where the
-        source's leader does not know yet what it may show.
+        ``succession``: the source's topic succeeded the one that was followed. Raises LinkRejected, LinkLost,
+        TimeoutError, OperationError, BatchError, SourceReplaced, and BrokerUnavailable where the source's leader does
+        not know yet what it may show.
         """
-        place = {"topic": source_topic, "partition": partition}
+        source_id = record.source_topic_id if succession is None else succession.successor
+        place = _Place(connection, record.source_topic, source_id, partition)
+        found = await self._end(place, topic, succession, log_start, log_end)
+        await place.limits()  # it was that topic, and whole, all the time
+        return found
 
-        async def epoch_end(epoch: int) -> tuple[int, int]:
-            answer = await connection.call("limits", {**place, "epoch": epoch}, CALL_TIMEOUT_S)
-            return int(answer["epoch"]), int(answer["epoch_end"])
-
-        answer = await connection.call("limits", place, CALL_TIMEOUT_S)
-        compacts = bool(answer["compacts"])
-        source = SourceLimits(int(answer["log_start"]), int(answer["log_end"]), int(answer["high_watermark"]))
-        epochs = self._context.control.state.source_epochs(topic.name, partition)
-        bound = await epoch_bound(epochs, min(log_end, source.log_end), epoch_end)
+    async def _end(
+        self, place: _Place, topic: TopicInfo, succession: Succession | None, log_start: int, log_end: int
+    ) -> int:
+        connection, partition = place.connection, place.partition
+        source, last_stable_offset, compacts = await place.limits()
+        if succession is None:
+            epochs = self._context.control.state.source_epochs(topic.name, partition)
+            bound = await epoch_bound(epochs, min(log_end, source.log_end), place.epoch_end)
+        else:
+            bound = min(log_end, source.log_end, succession.offsets[partition])
         if source.high_watermark < bound:
             raise BrokerUnavailable(
-                f"the source's {source_topic}-{partition} shows records up to {source.high_watermark} only so far, "
+                f"the source's {place.topic}-{partition} shows records up to {source.high_watermark} only so far, "
                 f"its log may hold more"
             )
         start = max(log_start, source.log_start)
         if bound <= start:
             return bound
+        if bound < log_end:
+            bound = max(start, await self._whole(topic, partition, bound))
         here = await self._verification.ends(topic, partition)
-        there = Ends(source.log_start, source.high_watermark, int(answer["last_stable_offset"]))
+        there = Ends(source.log_start, source.high_watermark, last_stable_offset)
         # What is open in one of the logs may be aborted in the other by now: nothing differs yet.
         ended = min(max(start, min(here.last_stable_offset, there.last_stable_offset)), bound)
         for kind, first, to in ((Comparison, start, ended), (_ContentsComparison, ended, bound)):
             comparison = kind(
-                self._verification, connection, topic.name, topic, source_topic, partition, None, None, compacts
+                self._verification, connection, topic.name, topic, place.topic, partition, None, None, compacts
             )
             difference = await comparison.first_difference(first, to, here, there, lambda offsets: None)
             if difference is not None:
                 return await self._between(topic, partition, start, difference)
         return bound
+
+    async def _whole(self, topic: TopicInfo, partition: int, offset: int) -> int:
+        """An offset, or the begin of the batch in the middle of which it is."""
+        async for _, header, _ in read_batches(self._context, topic, partition, offset, offset + 1):
+            return min(header.base_offset, offset)
+        return offset
 
     async def _between(self, topic: TopicInfo, partition: int, start: int, offset: int) -> int:
         """The end of the last batch of ``[start, offset)`` that is whole before an offset: logs are cut there."""
@@ -137,3 +173,31 @@ class CommonLog:
                 return header.base_offset if header.base_offset <= offset else end
             end = header.next_offset
         return end
+
+
+class _Place:
+    """A partition of the source, of one topic id."""
+
+    def __init__(self, connection: LinkConnection, topic: str, topic_id: str, partition: int) -> None:
+        self.connection = connection
+        self.topic = topic
+        self.partition = partition
+        self._topic_id = topic_id
+
+    async def limits(self) -> tuple[SourceLimits, int, bool]:
+        """The log's limits, its last stable offset, and whether it is compacted."""
+        answer = await self._call()
+        limits = SourceLimits(int(answer["log_start"]), int(answer["log_end"]), int(answer["high_watermark"]))
+        return limits, int(answer["last_stable_offset"]), bool(answer["compacts"])
+
+    async def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """As ``epoch_bound`` asks it."""
+        answer = await self._call(epoch=epoch)
+        return int(answer["epoch"]), int(answer["epoch_end"])
+
+    async def _call(self, **more: Any) -> Mapping[str, Any]:
+        asked = {"topic": self.topic, "partition": self.partition, **more}
+        answer = await self.connection.call("limits", asked, CALL_TIMEOUT_S)
+        if answer.get("topic_id", self._topic_id) != self._topic_id:  # a peer of before does not say
+            raise SourceReplaced(f"the source's {self.topic} is another topic by now: {answer['topic_id']}")
+        return answer

@@ -23,6 +23,7 @@ from isthmus_control.model import (
     INTERNAL_PREFIX,
     FollowerTopic,
     NamespaceMapping,
+    ProvenanceRange,
     Reason,
     ResourceType,
     Role,
@@ -30,6 +31,7 @@ from isthmus_control.model import (
 )
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
+from isthmus_control.truncations import Succession, succession
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.replication import follower_configs, reasons
@@ -62,6 +64,8 @@ class FollowerTopics:
         """By link: the source's topics, as the leader end last said."""
         self.refused: dict[str, Reason] = {}
         """By topic: why it does not go on with the source's, as of the leader end's last call."""
+        self.succeeded: dict[str, Succession] = {}
+        """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
         self.settings_refused: dict[str, Reason] = {}
         """By topic: why it does not have the source's settings."""
 
@@ -72,6 +76,7 @@ class FollowerTopics:
         async with self._lock:
             topics = await self._context.cluster.topics()
             await self._sources_seen(connection.link_name, frozenset(params["all"]), topics)
+            self._sources_truncating(connection.link_name, params.get("truncating", ()))
             answers: dict[str, dict[str, Any]] = {}
             changed = False
             effective = await self._effective(connection.link_name, params["topics"], topics)
@@ -107,6 +112,15 @@ class FollowerTopics:
                     info = topics.get(answer["remote_topic"])
                     answer["leaders"] = [partition.leader for partition in info.partitions] if info else []
             return {"topics": answers}
+
+    def _sources_truncating(self, link_name: str, source_topics: Sequence[str]) -> None:
+        """Show why topics wait whose source's topic is not whole, or not even there, for now."""
+        for name in source_topics:
+            counterpart = self._context.control.state.lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, name)
+            if counterpart is not None:
+                local = counterpart.local_name
+                message = reasons.source_truncating(name, local)
+                self.refused[local] = Reason(ReasonCode.SOURCE_TRUNCATING, message)
 
     def _refused(self, link_name: str, source_topic: str, refusal: Refusal) -> None:
         lookup = self._context.control.state.lookup
@@ -199,7 +213,7 @@ class FollowerTopics:
     ) -> tuple[str, bool]:
         """One topic: (its local name, whether topics changed). Raises Refusal, KafkaRefused, BrokerUnavailable."""
         state = self._context.control.state
-        source_topic, source_id = str(wanted["topic"]), str(wanted["topic_id"])
+        source_topic = str(wanted["topic"])
         counterpart = state.lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, source_topic)
         if counterpart is None:
             raise Refusal(
@@ -210,7 +224,8 @@ class FollowerTopics:
         record = state.follower_topics.get(local)
         existing = topics.get(local)
         if record is not None and record.state is TopicState.FOLLOWING and record.link == link_name:
-            return local, await self._check_following(record, source_id, partitions, existing)
+            self._check_source(record, wanted, existing)
+            return local, await self._check_following(record, partitions, existing)
         if existing is not None and record is not None and _to_be_lost(record, link_name, existing):
             log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
             await self._context.cluster.delete_topic(local)
@@ -221,19 +236,33 @@ class FollowerTopics:
         await self._create(link_name, wanted, local)
         return local, True
 
-    async def _check_following(
-        self, record: FollowerTopic, source_id: str, partitions: int, existing: TopicInfo | None
-    ) -> bool:
+    def _check_source(self, record: FollowerTopic, wanted: Mapping[str, Any], existing: TopicInfo | None) -> None:
+        """Raise Refusal unless the source's topic is the one that is followed, and this one is whole.
+
+        Where the source states that its present topic succeeded the one that is followed, that is noted: a truncation
+        makes this topic follow the present one.
+        """
         truncation = self._context.control.state.truncations.get(record.topic)
         if truncation is not None:
             raise Refusal(ReasonCode.TRUNCATING, truncation.describe())
-        if record.source_topic_id != source_id:
-            raise Refusal(
-                ReasonCode.SOURCE_TOPIC_ID_CHANGED,
-                f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
-                f"records: `isthmus topic recreate {record.topic}` loses them and follows the new one",
-            )
-        if existing is None or str(uuid.UUID(bytes=existing.topic_id)) != record.topic_id:
+        source_id = str(wanted["topic_id"])
+        self.succeeded.pop(record.topic, None)
+        if record.source_topic_id == source_id:
+            return
+        found = succession(_chain(wanted), record.source_topic_id, source_id)
+        if found is not None and _is(record, existing):
+            self.succeeded[record.topic] = found
+            raise Refusal(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, found))
+        if found is not None:
+            return  # what is the matter with the topic here comes first
+        raise Refusal(
+            ReasonCode.SOURCE_TOPIC_ID_CHANGED,
+            f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
+            f"records: `isthmus topic recreate {record.topic}` loses them and follows the new one",
+        )
+
+    async def _check_following(self, record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> bool:
+        if existing is None or not _is(record, existing):
             raise Refusal(
                 ReasonCode.TARGET_TOPIC_MAY_BE_DELETED if existing is None else ReasonCode.TARGET_TOPIC_ID_CHANGED,
                 f"{record.topic} was deleted here behind the link's back: `isthmus topic recreate {record.topic}` "
@@ -357,7 +386,10 @@ class FollowerTopics:
     def _provenance_matches(
         self, local: str, existing: TopicInfo, wanted: Mapping[str, Any], ends: Mapping[int, int]
     ) -> bool:
-        """Whether all that the topic holds came from the same topic of the source, and nothing was written since."""
+        """Whether all that the topic holds came from the same topic of the source, and nothing was written since.
+
+        What came from a topic that the source's one succeeded counts where the source has it still.
+        """
         history = self._context.control.state.histories.get(local)
         if history is None or history.topic_id != str(uuid.UUID(bytes=existing.topic_id)):
             return False
@@ -365,7 +397,7 @@ class FollowerTopics:
             ranges = history.partitions.get(partition, ())
             if not ranges and not end:
                 continue
-            if not ranges or any(known.source_topic_id != str(wanted["topic_id"]) for known in ranges):
+            if not ranges or not all(_has(wanted, partition, known, end) for known in ranges):
                 return False
             if ranges[-1].end_offset is not None and ranges[-1].end_offset != end:
                 return False
@@ -451,6 +483,29 @@ class FollowerTopics:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
+
+
+def _is(record: FollowerTopic, existing: TopicInfo | None) -> bool:
+    """Whether a local topic is the one that was recorded, and no other of its name."""
+    return existing is not None and str(uuid.UUID(bytes=existing.topic_id)) == record.topic_id
+
+
+def _chain(wanted: Mapping[str, Any]) -> list[Succession]:
+    """Which topics the source's one succeeded, oldest first, as the source states it; a peer of before does not."""
+    return [
+        Succession(str(former), str(successor), tuple(int(offset) for offset in offsets))
+        for former, successor, offsets in wanted.get("predecessors", ())
+    ]
+
+
+def _has(wanted: Mapping[str, Any], partition: int, known: ProvenanceRange, end: int) -> bool:
+    """Whether the source's topic has what a range of a follower's partition came from."""
+    source_id = str(wanted["topic_id"])
+    if known.source_topic_id == source_id:
+        return True
+    found = succession(_chain(wanted), known.source_topic_id, source_id)
+    to = end if known.end_offset is None else known.end_offset
+    return found is not None and partition < len(found.offsets) and to <= found.offsets[partition]
 
 
 def _to_be_lost(record: FollowerTopic, link_name: str, existing: TopicInfo) -> bool:

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
+from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused, PluginContext
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.followed_group import Waiting
@@ -441,19 +442,23 @@ class GroupLeader:
     async def _tell(self, feed: Feed) -> bool:
         """Tell what the follower end lacks; False if that was nothing."""
         current = set(self._sources.values())
+        # A topic that is truncated takes its positions with it when it is deleted, and gets them back.
+        state = self._context.control.state
+        withheld = {name for name, each in state.truncations.items() if each.phase in WITHHELD}
+        withheld = {name for name in withheld if feed.remote_topic(name) is not None}
         for source in [source for source in feed.told if source not in current]:
             del feed.told[source]
             if source.partition not in self._sources:  # another proxy fronts its leader now
                 await self._end(feed.connection, [source.partition])
         for source in current:
-            if source.loaded and source not in feed.told:
+            if source.loaded and source not in feed.told and not withheld:
                 await self._tell_whole(feed, source)
                 return True
         changes = []
         room = POSITIONS_AT_ONCE
         for source, news in feed.told.items():
-            if news and room > 0:
-                keys = list(news)[:room]
+            keys = [key for key in news if key.topic not in withheld][: max(0, room)]
+            if keys:
                 room -= len(keys)
                 now = monotonic()
                 positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]

@@ -181,10 +181,15 @@ class LeaderEnd:
         led: dict[LedPartition, PreparedTopic | None] = {}
         mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
         every: dict[str, list[str]] = {}
+        truncating = self._context.control.state.truncations
         for link_, mapping in leading:
             every.setdefault(link_.name, [])
+            every[link_.name] += [name for name in truncating if mapping.remote_name(name) is not None]
             for topic in topics.values():
                 if (topic.internal and mapping.offsets is None) or mapping.remote_name(topic.name) is None:
+                    continue
+                if topic.name in truncating:
+                    self._wait_for_truncation(link_.name, mapping, topic, led)
                     continue
                 every[link_.name].append(topic.name)
                 fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
@@ -214,6 +219,24 @@ class LeaderEnd:
         for key in [key for key in self.stopped if key not in led]:
             del self.stopped[key]
 
+    def _wait_for_truncation(
+        self,
+        link_name: str,
+        mapping: NamespaceMapping,
+        topic: TopicInfo,
+        led: dict[LedPartition, PreparedTopic | None],
+    ) -> None:
+        """Push nothing of a topic that is truncated itself: it is frozen, or not whole, or will be another one."""
+        remote_topic = mapping.remote_name(topic.name) or ""
+        self._prepared.pop((link_name, topic.name), None)
+        message = reasons.source_truncating(topic.name, remote_topic)
+        waiting = PreparedTopic(remote_topic, False, ReasonCode.SOURCE_TRUNCATING, message, ())
+        for index, info in enumerate(topic.partitions):
+            if self._fronts(info.leader):
+                key = LedPartition(link_name, topic.name, index)
+                led[key] = waiting
+                self.stopped.pop(key, None)
+
     def _fronts(self, leader: int) -> bool:
         """Whether a partition with this leader is this proxy's to push, or to tell of where it has none."""
         return self._context.fronts(leader) if leader >= 0 else self._context.fronted_brokers is None
@@ -223,6 +246,7 @@ class LeaderEnd:
         info = topic.partitions[key.partition]
         return (
             not stream.connection.lost
+            and key.topic not in self._context.control.state.truncations
             and stream.topic_id == topic.topic_id
             and stream.broker_id == info.leader
             and stream.leader_epoch == info.leader_epoch
@@ -244,7 +268,9 @@ class LeaderEnd:
             if key in led and topic is not None and self._still_right(key, topic):
                 continue
             why: tuple[str, str]
-            if topics and (topic is None or topic.topic_id != stream.topic_id):
+            if key.topic in self._context.control.state.truncations:
+                why = (ReasonCode.SOURCE_TRUNCATING, reasons.source_truncating(key.topic, stream.remote_topic))
+            elif topics and (topic is None or topic.topic_id != stream.topic_id):
                 why = (
                     ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,
                     reasons.deleted(key.topic, stream.remote_topic),
@@ -311,7 +337,13 @@ class LeaderEnd:
         ready = False
         try:
             requests = [await self._request(link_name, preparing, mapping, info) for mapping, info in wanted.values()]
-            answer = await connection.call("prepare_topics", {"topics": requests, "all": every}, PREPARE_TIMEOUT_S)
+            truncating = self._context.control.state.truncations
+            asked = {
+                "topics": [request for request in requests if request["topic"] not in truncating],
+                "all": every,
+                "truncating": [name for name in every if name in truncating],
+            }
+            answer = await connection.call("prepare_topics", asked, PREPARE_TIMEOUT_S)
             for name in wanted:
                 said = answer.get("topics", {}).get(name) or {}
                 self._prepared[link_name, name] = PreparedTopic(
@@ -351,6 +383,8 @@ class LeaderEnd:
             "partitions": len(info.partitions),
             "replication_factor": info.replication_factor,
         }
+        if predecessors := self.predecessors(info):
+            request["predecessors"] = predecessors
         configs = self._unconfigured(preparing, info)
         if configs is None and (prepared is None or not prepared.ready):
             configs = self._configs.of(info)
@@ -360,6 +394,14 @@ class LeaderEnd:
         if configs is not None:
             request["configs"] = configs
         return request
+
+    def predecessors(self, info: TopicInfo) -> list[list[Any]]:
+        """Which topics one of this cluster's succeeded, as this cluster's control log states it: oldest first.
+
+        Each as [former id, id, by partition the offset up to which both hold the same].
+        """
+        chain = self._context.control.state.predecessors(info.name, str(uuid.UUID(bytes=info.topic_id)))
+        return [[each.former, each.successor, list(each.offsets)] for each in chain]
 
     def _prepare_again(self, link_name: str) -> None:
         """The target's topics are not as it said."""
@@ -591,6 +633,9 @@ class LeaderEnd:
 
     def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, tell: bool = True) -> None:
         """End a stream for a reason, tell the follower if it does not know, and try again after ``retry_s``."""
+        if stream.key.topic in self._context.control.state.truncations:  # the log that was read is not whole any more
+            code = ReasonCode.SOURCE_TRUNCATING
+            message = reasons.source_truncating(stream.key.topic, stream.remote_topic)
         before = self.stopped.get(stream.key)
         if before is None or before.code != code:
             log.info(

@@ -141,8 +141,10 @@ class Promotions:
 
     async def _look_at_topics(self, link_name: str, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
         topics = await self._context.cluster.topics()
-        led = (await self._call(link_name, "led_topics", {"prefix": mapping.remote_prefix}))["topics"]
-        for source in led:
+        led = await self._call(link_name, "led_topics", {"prefix": mapping.remote_prefix})
+        truncating = [name for name in led.get("truncating", ()) if mapping.local_name(str(name)) is not None]
+        report.missing += [f"{name} is being truncated at the source" for name in truncating]
+        for source in led["topics"]:
             name = mapping.local_name(str(source["topic"]))
             if name is None:
                 continue

@@ -1,7 +1,8 @@
 """Why a partition is where it is: the constants that go over the link and into status, and the states they mean.
 
 Most are :class:`isthmus_control.states.ReasonCode`, which wait for somebody. The others below pass by themselves: the
-leader end opens the stream again, and the partition shows as Catching Up meanwhile.
+leader end opens the stream again, and the partition shows as Catching Up meanwhile; so do SOURCE_TRUNCATING and
+SOURCE_TRUNCATED, of a source that is truncated itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from isthmus_control.states import PartitionState, ReasonCode
+from isthmus_control.truncations import Succession
 
 MOVED: Final = "MOVED"
 """The follower partition is led by another broker, or its log was cut: the leader end looks for it again."""
@@ -54,6 +56,22 @@ def deleted(source_topic: str, topic: str) -> str:
     return (
         f"the source has no {source_topic} any more; {topic} keeps its records: `isthmus topic forget {topic}` ends "
         "following, with --delete they are lost"
+    )
+
+
+def source_truncating(source_topic: str, topic: str) -> str:
+    """The message of SOURCE_TRUNCATING."""
+    return (
+        f"the source's {source_topic} is being truncated to correspond with its own source; {topic} waits until it is "
+        "whole again, and is then cut to correspond as well"
+    )
+
+
+def source_truncated(source_topic: str, succession: Succession) -> str:
+    """The message of SOURCE_TRUNCATED."""
+    return (
+        f"the source's {source_topic} was truncated to correspond with its own source, and made anew as "
+        f"{succession.successor}"
     )
 
 

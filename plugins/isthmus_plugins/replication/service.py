@@ -516,7 +516,12 @@ class LinkService:
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
         return [
-            {"topic": topic.name, "topic_id": _text(topic), "partitions": len(topic.partitions)}
+            {
+                "topic": topic.name,
+                "topic_id": _text(topic),
+                "partitions": len(topic.partitions),
+                "predecessors": self._leader_end.predecessors(topic),
+            }
             for topic in topics.values()
             if (not topic.internal and mapping.remote_name(topic.name) is not None)
             or topic.name == prefix == OFFSETS_TOPIC  # which no namespace holds
@@ -527,7 +532,8 @@ class LinkService:
         return chosen
 
     async def on_led_topics(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        return {"topics": await self._for_peer(self._led_topics(str(params["prefix"])))}
+        topics = await self._for_peer(self._led_topics(str(params["prefix"])))
+        return {"topics": topics, "truncating": sorted(self._context.control.state.truncations)}
 
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
         """Detach the mapping at both ends: the leader first, so that the follower has all that was sent."""

@@ -15,6 +15,7 @@ from isthmus_control.commands import Body, ForgetFollowerTopic, RecreateFollower
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 
 Fate = Literal["deleted", "created again", "unchanged"]
@@ -114,6 +115,8 @@ class TopicDecisions:
         if counterpart is None:
             raise OperationError("NOT_FOUND", f"topic {record.topic!r} is in no namespace that follows", 404)
         answer = await self._call(record.link, "led_topics", {"prefix": counterpart.mapping.remote_prefix})
+        if record.source_topic in answer.get("truncating", ()):
+            raise OperationError("CONFLICT", reasons.source_truncating(record.source_topic, record.topic), 409)
         found = next((each for each in answer["topics"] if each["topic"] == record.source_topic), None)
         if found is None:
             return "deleted"

@@ -34,15 +34,17 @@ from isthmus_control.truncations import (
     PartitionCut,
     PartitionView,
     SalvageFile,
+    Succession,
     Truncation,
     TruncationPhase,
 )
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.common_log import CommonLog
+from isthmus_plugins.replication.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower import LOST_REQUEST_MARGIN_S, FollowerEnd
+from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.refill import RefillFailed, refill
 from isthmus_plugins.replication.salvage import SalvageFailed, write_salvage
@@ -79,6 +81,8 @@ NOT_A_MEMBER: Final = frozenset({22, 25})
 COORDINATOR_MOVES: Final = frozenset({14, 16})
 """COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR."""
 DIVERGENCES: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
+WAITS: Final = frozenset({ReasonCode.SOURCE_TRUNCATING})
+"""What a peer answers that is no failure, and passes."""
 _P = TruncationPhase
 
 
@@ -104,10 +108,12 @@ class Truncations:
         follower_end: FollowerEnd,
         verification: Verification,
         common_log: CommonLog,
+        follower_topics: FollowerTopics,
     ) -> None:
         self._context = context
         self._peers = peers
         self._follower_end = follower_end
+        self._follower_topics = follower_topics
         self._verification = verification
         self._common_log = common_log
         self._tasks = Tasks("truncations")
@@ -155,6 +161,14 @@ class Truncations:
                 why = Reason(str(reason.code), f"partition {stream.partition}: {reason.message}")
                 work = self._begin(stream.link_name, stream.topic, stream.topic_id, why)
                 self._begun[stream.topic] = self._tasks.start(f"begin-{stream.topic}", work)
+        for topic, succession in self._follower_topics.succeeded.items():
+            record = state.follower_topics.get(topic)
+            if record is None or record.source_topic_id != succession.former or topic in state.truncations:
+                continue
+            if topic not in self._begun and record.topic_id is not None:
+                why = Reason(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, succession))
+                work = self._begin(record.link, topic, record.topic_id, why, succession)
+                self._begun[topic] = self._tasks.start(f"begin-{topic}", work)
         for topic in [topic for topic, task in self._begun.items() if task.done()]:
             del self._begun[topic]
         for topic, truncation in state.truncations.items():
@@ -166,7 +180,9 @@ class Truncations:
         """Whether it is this proxy's to carry out, or its owner is gone for sure."""
         return truncation.owner == self._context.incarnation or not state.may_run(truncation.owner)
 
-    async def _begin(self, link_name: str, topic: str, topic_id: str, why: Reason) -> None:
+    async def _begin(
+        self, link_name: str, topic: str, topic_id: str, why: Reason, source: Succession | None = None
+    ) -> None:
         """Record that a topic is to be truncated; from then on nothing follows into it."""
         cluster = self._context.cluster
         try:
@@ -189,12 +205,15 @@ class Truncations:
                     own,
                     self._context.proxy_name,
                     self._context.incarnation,
+                    source,
                 )
             )
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("truncation not begun", extra={"topic": topic, "detail": str(error)})
             return
-        if not isinstance(outcome, Rejected):
+        if isinstance(outcome, Rejected):
+            log.info("truncation not begun", extra={"topic": topic, "detail": outcome.message})
+        else:
             log.warning(
                 "truncation begun",
                 extra={"link": link_name, "topic": topic, "code": why.code, "detail": why.message},
@@ -246,7 +265,7 @@ class Truncations:
             "truncation held up",
             extra={"topic": truncation.topic, "phase": truncation.phase.value, "detail": str(error)},
         )
-        if isinstance(error, HeldUp):
+        if isinstance(error, HeldUp) or (isinstance(error, LinkRejected) and error.code in WAITS):
             trouble = Reason(error.code, str(error))
         elif failures >= SHOWN_AFTER:
             trouble = Reason(reasons.BROKER_UNAVAILABLE, str(error) or type(error).__name__)
@@ -291,25 +310,21 @@ class Truncations:
         info = await self._old_topic(truncation)
         ends = await self._freeze(truncation, info)
         starts = await self._log_starts(truncation.topic, ends)
-        cuts = [
-            PartitionCut(
-                partition,
-                starts[partition],
-                max(
-                    starts[partition],
-                    await self._common_log.end(
-                        connection, info, record.source_topic, partition, starts[partition], ends[partition]
-                    ),
-                ),
-                ends[partition],
-            )
-            for partition in ends
-        ]
+        cuts = []
+        try:
+            for partition, log_end in ends.items():
+                limits = partition, starts[partition], log_end
+                common = await self._common_log.end(connection, info, record, truncation.source, *limits)
+                cuts.append(PartitionCut(partition, starts[partition], max(starts[partition], common), log_end))
+        except SourceReplaced as error:
+            log.warning("truncation not gone on with", extra={"topic": truncation.topic, "detail": str(error)})
+            await self._advance(truncation, _P.CANCELLING)
+            return
         if any(cut.records for cut in cuts):
             await self._advance(truncation, _P.SALVAGING, cuts=tuple(cuts))
         else:
             log.info("nothing to truncate", extra={"topic": truncation.topic})
-            await self._advance(truncation, _P.CANCELLING)
+            await self._advance(truncation, _P.CANCELLING, cuts=tuple(cuts))
 
     def _connection(self, truncation: Truncation) -> LinkConnection:
         connections = self._peers.connections(truncation.link)

@@ -26,7 +26,14 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.sealing import Seal, Sealed
-from isthmus_control.truncations import MovedPosition, PartitionCut, PartitionView, SalvageFile, TruncationPhase
+from isthmus_control.truncations import (
+    MovedPosition,
+    PartitionCut,
+    PartitionView,
+    SalvageFile,
+    Succession,
+    TruncationPhase,
+)
 
 UID = str(uuid.UUID(int=7))
 TOPIC = ResourceType.TOPIC
@@ -65,6 +72,9 @@ BODIES: list[c.Body] = [
     c.TruncateProvenance(AT),
     c.RecordSourceEpochs((c.PartitionEpoch("t", UID, 0, 3, 9),)),
     c.BeginTruncation("l", "t", UID, Reason("CODE", "words"), (PartitionView(1, 5),), "1000", "p", UID),
+    c.BeginTruncation(
+        "l", "t", UID, Reason("CODE", "words"), (PartitionView(1, 5),), None, "p", UID, Succession(UID, UID, (7,))
+    ),
     c.TakeOverTruncation("t", UID, "p", UID),
     c.AdvanceTruncation(
         "t",

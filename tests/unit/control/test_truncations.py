@@ -24,8 +24,10 @@ from isthmus_control.truncations import (
     PartitionCut,
     PartitionView,
     SalvageFile,
+    Succession,
     Truncation,
     TruncationPhase,
+    succession,
 )
 
 TOPIC = ResourceType.TOPIC
@@ -171,6 +173,90 @@ def test_in_the_end_the_topic_follows_under_its_new_id_with_what_is_left_of_its_
     log.topic_id = new_id or ""
     log.ok(log.begin())
     assert log.truncation.shown_epoch(0) == 5 + 1007 + 1000
+
+
+def successor(log: Log, *offsets: int, former: str | None = None) -> Succession:
+    return Succession(former or log.source_id, log.uid(), offsets)
+
+
+def epochs(log: Log, topic_id: str, *entries: tuple[int, int, int]) -> None:
+    log.ok(c.RecordSourceEpochs(tuple(c.PartitionEpoch("in-t", topic_id, *entry) for entry in entries)))
+
+
+def test_what_succeeded_the_source_is_followed_in_the_end() -> None:
+    log = Log()
+    source = successor(log, 100, 60)
+    log.refused(log.begin(source=replace(source, former=log.uid())), Rejection.CONFLICT, "not what")
+    log.refused(log.begin(source=replace(source, successor="it")), Rejection.CONFLICT, "not what")
+    log.refused(log.begin(source=replace(source, offsets=(100,))), Rejection.INVALID, "one offset for each")
+    log.refused(log.begin(source=replace(source, offsets=(100, -1))), Rejection.INVALID, "one offset for each")
+    epochs(log, log.topic_id, (0, 7, 0), (0, 8, 100), (1, 7, 0))
+    log.ok(log.begin(source=source))
+    for step in WAY[1:]:
+        log.ok(log.advance(step, **log.needed(step)))
+    record = log.state.follower_topics["in-t"]
+    new_id = log.state.past_truncations[-1].new_topic_id or ""
+    assert (record.source_topic_id, record.topic_id) == (source.successor, new_id)
+    for partition, cut in ((0, 100), (1, 50)):
+        ranges = log.state.provenance("in-t", partition)
+        assert [(each.source_topic_id, each.start_offset, each.end_offset) for each in ranges] == [
+            (log.source_id, 0, cut),
+            (source.successor, cut, None),
+        ]
+        assert [each.epoch for each in ranges[0].epochs] == [7]
+    # Its epochs begin again.
+    assert log.state.source_epochs("in-t", 0) == ()
+    epochs(log, new_id, (0, 0, 100))
+
+
+def test_a_source_is_succeeded_where_nothing_had_to_be_cut_too() -> None:
+    log = Log()
+    source = successor(log, 100, 60)
+    epochs(log, log.topic_id, (0, 7, 0))
+    log.ok(log.begin(source=source))
+    equal = tuple(replace(cut, offset=90, log_end=90) for cut in CUTS)
+    log.refused(log.advance(P.CANCELLING, cuts=equal[:1]), Rejection.INVALID, "one cut for each")
+    log.ok(log.advance(P.CANCELLING, cuts=equal))
+    log.ok(log.advance(P.DONE))
+    record = log.state.follower_topics["in-t"]
+    assert (record.source_topic_id, record.topic_id) == (source.successor, log.topic_id)
+    assert log.state.successions == {}
+    assert [each.end_offset for each in log.state.provenance("in-t", 0)] == [90, None]
+    assert log.state.source_epochs("in-t", 0) == ()
+
+
+@pytest.mark.parametrize("step", [P.COMPARING, P.SALVAGING])
+def test_a_truncation_that_is_given_up_changes_no_source(step: TruncationPhase) -> None:
+    log = Log()
+    log.ok(log.begin(source=successor(log, 100, 60)))
+    if step is P.SALVAGING:
+        log.ok(log.advance(P.SALVAGING, cuts=CUTS))
+        log.ok(log.advance(P.COMPARING))
+    log.ok(log.advance(P.CANCELLING))
+    log.ok(log.advance(P.DONE))
+    assert log.state.follower_topics["in-t"].source_topic_id == log.source_id
+    assert [each.end_offset for each in log.state.provenance("in-t", 0)] == [None]
+
+
+def test_successors_are_known_as_long_as_the_topic_is() -> None:
+    log = Log()
+    ids = [log.topic_id]
+    for offset in (100, 90):
+        cuts = tuple(replace(cut, offset=min(cut.offset, offset)) for cut in CUTS)
+        log.ok(log.begin())
+        for step in WAY[1:]:
+            log.ok(log.advance(step, **{**log.needed(step), **({"cuts": cuts} if step is P.SALVAGING else {})}))
+        ids.append(log.state.past_truncations[-1].new_topic_id or "")
+        log.topic_id = ids[-1]
+    chain = log.state.predecessors("in-t", ids[2])
+    assert [(each.former, each.successor) for each in chain] == [(ids[0], ids[1]), (ids[1], ids[2])]
+    assert succession(chain, ids[0], ids[2]) == Succession(ids[0], ids[2], (90, 50))
+    assert succession(chain, ids[1], ids[2]) == Succession(ids[1], ids[2], (90, 50))
+    assert succession(chain, ids[0], ids[1]) is None
+    assert succession(chain[:1], ids[0], ids[2]) is None
+    assert succession(chain[1:], ids[0], ids[2]) is None
+    assert log.state.predecessors("in-t", log.uid()) == ()
+    assert from_json(ControlState, parse(canonical(log.state))) == log.state
 
 
 def test_only_the_owner_goes_on_and_only_while_nobody_took_over() -> None:

@@ -73,7 +73,7 @@ class Scene:
         verification = Verification(self.context)
         common_log: Any = OneLess(self.context, verification)
         unused: Any = None
-        self.truncations = Truncations(self.context, unused, unused, verification, common_log)
+        self.truncations = Truncations(self.context, unused, unused, verification, common_log, unused)
         self.truncations._connection = lambda truncation: unused  # type: ignore[method-assign]
         topic_id = str(uuid.UUID(bytes=self.topic.topic_id))
         self.apply(SetFollowerTopic(LINK, TOPIC, "local-t", SOURCE_ID, TopicState.FOLLOWING, topic_id))

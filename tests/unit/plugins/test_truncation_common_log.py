@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.fake_cluster import run_simulated
 from support.partition_log import Partition, batch
 from support.replicas import INDEX, LINK, Replicas, simulate_clock
 
+from isthmus_control.model import FollowerTopic, TopicState
 from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.replication.common_log import CommonLog
 from isthmus_protocol import producer_ids
@@ -44,7 +46,9 @@ def common_end(monkeypatch: pytest.MonkeyPatch, write: Callable[[Partition, Part
         limits = CommonLog(a.context, a.verification).on_limits
         peer: Any = Peer({"limits": limits, "digest": a.verification.on_digest})
         topic = (await replicas.b.topics())[TARGET]
-        end = await CommonLog(b.context, b.verification).end(peer, topic, SOURCE, 0, target.start, target.end)
+        ids = (str(uuid.UUID(bytes=each.topic_id)) for each in (replicas.a.found[SOURCE], replicas.b.found[TARGET]))
+        record = FollowerTopic(LINK, TARGET, SOURCE, next(ids), TopicState.FOLLOWING, 0, next(ids))
+        end = await CommonLog(b.context, b.verification).end(peer, topic, record, None, 0, target.start, target.end)
         await replicas.stop()
         return end
 

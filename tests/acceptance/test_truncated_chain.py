@@ -1,0 +1,102 @@
+"""User story: somebody writes to the middle of a chain past its proxy; it is cut, and so is the cluster after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from support.kafka import unique
+from support.links import Linked, Side, linked, truncated, until, whole
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_protocol.record_codec import decode_records
+from isthmus_protocol.salvage import read_salvage
+
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(300)]
+
+
+class Chain(NamedTuple):
+    """``a`` and ``b`` are linked, and ``b``'s topics lead to ``c``'s, whose names begin with ``last``."""
+
+    first: Linked
+    c: Side
+    second: str
+    last: str
+
+    def partition(self, topic: str) -> dict[str, Any]:
+        found = self.c.partition(self.second, topic)
+        assert found is not None
+        return found
+
+    def truncations(self, topic: str) -> list[dict[str, Any]]:
+        """What C tells of its truncations of a topic, newest first."""
+        items = self.c.proxy.get(f"/v1/links/{self.second}/truncations")["items"]
+        return [each for each in items if each["topic"] == topic]
+
+
+@pytest.fixture
+def chain(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Chain]:
+    with linked(*kafka_pair) as first, KafkaCluster(name="truncated-c") as kafka, whole(kafka) as proxy:
+        first.attach()
+        second, last = unique("b-to-c"), unique("last-") + "-"
+        first.b.proxy.cli("link", "create", second, "--remote", proxy.link_address)
+        try:
+            first.b.proxy.cli("link", "attach", second, "--local", first.remote, "--remote", last, "--role", "leader")
+            yield Chain(first, Side(kafka, [proxy]), second, last)
+        finally:
+            first.b.proxy.cli("link", "delete", second, check=False)
+
+
+def commit(side: Side, group: str, topic: str, offset: int) -> None:
+    """Commit a position as a group without members, at the broker."""
+    consumer = Consumer({"bootstrap.servers": side.kafka.bootstrap_servers, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
+def committed(side: Side, group: str, topic: str) -> int | None:
+    found = side.admin(direct=True).list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
+    offsets = [each.offset for each in found.result(20).topic_partitions or () if each.topic == topic]
+    return offsets[0] if offsets else None
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])
+def test_the_last_of_a_chain_is_cut_with_the_middle(chain: Chain, killed: bool) -> None:
+    topic = unique("t")
+    source, middle, last = chain.first.local + topic, chain.first.remote + topic, chain.last + topic
+    a, b, c = chain.first.a, chain.first.b, chain.c
+    a.create_topic(source)
+    a.produce(source, [b"%d" % number for number in range(100)], enable_idempotence=True)
+    until("C has everything", lambda: last in c.topics() and c.end(last) == 100)
+    b.produce(middle, [b"rogue-%d" % number for number in range(5)], direct=True)
+    until("C has what the rogue wrote", lambda: c.end(last) == 105)
+    kept, moved = unique("kept-"), unique("moved-")
+    commit(c, kept, last, 40)
+    commit(c, moved, last, 104)
+
+    until("C waits for B", lambda: chain.partition(last)["reason"] == "SOURCE_TRUNCATING")
+    truncated(chain.first, middle)
+    until("C is truncated, too", lambda: chain.truncations(last))
+    if killed:
+        c.proxy.kill()
+        c.proxy.start()
+    a.produce(source, [b"more"] * 10)
+    until("C is whole", lambda: chain.truncations(last)[0]["phase"] == "done")
+    until("all have the rest", lambda: [b.end(middle), c.end(last)] == [110, 110])
+    expected = a.read(source)
+    assert b.read(middle) == expected
+    assert c.read(last) == expected
+    report = b.proxy.cli("verify", chain.second, check=False)
+    assert report["equal"], report
+
+    (told,) = chain.truncations(last)
+    assert (told["reason"], told["messages_truncated"]) == ("SOURCE_TRUNCATED", 5)
+    (cut,) = told["partitions"]
+    salvage = read_salvage(Path(cut["salvage_file"]).read_bytes())
+    records = [record.value for batch, _ in salvage.batches() for record in decode_records(batch)]
+    assert records == [b"rogue-%d" % number for number in range(5)]
+    assert (committed(c, kept, last), committed(c, moved, last)) == (40, 100)
+    until("C follows", lambda: chain.partition(last)["state"] == "Following")
