@@ -133,6 +133,8 @@ class LinkConnection(asyncio.Protocol):
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._call_ids = itertools.count(1)
         self._last_sent = self._beaten = monotonic()
+        self.round_trip_s = 0.0
+        """How long the peer took to answer the first message: at least once to it and back."""
         self._timer: asyncio.TimerHandle | None = None
         self.writable = True
         """Whether the peer keeps up with what is queued for it."""
@@ -324,6 +326,7 @@ class LinkConnection(asyncio.Protocol):
             self._fail(LinkRejected(str(said.get("code")), str(said.get("message"))))
         elif self.dialled and kind is MessageType.CHALLENGE and not self._challenge:
             self._challenge = said
+            self.round_trip_s = monotonic() - self._last_sent
             words = link.transcript(self._hello, said)
             if not self._proof_holds("acceptor", words, said):
                 self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
@@ -340,6 +343,7 @@ class LinkConnection(asyncio.Protocol):
         elif not self.dialled and kind is MessageType.HELLO and not self._hello:
             self._challenge_for(said)
         elif not self.dialled and kind is MessageType.PROOF and self._hello:
+            self.round_trip_s = monotonic() - self._last_sent
             words = link.transcript(self._hello, self._challenge)
             if not self._proof_holds("dialler", words, said):
                 raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")

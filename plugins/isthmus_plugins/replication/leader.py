@@ -438,7 +438,7 @@ class LeaderEnd:
             info.leader_epoch,
             connection,
             next(self._stream_ids),
-            self._flows.setdefault(connection, Flow()),
+            self._flows.setdefault(connection, Flow(connection.round_trip_s)),
             self._copy(key),
         )
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))

@@ -16,8 +16,12 @@ REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
 """A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
 PARTITION_BYTES_MAX: Final = 1024 * 1024
-IN_FLIGHT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of one stream, sent and not confirmed; the follower end holds no more of it (and of one more read)."""
+IN_FLIGHT_BYTES_MIN: Final = 2 * 1024 * 1024
+IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of one stream, sent and not confirmed: the least lets one read travel while another is appended, and the farther the
+peer is, the more. The follower end holds no more of it (and of one more read)."""
+STREAM_BYTES_PER_S: Final = 100 * 1024 * 1024
+"""What a stream can carry over any distance, until it has the most in flight."""
 PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The same of all streams over one connection."""
 SEEN_INTERVAL_S: Final = 0.05
@@ -40,12 +44,14 @@ class Lane(enum.Enum):
 
 
 class Flow:
-    """Bytes on their way over one connection, of all its streams."""
+    """Bytes on their way over one connection, of all its streams; the peer answers after ``round_trip_s``."""
 
-    __slots__ = ("in_flight_bytes",)
+    __slots__ = ("in_flight_bytes", "stream_bytes_max")
 
-    def __init__(self) -> None:
+    def __init__(self, round_trip_s: float = 0.0) -> None:
         self.in_flight_bytes = 0
+        self.stream_bytes_max = min(IN_FLIGHT_BYTES_MIN + int(round_trip_s * STREAM_BYTES_PER_S), IN_FLIGHT_BYTES_MAX)
+        """Of each of them."""
 
 
 class LeaderStream:
@@ -196,7 +202,7 @@ class LeaderStream:
         return (
             self.seeking
             or self.blocked is not None
-            or self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
+            or self.in_flight_bytes >= self.flow.stream_bytes_max
             or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX
             or not self.connection.writable
         )

@@ -18,6 +18,7 @@ from isthmus_plugins.replication import leader as module
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.leader_stream import (
     IN_FLIGHT_BYTES_MAX,
+    IN_FLIGHT_BYTES_MIN,
     PEER_IN_FLIGHT_BYTES_MAX,
     SEEN_INTERVAL_S,
     Flow,
@@ -41,7 +42,7 @@ def a_stream(flow: Flow | None = None) -> LeaderStream:
 def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
     flow = Flow()
     one, other = a_stream(flow), a_stream(flow)
-    one.sent(11, IN_FLIGHT_BYTES_MAX)
+    one.sent(11, IN_FLIGHT_BYTES_MIN)
     assert one.full
     assert not other.full
     one.confirmed(11)
@@ -53,6 +54,17 @@ def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
     assert not other.full
     other.connection.writable = False  # type: ignore[misc]
     assert other.full
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "most"), [(0.0, IN_FLIGHT_BYTES_MIN), (0.02, 4 << 20), (0.1, 12 << 20), (1.0, IN_FLIGHT_BYTES_MAX)]
+)
+def test_more_is_in_flight_to_a_peer_that_is_far_away(round_trip_s: float, most: int) -> None:
+    stream = a_stream(Flow(round_trip_s))
+    stream.sent(11, int(0.97 * most))
+    assert not stream.full
+    stream.sent(12, int(0.04 * most))
+    assert stream.full
 
 
 def test_age_is_that_of_the_oldest_record_that_is_missing() -> None:

@@ -78,6 +78,7 @@ def test_both_ends_know_each_other_and_share_a_secret() -> None:
         dialler, acceptor = await listener.pair()
         assert (dialler.peer["proxy"], acceptor.peer["proxy"]) == ("b", "a")
         assert (dialler.purpose, acceptor.purpose) == ("link", "link")
+        assert min(dialler.round_trip_s, acceptor.round_trip_s) > 0
         assert dialler.agreed_secret("x") == acceptor.agreed_secret("x") != dialler.agreed_secret("y")
         dialler.close()
 
