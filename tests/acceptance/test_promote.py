@@ -109,6 +109,7 @@ def test_finished_after_kill_9(link: Linked, namespaces: tuple[str, str], delay_
     asked.join(60)
     link.b.proxy.start()
     until("it is promoted", lambda: reserved(link, remote) == "open")
+    until("A has found B again", lambda: link.a.link(link.name)["state"] != "Disconnected")
     assert link.b.topic_config(remote + "t")["retention.ms"] == "86400000"
     assert all(mapping["local"] != local for mapping in link.a.link(link.name)["mappings"])
     assert link.b.produce(remote + "t", [b"here now"]) == [3]
