@@ -42,16 +42,17 @@ async def epoch_bound(
     """Up to where the source's leader epochs allow that both logs are the same; at most ``end``.
 
     ``epochs`` are those that the follower stored, and ``epoch_end`` asks the source: (its largest epoch up to the one
-    that is asked for, where that ends), with epoch -1 if it knows none.
+    that is asked for, where that ends), or epoch -1 where it knows none as high, as a new leader that has written
+    nothing yet. Where it knows none at all the epochs say nothing.
     """
-    bound = end
+    bound = lowered = end
     for known in reversed(epochs):
         epoch, ends_at = await epoch_end(known.epoch)
-        if epoch == NO_EPOCH:
-            return bound
         if epoch == known.epoch:
-            return min(bound, ends_at)
-        bound = min(bound, known.start_offset)  # the source has lost this epoch, with all that it wrote
+            return min(lowered, ends_at)
+        lowered = min(lowered, known.start_offset)  # the source has lost this epoch, with all that it wrote
+        if epoch != NO_EPOCH:
+            bound = lowered
     return bound
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from support.fake_cluster import run_simulated
 from support.partition_log import Partition, batch
 from support.replicas import INDEX, LINK, Replicas, simulate_clock
 
-from isthmus_control.model import FollowerTopic, TopicState
+from isthmus_control.model import FollowerTopic, SourceEpoch, TopicState
 from isthmus_plugins.api import TransactionMarkers
-from isthmus_plugins.replication.common_log import CommonLog
+from isthmus_plugins.replication.common_log import NO_EPOCH, CommonLog, epoch_bound
 from isthmus_protocol import producer_ids
 from isthmus_protocol.records import TRANSACTIONAL_BIT, Compression
 
@@ -93,3 +94,36 @@ def test_what_became_of_a_transaction_that_both_have_ended_counts(monkeypatch: p
         aborted(target, carried, committed=True)
 
     assert common_end(monkeypatch, write) == 1
+
+
+def broker(*epochs: tuple[int, int], end: int) -> Callable[[int], Awaitable[tuple[int, int]]]:
+    """What a broker answers whose log has these leader epochs, each with its first offset (LeaderEpochFileCache)."""
+
+    async def epoch_end(asked: int) -> tuple[int, int]:
+        if not epochs or asked > epochs[-1][0]:
+            return NO_EPOCH, -1
+        if asked == epochs[-1][0]:
+            return asked, end
+        higher = next(start for epoch, start in epochs if epoch > asked)
+        return max((epoch for epoch, _ in epochs if epoch <= asked), default=asked), higher
+
+    return epoch_end
+
+
+@pytest.mark.parametrize(
+    ("source", "bound"),
+    [
+        (broker((0, 0), (5, 90), end=100), 95),
+        (broker((0, 0), (5, 90), end=93), 93),
+        (broker((0, 0), (6, 80), end=100), 80),  # epoch 5 is lost
+        (broker((0, 0), end=85), 85),  # and nothing was written since
+        (broker((0, 0), end=99), 90),  # what looks the same was written before
+        (broker((7, 98), end=100), 95),  # all that it had expired
+        (broker(end=100), 95),
+    ],
+)
+def test_leader_epochs_bound_what_both_may_have(
+    source: Callable[[int], Awaitable[tuple[int, int]]], bound: int
+) -> None:
+    known = (SourceEpoch(0, 0), SourceEpoch(5, 90))
+    assert asyncio.run(epoch_bound(known, 95, source)) == bound
