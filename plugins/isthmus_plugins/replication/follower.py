@@ -18,7 +18,13 @@ from typing import Any, Final
 from isthmus_control.commands import PartitionEpoch, RecordSourceEpochs
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Counterpart
-from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
+from isthmus_control.model import (
+    TRANSACTION_VERIFICATION,
+    FollowerTopic,
+    NamespaceMapping,
+    ResourceType,
+    TopicState,
+)
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
@@ -74,19 +80,20 @@ REFUSALS_MAX: Final = 5
 """A broker that answers a batch so often with an error that may pass, with nothing stored, does not want it."""
 
 UNVERIFIED_MAX: Final = 3
-"""How often a transactional batch is refused before that is put down to KIP-890's verification: the error that says so
-may pass, too."""
+"""How often a transactional batch is refused before the target is asked whether it verifies transactions (KIP-890): the
+error that says so may pass, too."""
 TRANSACTIONAL_ID_PREFIX: Final = "isthmus-"
 """Brokers want a transactional id with transactional batches, and ask for WRITE on it; they do nothing else with it."""
 
 MESSAGE_TOO_LARGE: Final = 10
+NOT_ENOUGH_REPLICAS: Final = 19
 OUT_OF_ORDER_SEQUENCE: Final = 45
 TRANSACTION_COORDINATOR_FENCED: Final = 52
-_UNVERIFIED: Final = frozenset({19, 48, 49})
+_UNVERIFIED: Final = frozenset({NOT_ENOUGH_REPLICAS, 48, 49})
 """NOT_ENOUGH_REPLICAS, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING: what the verification of KIP-890 answers."""
 _NOT_STORED: Final = frozenset(
     {
-        19,  # NOT_ENOUGH_REPLICAS: refused before the append
+        NOT_ENOUGH_REPLICAS,  # refused before the append
         5,  # LEADER_NOT_AVAILABLE
         89,  # THROTTLING_QUOTA_EXCEEDED
     }
@@ -120,6 +127,7 @@ class FollowerStream:
         "topic",
         "topic_id",
         "trouble",
+        "unverified",
         "waits_for",
         "writer",
     )
@@ -153,6 +161,8 @@ class FollowerStream:
         self.trouble: StopReason | None = None
         """What keeps it from appending right now, if it is expected to pass."""
         self.refusals = 0
+        self.unverified: int | None = None
+        """The error that may say that the target verifies transactions, until it was asked whether it does."""
         self.waits_for: set[str] = set()
         """What is under way before the next record can be written: see ``FollowerEnd.proceed``."""
         self.told_end = False
@@ -190,6 +200,8 @@ class FollowerEnd:
         self._streams: dict[tuple[LinkConnection, int], FollowerStream] = {}
         self._partitions: dict[tuple[str, int], FollowerStream] = {}
         """The latest stream of each partition; one that has ended stays, for what it can tell."""
+        self._dropped: dict[tuple[str, int], FollowerStream] = {}
+        """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
         self._writers: dict[tuple[int, int], Writer] = {}
         self._epochs_due: dict[FollowerStream, None] = {}
@@ -235,9 +247,10 @@ class FollowerEnd:
                 if leader is None
                 else f"{topic}-{partition} is led by broker {leader}, which another proxy fronts",
             )
-        old = self._partitions.get((topic, partition))
-        if old is not None:
-            await self._end(old, StopReason(reasons.CLOSED, "another stream of the partition was opened"))
+        old, dropped = self._partitions.get((topic, partition)), self._dropped.get((topic, partition))
+        for before in (dropped, old):
+            if before is not None:
+                await self._end(before, StopReason(reasons.CLOSED, "another stream of the partition was opened"))
         record, counterpart = self._following(connection, topic, params)
         state = self._context.control.state
         follower_log = FollowerLog(
@@ -261,8 +274,10 @@ class FollowerEnd:
             follower_log,
             self._writer(leader, topic, partition),
         )
-        uncertain = monotonic() < self._alone_from or (old is not None and old.follower_log.uncertain)
-        await self._read_position(stream, uncertain)
+        uncertain = any(before is not None and before.follower_log.uncertain for before in (dropped, old))
+        await self._read_position(stream, uncertain or monotonic() < self._alone_from)
+        if self._dropped.get((topic, partition)) is dropped:
+            self._dropped.pop((topic, partition), None)
         if old is not None:
             follower_log.source_end = old.follower_log.source_end
             if old.reason is not None and reasons.waiting_state(old.reason.code) is not None:
@@ -385,6 +400,8 @@ class FollowerEnd:
                 await self._end(stream, reason)
                 if self._partitions.get(stream.place) is stream:
                     del self._partitions[stream.place]
+                    if stream.follower_log.uncertain:
+                        self._dropped[stream.place] = stream
 
     def control_changed(self, state: ControlState) -> None:
         """End the streams of what does not follow any more: another proxy may have detached it."""
@@ -395,23 +412,26 @@ class FollowerEnd:
         for stream in list(self._partitions.values()):
             record = state.follower_topics.get(stream.topic)
             if stream.topic in state.truncations:
-                self._tasks.start(
-                    f"end-{stream.topic}-{stream.partition}",
-                    self._end(stream, StopReason(ReasonCode.TRUNCATING, "the topic is being truncated")),
-                )
-                del self._partitions[stream.place]
+                self._drop(stream, StopReason(ReasonCode.TRUNCATING, "the topic is being truncated"))
             elif (
                 record is None
                 or record.state is not TopicState.FOLLOWING
                 or record.link != stream.link_name
                 or record.topic_id != stream.topic_id
             ):
-                stream.follower_log.stop(StopReason(reasons.CLOSED, "the topic does not follow any more"))
-                self._tasks.start(
-                    f"end-{stream.topic}-{stream.partition}",
-                    self._end(stream, StopReason(reasons.CLOSED, "the topic does not follow any more")),
-                )
-                del self._partitions[stream.place]
+                self._drop(stream, StopReason(reasons.CLOSED, "the topic does not follow any more"))
+
+    def _drop(self, stream: FollowerStream, reason: StopReason) -> None:
+        """End a stream of what does not follow any more, now; one that is opened again waits for its last request."""
+        stream.follower_log.stop(reason)
+        del self._partitions[stream.place]
+        self._dropped[stream.place] = stream
+        self._tasks.start(f"end-{stream.topic}-{stream.partition}", self._end_dropped(stream, reason))
+
+    async def _end_dropped(self, stream: FollowerStream, reason: StopReason) -> None:
+        await self._end(stream, reason)
+        if not stream.follower_log.uncertain and self._dropped.get(stream.place) is stream:
+            del self._dropped[stream.place]
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """The leader end is gone: its streams take nothing more. What is under way is still awaited."""
@@ -595,6 +615,9 @@ class FollowerEnd:
                         where = "has no leader now" if leader is None else f"is led by broker {leader} now"
                         follower_log.stop(StopReason(reasons.MOVED, f"the partition {where}"))
                         break
+                    if stream.unverified is not None and (objection := await self._objection(stream)) is not None:
+                        follower_log.stop(objection)
+                        break
                     await self._read_position(stream, follower_log.uncertain or stream.trouble is not None)
                     if not follower_log.queued:
                         stream.trouble = None
@@ -609,6 +632,31 @@ class FollowerEnd:
             follower_log.stop(StopReason(ReasonCode.TARGET_REFUSES_RECORDS, f"its position cannot be read: {error}"))
         if not follower_log.ended:
             self.tell_appended(stream)
+
+    async def _objection(self, stream: FollowerStream) -> StopReason | None:
+        """Why the target refuses transactional batches again and again, None if that passes. Raises BrokerUnavailable.
+
+        NOT_ENOUGH_REPLICAS is what brokers say that cannot verify a transaction, and those that lack replicas.
+        """
+        assert stream.unverified is not None
+        end = stream.follower_log.end
+        try:
+            verifies = (await self._context.cluster.broker_configs(TRANSACTION_VERIFICATION)).get(stream.broker_id)
+        except KafkaRefused as error:
+            return StopReason(
+                ReasonCode.TARGET_REFUSES_RECORDS,
+                f"offset {end} is part of a transaction; the target refuses it, and {TRANSACTION_VERIFICATION} cannot "
+                f"be read: {error}",
+            )
+        if verifies == "true":
+            return StopReason(
+                ReasonCode.TRANSACTION_VERIFICATION_ENABLED,
+                f"offset {end} is part of a transaction, and the target's brokers verify transactions: {ASK}",
+            )
+        code, stream.unverified, stream.refusals = stream.unverified, None, 0
+        if code == NOT_ENOUGH_REPLICAS or stream.trouble is None:
+            return None
+        return stream.trouble
 
     def tell_appended(self, stream: FollowerStream) -> None:
         stream.connection.send(link.encode_appended(stream.stream_id, stream.follower_log.end))
@@ -835,18 +883,11 @@ class Writer:
         if code in _MOVED:
             follower_log.not_written()
             follower_log.stop(StopReason(reasons.MOVED, f"the broker answered {result.error_name}"))
-        elif code in _UNVERIFIED and transactional and stream.refusals >= UNVERIFIED_MAX:
-            follower_log.not_written()
-            follower_log.stop(
-                StopReason(
-                    ReasonCode.TRANSACTION_VERIFICATION_ENABLED,
-                    f"offset {follower_log.end} is part of a transaction, and the target's brokers verify "
-                    f"transactions: {ASK}",
-                )
-            )
         elif code in _UNVERIFIED and transactional:
             stream.trouble = objection
             stream.refusals += 1
+            if stream.refusals > UNVERIFIED_MAX:
+                stream.unverified = code
             follower_log.not_written()
             follower_log.unknown()
         elif code in _NOT_STORED:

@@ -12,7 +12,7 @@ from support.partition_log import Partition, batch
 from support.replicas import LINK, Replicas, simulate_clock
 
 from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs
-from isthmus_control.model import ResourceType
+from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
 from isthmus_control.outcome import Outcome, Rejected, Rejection
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import KafkaRefused, ProduceResult, ProducerState, TransactionMarkers
@@ -137,6 +137,69 @@ def test_a_lost_request_is_not_sent_again_before_it_must_have_landed(monkeypatch
         await asyncio.sleep(10)
         assert len(target.log) == 2
         assert stream(replicas).reason is None
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_stream_waits_for_what_the_one_before_a_detach_may_have_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        source, target = await one_record(replicas)
+        await asyncio.sleep(5)  # what an older process may have sent is not waited for any more
+        target.producers.clear()
+        loop = asyncio.get_running_loop()
+        produce = FakeProduceConnection.produce
+        lost: list[bytes] = []
+
+        async def lose(
+            self: FakeProduceConnection,
+            batches: Mapping[tuple[str, int], bytes],
+            timeout_ms: int,
+            transactional_id: str | None = None,
+        ) -> dict[tuple[str, int], ProduceResult]:
+            if lost:
+                return await produce(self, batches, timeout_ms, transactional_id)
+            lost.extend(batches.values())
+            loop.call_later(1.8, target.produce, lost[0])
+            raise module.BrokerUnavailable("no answer")
+
+        monkeypatch.setattr(FakeProduceConnection, "produce", lose)
+        source.write_values(b"second")
+        await replicas.until("it is sent", lambda: bool(lost))
+        await asyncio.sleep(0.05)
+        replicas.controls["B"].apply(DetachNamespace(LINK, ResourceType.TOPIC, "remote-"))
+        await asyncio.sleep(0.05)
+        assert replicas.ends["B"].follower.streams() == []
+        replicas.attach()
+        await replicas.until("it is there", replicas.equal)
+        await asyncio.sleep(10)
+        assert len(target.log) == 2
+        assert stream(replicas).reason is None
+
+    on_replicas(monkeypatch, work)
+
+
+@pytest.mark.parametrize("code", [19, 48])
+@pytest.mark.parametrize("verifies", [True, False])
+def test_whether_transactions_are_verified_is_asked_and_not_guessed(
+    code: int, verifies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        source, target = await one_record(replicas)
+        replicas.b.cluster_configs[TRANSACTION_VERIFICATION] = str(verifies).lower()
+        asked = answering(monkeypatch, code, "SOME_ERROR", 10)
+        source.write_values(b"open", producer_id=7, producer_epoch=0, base_sequence=0, attributes=0x10)
+        if code == 19 and not verifies:
+            await replicas.until("it passes", replicas.equal)
+            assert len(asked) == 10
+            assert stream(replicas).reason is None
+            return
+        await replicas.until("it stops", lambda: stream(replicas).follower_log.state is LogState.STOPPED)
+        reason = stream(replicas).reason
+        assert reason is not None
+        expected = ReasonCode.TRANSACTION_VERIFICATION_ENABLED if verifies else ReasonCode.TARGET_REFUSES_RECORDS
+        assert reason.code == expected
+        assert len(asked) == module.UNVERIFIED_MAX + 1
+        assert target.end == 1
 
     on_replicas(monkeypatch, work)
 
