@@ -233,6 +233,16 @@ class EndPromotion(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class AbandonPromotion(Body):
+    """The source had more than the follower after all: the namespace follows on."""
+
+    KIND: ClassVar[str] = "abandon-promotion"
+    type: ResourceType
+    prefix: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetOffsetsTopic(Body):
     """How the offsets topic of this side (LEADER) or of the other one (FOLLOWER) is copied over a link; None: not."""
 
@@ -507,6 +517,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             ReleaseBrokerConfig,
             BeginPromotion,
             EndPromotion,
+            AbandonPromotion,
             SetOffsetsTopic,
             SetFollowerTopic,
             ForgetFollowerTopic,

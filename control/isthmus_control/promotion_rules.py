@@ -2,7 +2,8 @@
 
 A promotion is recorded before its first step, with what its steps need once the link is gone from the namespace, and
 each step can be done again by any proxy: detach at both ends, end open transactions, give topics the source's settings
-where they had overrides, clear the reservation. Until that last one nobody else may open or attach the namespace.
+where they had overrides, clear the reservation. Until that last one nobody else may open or attach the namespace. While
+it follows still, a promotion can be abandoned.
 
 One proxy, the *owner*, carries it out; who finds that the owner's lease is gone takes over, by beginning it again.
 """
@@ -56,6 +57,21 @@ def _take_over(state: ControlState, before: Promotion, body: c.BeginPromotion) -
     return state.evolve(promotions={**state.promotions, before.key: after}), (PromotionChanged(before, after),)
 
 
+def _abandon(state: ControlState, offset: int, command: c.Command, body: c.AbandonPromotion) -> Result:
+    key = NamespaceKey(body.type, body.prefix)
+    before = state.promotions.get(key)
+    if before is None:
+        return state, ()
+    require(before.owner == body.owner, Rejection.CONFLICT, f"another proxy took over to promote the {key}")
+    require(
+        any(mapping.role is Role.FOLLOWER for _, mapping in state.attachments(key)),
+        Rejection.CONFLICT,
+        f"the {key} follows no more: its promotion can only go on",
+    )
+    promotions = {other: promotion for other, promotion in state.promotions.items() if other != key}
+    return state.evolve(promotions=promotions), (PromotionChanged(before, None),)
+
+
 def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromotion) -> Result:
     key = NamespaceKey(body.type, body.prefix)
     before = state.promotions.get(key)
@@ -80,4 +96,5 @@ def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromot
 PROMOTION_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
     c.BeginPromotion: _begin,
     c.EndPromotion: _end,
+    c.AbandonPromotion: _abandon,
 }

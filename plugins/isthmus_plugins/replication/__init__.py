@@ -130,6 +130,7 @@ class ReplicationPlugin:
                 "completing_transactions": lambda connection, params: self._links.on_completing_transactions(
                     connection, params
                 ),
+                "log_ends": lambda connection, params: self._links.on_log_ends(connection, params),
                 "topic_settings": lambda connection, params: self._links.on_topic_settings(connection, params),
                 "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
                 "acls": lambda connection, params: self._acls.follower.on_acls(connection, params),

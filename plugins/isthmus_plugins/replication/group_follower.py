@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
+from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, Role, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
 from isthmus_plugins.replication import reasons
@@ -48,6 +48,7 @@ LOST_REQUEST_MARGIN_S: Final = 2.0
 """A request whose connection broke may still be carried out for this time: what the coordinator has is read again."""
 GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
+TOPICS_DIFFER: Final = "TOPICS_DIFFER"
 PENDING_TOLD_MAX: Final = 1000
 """Groups that a leader end is told of, when it asks what is pending."""
 RETENTION: Final = "offsets.retention.minutes"
@@ -121,6 +122,7 @@ class GroupFollower:
         if monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
         link_name, now = connection.link_name, monotonic()
+        self._check_topics(link_name, params)
         for part in params["parts"]:
             self._take(connection, link_name, int(params["partitions"]), part, now)
         self._changed.set()
@@ -176,6 +178,20 @@ class GroupFollower:
                 group.read_at = now
                 self._active[group] = None
         self._strays_at = now
+
+    def _check_topics(self, link_name: str, params: Mapping[str, Any]) -> None:
+        """Raise LinkRejected while one end has attached or detached topics and the other has not.
+
+        What is not told then is not what groups do not have.
+        """
+        link = self._context.control.state.links.get(link_name)
+        ours = {
+            mapping.local_prefix
+            for mapping in (link.mappings if link is not None else ())
+            if mapping.type is ResourceType.TOPIC and mapping.role is Role.FOLLOWER
+        }
+        if ours != set(params.get("topics", ours)):  # a peer of before does not say
+            raise LinkRejected(TOPICS_DIFFER, f"the topics of link {link_name} are not attached at both ends now")
 
     def _check(self, link_name: str, group: str, topic: str) -> None:
         """Raises LinkRejected for a group or topic that does not follow over the link."""

@@ -135,6 +135,15 @@ class Feed:
     def remote_topic(self, topic: str) -> str | None:
         return remote_name(self.mappings, ResourceType.TOPIC, topic)
 
+    @property
+    def topic_prefixes(self) -> list[str]:
+        """The other end's topic namespaces that positions are told of."""
+        return sorted(
+            mapping.remote_prefix
+            for mapping in self.mappings
+            if mapping.type is ResourceType.TOPIC and mapping.role is Role.LEADER
+        )
+
 
 class GroupLeader:
     """The groups that are led over links, as far as this proxy fronts their coordinators."""
@@ -507,4 +516,5 @@ class GroupLeader:
         return sorted(remote for name in names if (remote := feed.remote_group(name)) is not None)
 
     async def _call(self, feed: Feed, parts: list[dict[str, Any]]) -> None:
-        await feed.connection.call("group_offsets", {"partitions": self._partitions, "parts": parts})
+        asked = {"partitions": self._partitions, "parts": parts, "topics": feed.topic_prefixes}
+        await feed.connection.call("group_offsets", asked)

@@ -2,7 +2,8 @@
 
 1. Nothing is missing: every partition has what the source has. Else it is refused, with what is missing.
 2. It is recorded, with the source's values of what is overridden here: the source may be gone before the end.
-3. The namespace is detached at both ends, the leader's first.
+3. The namespace is detached at both ends, the leader's first. In between, when nothing more is sent, it looks again: if
+   the source has more by then, the leader's end is attached again, and the promotion is abandoned.
 4. Transactions that are open in the follower's logs are aborted: no coordinator of this cluster knows them.
 5. Topics get the source's settings instead of the overrides.
 6. The reservation is cleared, and the record with it.
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from isthmus_control.commands import BeginPromotion, Body, EndPromotion
+from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, EndPromotion
 from isthmus_control.model import Link, NamespaceMapping, Promotion, ResourceType, Role, TopicState, contains
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
@@ -34,6 +36,9 @@ RESUME_INTERVAL_S: Final = 2.0
 """How often a proxy looks for promotions that nobody carries out."""
 MARKER_TIMEOUT_MS: Final = 30_000
 MISSING_LISTED: Final = 10
+ARRIVAL_S: Final = 10.0
+"""How long what was sent before the leader's end was detached may take to be in the follower's logs."""
+ARRIVAL_POLL_S: Final = 0.1
 LANE: Final = "promotion"
 
 Progress = Callable[[int, int], None]
@@ -50,14 +55,14 @@ class Promotions:
         context: PluginContext,
         call: Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]],
         append: Callable[[Body], Awaitable[None]],
-        detach: Callable[[str, str, str], Awaitable[None]],
+        detach_here: Callable[[Link, NamespaceMapping], Awaitable[None]],
         enforced: Callable[[], Awaitable[None]],
         compare_groups: Callable[[Link], Awaitable[Sequence[GroupVerdict]]],
     ) -> None:
         self._context = context
         self._call = call
         self._append = append
-        self._detach = detach
+        self._detach_here = detach_here
         self._enforced = enforced
         self._compare_groups = compare_groups
         self._tasks = Tasks("promotions")
@@ -84,13 +89,7 @@ class Promotions:
             if dry_run:
                 return result
             if blocked:
-                more = f", and {len(blocked) - MISSING_LISTED} more" if len(blocked) > MISSING_LISTED else ""
-                raise OperationError(
-                    "NOT_DRAINED",
-                    f"the follower does not have all of the source yet: {'; '.join(blocked[:MISSING_LISTED])}{more}. "
-                    "Stop the writers, wait until the link is Following without lag, and try again",
-                    409,
-                )
+                raise _not_drained(blocked)
             # All are recorded first, so that all of them end promoted whatever happens from here on.
             for wanted, report in zip(namespaces, reports, strict=True):
                 if not report.begun:
@@ -121,8 +120,7 @@ class Promotions:
         report = PromotedNamespace(type=wanted.type, local=wanted.local, remote=mapping.remote_prefix)
         try:
             # First: a decision that is carried out by now has its markers in the logs that are looked at after.
-            deciding = (await self._call(link.name, "completing_transactions", {}))["transactional_ids"]
-            report.missing += [f"transaction {name!r} of the source is being completed" for name in deciding]
+            report.missing += await self._deciding(link.name)
             if kind is ResourceType.TOPIC:
                 await self._look_at_topics(link.name, mapping, report)
             elif kind is ResourceType.CONSUMER_GROUP:
@@ -221,8 +219,9 @@ class Promotions:
     async def _carry_out(self, promotion: Promotion, report: PromotedNamespace | None) -> None:
         """Everything after the beginning. Raises OperationError; it can be done again."""
         link = self._context.control.state.links.get(promotion.link)
-        if link is not None and link.mapping(promotion.type, promotion.prefix) is not None:
-            await self._detach(promotion.link, promotion.prefix, promotion.type.value)
+        mapping = link.mapping(promotion.type, promotion.prefix) if link is not None else None
+        if link is not None and mapping is not None:
+            await self._detach(link, mapping)
         ended = 0
         if promotion.type is ResourceType.TOPIC:
             try:
@@ -242,6 +241,73 @@ class Promotions:
         if report is not None:
             report.promoted = True
             report.transactions_ended = ended
+
+    async def _detach(self, link: Link, mapping: NamespaceMapping) -> None:
+        """Detach both ends, the leader's first, unless the source has more by then. Raises OperationError."""
+        there = {"type": mapping.type.value, "local": mapping.remote_prefix}
+        await self._call(link.name, "detach", there)
+        if missing := await self._missing_after(link, mapping):
+            again = {**there, "remote": mapping.local_prefix, "role": Role.LEADER.value}
+            await self._call(link.name, "attach", again)
+            await self._append(AbandonPromotion(mapping.type, mapping.local_prefix, self._context.incarnation))
+            raise _not_drained(missing)
+        await self._detach_here(link, mapping)
+
+    async def _missing_after(self, link: Link, mapping: NamespaceMapping) -> list[str]:
+        """What the follower lacks although the leader end sends nothing more, once all that was sent is here."""
+        if mapping.type is not ResourceType.TOPIC:
+            return []
+        try:
+            missing = await self._deciding(link.name)
+            there = (await self._call(link.name, "log_ends", {"prefix": mapping.remote_prefix}))["topics"]
+            deadline = monotonic() + ARRIVAL_S
+            while True:
+                lacking = await self._lacking(mapping, there)
+                if not lacking or monotonic() > deadline:
+                    return missing + lacking
+                await asyncio.sleep(ARRIVAL_POLL_S)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
+
+    async def _deciding(self, link_name: str) -> list[str]:
+        deciding = (await self._call(link_name, "completing_transactions", {}))["transactional_ids"]
+        return [f"transaction {name!r} of the source is being completed" for name in deciding]
+
+    async def _lacking(self, mapping: NamespaceMapping, there: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """What the follower's logs lack of the source's, which end ``there``. Raises BrokerUnavailable."""
+        lacking: list[str] = []
+        ours: dict[tuple[str, int], int] = {}
+        for source, told in there.items():
+            name = mapping.local_name(source)
+            if name is None:
+                continue
+            record = self._context.control.state.follower_topics.get(name)
+            if record is None or record.source_topic_id != told["topic_id"]:
+                lacking.append(f"{source} is not followed")
+            else:
+                ours |= {(name, partition): int(end) for partition, end in enumerate(told["ends"])}
+        ends = await self._context.cluster.log_ends(list(ours)) if ours else {}
+        for (name, partition), source_end in ours.items():
+            end = ends.get((name, partition))
+            if end is None:
+                lacking.append(f"the log end of {name}-{partition} cannot be read")
+            elif end != source_end:
+                lacking.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
+        return lacking
+
+    async def ends_of(self, topics: Sequence[TopicInfo]) -> dict[str, dict[str, Any]]:
+        """Where this cluster's logs end, for the follower's end that is promoted. Raises BrokerUnavailable."""
+        places = [(topic.name, partition) for topic in topics for partition in range(len(topic.partitions))]
+        ends = await self._context.cluster.log_ends(places) if places else {}
+        if lacking := [place for place in places if place not in ends]:
+            raise BrokerUnavailable(f"the log end of {lacking[0][0]}-{lacking[0][1]} cannot be read")
+        return {
+            topic.name: {
+                "topic_id": str(uuid.UUID(bytes=topic.topic_id)),
+                "ends": [ends[topic.name, partition] for partition in range(len(topic.partitions))],
+            }
+            for topic in topics
+        }
 
     async def _open_transactions(self, topic: TopicInfo) -> list[TransactionMarkers]:
         """The aborts of what is open in a topic's partitions."""
@@ -292,3 +358,13 @@ class Promotions:
                 changes[name] = None if inherited == value else value
         if changes:
             await self._context.cluster.alter_topic_configs(topic, changes)
+
+
+def _not_drained(missing: Sequence[str]) -> OperationError:
+    more = f", and {len(missing) - MISSING_LISTED} more" if len(missing) > MISSING_LISTED else ""
+    return OperationError(
+        "NOT_DRAINED",
+        f"the follower does not have all of the source yet: {'; '.join(missing[:MISSING_LISTED])}{more}. Stop the "
+        "writers, wait until the link is Following without lag, and try again",
+        409,
+    )

@@ -116,7 +116,7 @@ class LinkService:
         self._acls = acls
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
         self._promotions = Promotions(
-            context, self._call, self._append, self.detach, self._enforced, self._compare_groups
+            context, self._call, self._append, self._detach_here, self._enforced, self._compare_groups
         )
         self.offsets_topics = OffsetsTopics(
             context,
@@ -776,6 +776,23 @@ class LinkService:
         """Transactions of this cluster that were decided, and whose markers may still be missing."""
         try:
             return {"transactional_ids": list(await self._context.cluster.completing_transactions())}
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+
+    async def on_log_ends(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Where the logs of a namespace end that was led and is detached, for the follower's end that is promoted.
+
+        The high watermark may lag behind; what is beyond it may be shown later, so the log ends count.
+        """
+        prefix = str(params["prefix"])
+        mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
+        for name, truncation in self._context.control.state.truncations.items():
+            if mapping.remote_name(name) is not None:  # its log is not whole
+                raise LinkRejected(ReasonCode.SOURCE_TRUNCATING, truncation.describe())
+        try:
+            topics = (await self._context.cluster.topics()).values()
+            led = [topic for topic in topics if not topic.internal and mapping.remote_name(topic.name) is not None]
+            return {"topics": await self._promotions.ends_of(led)}
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
 

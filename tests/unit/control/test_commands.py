@@ -62,6 +62,7 @@ BODIES: list[c.Body] = [
     c.ReleaseBrokerConfig("n"),
     c.BeginPromotion("l", TOPIC, "a-", {"a-t": {"retention.ms": "1"}}, UID),
     c.EndPromotion(TOPIC, "a-", UID),
+    c.AbandonPromotion(TOPIC, "a-", UID),
     c.SetOffsetsTopic("l", Role.LEADER, OffsetsCopy(OffsetsForm.REDACTED, ("app-*", "one"))),
     c.SetOffsetsTopic("l", Role.FOLLOWER, None),
     c.SetFollowerTopic("l", "t", "s", UID, TopicState.REFUSED, None, Reason("CODE", "words")),

@@ -73,6 +73,21 @@ def test_from_the_beginning_to_the_end() -> None:
     log.ok(again)
 
 
+def test_it_is_abandoned_only_while_it_follows_still() -> None:
+    log = Log()
+    abandon = c.AbandonPromotion(TOPIC, "in-", log.ours)
+    assert log.ok(abandon) == ()
+    log.ok(log.begin)
+    log.refused(replace(abandon, owner=log.other), Rejection.CONFLICT, "took over")
+    (change,) = log.ok(abandon)
+    assert change.after is None
+    assert not log.state.promotions
+    assert log.state.namespaces[KEY].reserved
+    log.ok(log.begin)
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.refused(abandon, Rejection.CONFLICT, "can only go on")
+
+
 def test_only_followers_are_promoted() -> None:
     log = Log()
     log.refused(replace(log.begin, prefix="x-"), Rejection.NOT_FOUND, "'x-'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from support.fake_cluster import FakeControl
 from support.plugins import Proxy, Two, on_two
 
-from isthmus_control.commands import ReleaseLease
+from isthmus_control.commands import BeginPromotion, DetachNamespace, ReleaseLease
 from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType
 from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec
@@ -109,6 +110,68 @@ def test_open_transactions_are_aborted() -> None:
         assert promoted(two)
 
     on_following(work)
+
+
+def test_what_the_source_has_decided_since_is_seen_after_it_was_detached() -> None:
+    async def work(two: Two) -> None:
+        control = two.controls["B"]
+        append = control.append
+
+        async def decided(body: Any) -> Any:
+            if isinstance(body, BeginPromotion):
+                two.clusters["A"].completing.append("payments")
+            return await append(body)
+
+        control.append = decided  # type: ignore[method-assign]
+        with pytest.raises(OperationError, match="'payments' of the source is being completed") as raised:
+            await promote(two.b)
+        assert raised.value.code == "NOT_DRAINED"
+        await follows_on(two)
+        control.append = append  # type: ignore[method-assign]
+        two.clusters["A"].completing.clear()
+        await promote(two.b)
+        assert promoted(two)
+
+    on_following(work)
+
+
+def test_what_was_written_since_is_seen_after_the_source_was_detached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "ARRIVAL_S", 0.3)
+
+    async def work(two: Two) -> None:
+        source, control = two.clusters["A"], two.controls["A"]
+        append, fetch = control.append, source.fetch_connection
+
+        async def unread(broker_id: int, lane: str) -> Any:
+            raise BrokerUnavailable("not now")
+
+        async def written(body: Any) -> Any:
+            if isinstance(body, DetachNamespace):
+                source.fetch_connection = unread  # type: ignore[method-assign]
+                await asyncio.sleep(0.6)  # what is being read has come
+                source.partition("l-t").write_values(b"late")
+            return await append(body)
+
+        control.append = written  # type: ignore[method-assign]
+        with pytest.raises(OperationError, match="r-t-0 ends at 3, the source's at 4") as raised:
+            await promote(two.b)
+        assert raised.value.code == "NOT_DRAINED"
+        control.append = append  # type: ignore[method-assign]
+        source.fetch_connection = fetch  # type: ignore[method-assign]
+        await follows_on(two)
+        await two.until("the rest is there", lambda: two.clusters["B"].partition("r-t").end == 4)
+        await promote(two.b)
+        assert promoted(two)
+
+    on_following(work)
+
+
+async def follows_on(two: Two) -> None:
+    """Nothing is promoted, and both ends are attached."""
+    assert not two.controls["B"].state.promotions
+    assert two.controls["B"].state.namespaces[KEY].reserved
+    assert [mapping.role for mapping in two.a.status().mappings] == ["leader"]
+    assert [mapping.role for mapping in two.b.status().mappings] == ["follower"]
 
 
 class Killing:
