@@ -38,6 +38,7 @@ from isthmus_control.truncations import (
     PartitionView,
     SalvageFile,
     Succession,
+    TopicLayout,
     TruncationPhase,
 )
 
@@ -378,6 +379,7 @@ class AdvanceTruncation(Body):
     """The owner has done what the phase names. What the next one needs to know comes with it."""
 
     KIND: ClassVar[str] = "advance-truncation"
+    VERSION: ClassVar[int] = 2
     topic: str
     topic_id: str
     owner: str
@@ -388,6 +390,17 @@ class AdvanceTruncation(Body):
     moved: tuple[MovedPosition, ...] | None = None
     moved_count: int | None = None
     attempt: str | None = None
+    layout: TopicLayout | None = None
+    positions_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpTruncation(Body):
+    """The operator agreed to lose what a topic lacks that catches up with a source which may be gone."""
+
+    KIND: ClassVar[str] = "give-up-truncation"
+    topic: str
+    topic_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,6 +542,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             BeginTruncation,
             TakeOverTruncation,
             AdvanceTruncation,
+            GiveUpTruncation,
             HoldUpTruncation,
             RecordAcls,
             RegisterProducerIds,

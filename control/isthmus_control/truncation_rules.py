@@ -112,11 +112,50 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
         moved=before.moved if body.moved is None else body.moved[:MOVED_POSITIONS_MAX],
         moved_count=before.moved_count if body.moved_count is None else body.moved_count,
         attempt=before.attempt if body.attempt is None else body.attempt,
+        layout=before.layout if body.layout is None else body.layout,
+        positions_lost=before.positions_lost or body.positions_lost,
     )
     _check(after)
-    if after.phase is not _P.DONE:
-        return _with(state, after), (TruncationChanged(before, after),)
-    return _done(state, before, after, command.at_ms)
+    if after.phase is _P.DONE:
+        return _done(state, before, after, command.at_ms)
+    state, changes = _with(state, after), (TruncationChanged(before, after),)
+    if after.phase is _P.CATCHING_UP:
+        return _follows_already(state, after, command.at_ms, changes)
+    return state, changes
+
+
+def _follows_already(state: ControlState, after: Truncation, at_ms: int, changes: tuple[Change, ...]) -> Result:
+    """The topic that was made follows its source from the start, before the truncation is over."""
+    record, link = state.follower_topics.get(after.topic), state.links.get(after.link)
+    topic_id = after.new_topic_id
+    if record is None or record.state is not TopicState.FOLLOWING or link is None or topic_id is None:
+        raise Refuse(Rejection.CONFLICT, f"topic {after.topic!r} does not follow over link {after.link!r}")
+    source_id = record.source_topic_id if after.source is None else after.source.successor
+    renewed = replace(record, topic_id=topic_id, source_topic_id=source_id, recorded_ms=at_ms)
+    opened = ProvenanceRange(link.remote_cluster_id, source_id, 0, None, at_ms)
+    partitions = dict.fromkeys(range(len(after.partitions)), (opened,))
+    return (
+        state.evolve(
+            follower_topics={**state.follower_topics, after.topic: renewed},
+            histories={**state.histories, after.topic: TopicHistory(after.topic, topic_id, partitions)},
+        ),
+        (
+            *changes,
+            FollowerTopicChanged(record, renewed),
+            ProvenanceChanged(after.topic, topic_id, tuple(sorted(partitions))),
+        ),
+    )
+
+
+def _give_up(state: ControlState, offset: int, command: c.Command, body: c.GiveUpTruncation) -> Result:
+    before = _under_way(state, body.topic, body.topic_id)
+    require(
+        before.phase is _P.CATCHING_UP,
+        Rejection.CONFLICT,
+        f"the truncation of topic {body.topic!r} goes on by itself ({before.phase}): there is nothing to give up",
+    )
+    after = replace(before, given_up=True)
+    return _with(state, after), (TruncationChanged(before, after),)
 
 
 def _check(after: Truncation) -> None:
@@ -262,5 +301,6 @@ TRUNCATION_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Comman
     c.BeginTruncation: _begin,
     c.TakeOverTruncation: _take_over,
     c.AdvanceTruncation: _advance,
+    c.GiveUpTruncation: _give_up,
     c.HoldUpTruncation: _hold_up,
 }

@@ -6,9 +6,11 @@ deleted, made again, refilled from the spool. A phase names what is being done *
 begins; each can be done again from its beginning, by any proxy, until the next one is recorded::
 
     COMPARING -> SALVAGING -> SPOOLING -> RECREATING -> REFILLING -> RESTORING -> CLEANING -> DONE
-      ^   |         |  |         |            ^             |
-      |   |         |  |         |            +-------------+  the refilled log is not what was spooled
-      +---|---------+  |         |   somebody wrote to the topic although it is frozen
+      ^   |         |  |         |         |  ^             |  |         ^
+      |   |         |  |         |         |  +-------------+  |         |  the refilled log is not what was spooled
+      +---|---------+--|---------|---------+  |                |         |  somebody wrote although it is frozen, or
+          |            |         |            |                |         |  the spool is lost and the old topic there
+          |            |         |            +-- CATCHING_UP <+ --------+  the spool is lost: the link refills it
           +------------+---------+-> CANCELLING -> DONE        nothing to cut, or it follows no more
 
 One proxy, the *owner*, carries it out; who finds that the owner's lease is gone takes over. Commands name their owner,
@@ -50,6 +52,8 @@ class TruncationPhase(StrEnum):
     """What is before, and the positions of groups, go to the spool. From here on clients wait."""
     RECREATING = "recreating"
     REFILLING = "refilling"
+    CATCHING_UP = "catching-up"
+    """The spool is lost: what it held comes from the source again."""
     RESTORING = "restoring"
     """Groups get their positions back."""
     CLEANING = "cleaning"
@@ -65,15 +69,16 @@ TRUNCATION_TRANSITIONS: Mapping[TruncationPhase, frozenset[TruncationPhase]] = M
         _P.COMPARING: frozenset((_P.SALVAGING, _P.CANCELLING)),
         _P.SALVAGING: frozenset((_P.SPOOLING, _P.COMPARING, _P.CANCELLING)),
         _P.SPOOLING: frozenset((_P.RECREATING, _P.COMPARING, _P.CANCELLING)),
-        _P.RECREATING: frozenset((_P.REFILLING,)),
-        _P.REFILLING: frozenset((_P.RESTORING, _P.RECREATING)),
+        _P.RECREATING: frozenset((_P.REFILLING, _P.COMPARING)),
+        _P.REFILLING: frozenset((_P.RESTORING, _P.RECREATING, _P.CATCHING_UP)),
+        _P.CATCHING_UP: frozenset((_P.RESTORING, _P.RECREATING)),
         _P.RESTORING: frozenset((_P.CLEANING,)),
         _P.CLEANING: frozenset((_P.DONE,)),
         _P.CANCELLING: frozenset((_P.DONE,)),
         _P.DONE: frozenset(),
     }
 )
-WITHHELD = frozenset((_P.SPOOLING, _P.RECREATING, _P.REFILLING, _P.RESTORING, _P.CLEANING))
+WITHHELD = frozenset((_P.SPOOLING, _P.RECREATING, _P.REFILLING, _P.CATCHING_UP, _P.RESTORING, _P.CLEANING))
 """Phases in which clients of the topic wait."""
 CANCELLABLE = frozenset((_P.COMPARING, _P.SALVAGING, _P.SPOOLING))
 """Phases in which the old topic is still there, whole."""
@@ -155,6 +160,15 @@ def succession(chain: Sequence[Succession], former: str, successor: str) -> Succ
 
 
 @dataclass(frozen=True, slots=True)
+class TopicLayout:
+    """What a topic is made anew with. ``groups``: so many have positions in it, which the spool holds."""
+
+    replication_factor: int
+    configs: Mapping[str, str]
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class EpochShift:
     """By how much the leader epochs of a topic that was made anew are raised, so that clients see them rise."""
 
@@ -171,7 +185,8 @@ class Truncation:
     before it was frozen (None: it had none). ``epochs_shifted_by`` is how its epochs were shown to clients. ``trouble``
     says why the phase does not end. ``attempt`` names the spool that is whole: each attempt to fill one has its own, so
     that nobody who slept through the loss of the truncation touches what the next owner made. ``source``: the source's
-    topic succeeded the one that was followed.
+    topic succeeded the one that was followed. ``positions_lost``: the spool was lost with the positions of groups.
+    ``given_up``: the operator has what is there while it catches up taken for all there is.
     """
 
     link: str
@@ -194,6 +209,9 @@ class Truncation:
     epochs_shifted_by: int = 0
     attempt: str | None = None
     source: Succession | None = None
+    layout: TopicLayout | None = None
+    positions_lost: bool = False
+    given_up: bool = False
 
     def spool(self, attempt: str | None) -> str:
         """The name of an attempt's spool topic."""
@@ -212,6 +230,11 @@ class Truncation:
     def withheld(self) -> bool:
         """Whether every proxy answers clients of the topic "try again": not while the old one waits for somebody."""
         return self.phase in WITHHELD and (self.phase not in CANCELLABLE or self.trouble is None)
+
+    @property
+    def follows(self) -> bool:
+        """Whether the topic follows the source although it is not whole yet."""
+        return self.phase is TruncationPhase.CATCHING_UP
 
     def describe(self) -> str:
         """What is being done, and what keeps it, for people."""

@@ -141,9 +141,9 @@ class TopicDecision(_Model):
     topic: str
     link_name: str
     source_topic: str
-    source: Literal["deleted", "created again", "unchanged"]
+    source: Literal["deleted", "created again", "unchanged", "not reached"]
     """What became of the topic that was followed."""
-    action: Literal["forget", "delete", "recreate"]
+    action: Literal["forget", "delete", "recreate", "give up"]
     dry_run: bool
     records_lost: int
     """At most; offsets, where the log was compacted."""
@@ -380,6 +380,12 @@ class TruncationStatus(_Model):
     groups_moved: int = 0
     moved_positions: list[MovedGroupPosition] = []
     """The first of them."""
+    positions_lost: bool = False
+    """The positions of groups were lost with the local copy of the topic."""
+    groups_lost: int = 0
+    """So many groups had some."""
+    given_up: bool = False
+    """The operator went on without what was lost."""
 
 
 class PartitionVerdict(_Model):
@@ -460,6 +466,9 @@ class LinkOperations(Protocol):
 
     async def recreate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
         """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
+
+    async def give_up_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """End the truncation of a topic that lost its local copy and does not get it from the source: it is shorter."""
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
@@ -71,6 +72,33 @@ def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked) -
     ]
     assert told["messages_truncated"] == 5
     assert not [name for name in link.b.topics() if name.startswith("__isthmus_spool")]
+    assert link.verify()["equal"]
+
+
+def test_a_spool_that_somebody_deletes_is_made_up_for_by_the_source(link: Linked) -> None:
+    source, target = link.local + "spooled", link.remote + "spooled"
+    link.a.create_topic(source, config={"retention.ms": "-1"})
+    link.a.produce(source, [b"%d" % number for number in range(3000)], batch_num_messages=1)
+    link.wait_end(target, 3000)
+    group = unique("lost-")
+    link.b.produce(target, [b"rogue"] * 5, direct=True)
+    commit(link, group, target, 400)
+
+    def truncation() -> dict[str, Any]:
+        found = link.b.proxy.get(f"/v1/links/{link.name}/truncations")["items"]
+        return next((each for each in found if each["topic"] == target), {})
+
+    until("it is refilled", lambda: truncation().get("phase") == "refilling", interval_s=0.01)
+    link.b.delete_topic(next(name for name in link.b.topics() if name.startswith("__isthmus_spool")), direct=True)
+    until("it is told", lambda: truncation()["trouble"] == "SPOOL_LOST")
+    told = truncated(link, target)
+    assert (told["messages_truncated"], told["positions_lost"], told["groups_lost"]) == (5, True, 1)
+    assert committed(link, group, target) is None
+    link.a.produce(source, [b"more"] * 10)
+    link.wait_end(target, 3010)
+    link.wait_following()
+    assert link.b.read(target) == link.a.read(source)
+    assert link.b.topic_config(target)["retention.ms"] == "-1"
     assert link.verify()["equal"]
 
 

@@ -15,8 +15,9 @@ from support.fake_cluster import run_simulated
 from support.replicas import LINK, Replicas
 from support.truncating import TruncatedCluster, Truncating, salvaged, simulate_truncations
 
-from isthmus_control.commands import AdvanceTruncation, Body
-from isthmus_control.outcome import Outcome
+from isthmus_control.commands import AdvanceTruncation, Body, GiveUpTruncation, HoldUpTruncation
+from isthmus_control.outcome import Accepted, Outcome
+from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import SPOOL_PREFIX, TruncationPhase
 from isthmus_plugins.api import CommittedOffset
 from isthmus_plugins.replication.common_log import CommonLog
@@ -38,20 +39,35 @@ class Scene:
         self.directory = directory
         self.came_to: list[TruncationPhase] = []
         self.kill_at: set[TruncationPhase] = set()
+        self.at: dict[TruncationPhase, Callable[[], None]] = {}
+        """What happens when it comes to a phase for the first time."""
+        self.troubles: set[str] = set()
         self.kills: list[asyncio.Task[None]] = []
         control = self.replicas.controls["B"]
         append = control.append
 
         async def watched(body: Body) -> Outcome:
             outcome = await append(body)
+            if isinstance(body, HoldUpTruncation) and body.trouble is not None:
+                self.troubles.add(body.trouble.code)
             if isinstance(body, AdvanceTruncation):
                 self.came_to.append(body.phase)
+                self.at.pop(body.phase, lambda: None)()
                 if body.phase in self.kill_at:
                     self.kill_at.discard(body.phase)
                     self.kills.append(asyncio.get_running_loop().create_task(self.kill()))
             return outcome
 
         control.append = watched  # type: ignore[method-assign]
+
+    def lose_spool(self, *partitions: int) -> None:
+        """Delete the spool, or records of these partitions of it."""
+        for name in [name for name in self.cluster.found if name.startswith(SPOOL_PREFIX)]:
+            for partition in partitions:
+                log = self.cluster.partition(name, partition)
+                log.start = log.end
+            if not partitions:
+                del self.cluster.found[name]
 
     def start(self) -> None:
         self.replicas.start("A")
@@ -120,6 +136,96 @@ def lossy(scene: Scene) -> None:
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_truncations(monkeypatch)
+
+
+ROGUE = [b"rogue-0", b"rogue-1", b"rogue-2"]
+MANIFEST = 2
+
+
+@pytest.mark.parametrize("partitions", [(), (0,), (MANIFEST,)])
+def test_a_spool_that_is_lost_while_the_old_topic_is_there_is_filled_again(
+    partitions: tuple[int, ...], tmp_path: Path
+) -> None:
+    scene = Scene(8, tmp_path)
+    scene.at[P.RECREATING] = lambda: scene.lose_spool(*partitions)
+    run_simulated(simulate(scene, rogue, set(), 0.0))
+    assert scene.came_to.count(P.COMPARING) == 1
+    assert P.CATCHING_UP not in scene.came_to
+    assert ReasonCode.SPOOL_LOST in scene.troubles
+    assert set(salvaged(tmp_path)) == set(ROGUE)
+    assert scene.cluster.offsets["behind"] == {(TOPIC, 0): CommittedOffset(5, "m")}
+    assert scene.cluster.offsets["beyond"][TOPIC, 0] == CommittedOffset(20, "")
+
+
+@pytest.mark.parametrize("kill_at", [set(), {P.REFILLING}, {P.CATCHING_UP}, {P.CATCHING_UP, P.RESTORING}])
+@pytest.mark.parametrize("partitions", [(), (0,), (MANIFEST,)])
+def test_what_a_lost_spool_held_comes_from_the_source_again(
+    partitions: tuple[int, ...], kill_at: set[TruncationPhase], tmp_path: Path
+) -> None:
+    scene = Scene(9, tmp_path)
+    scene.at[P.REFILLING] = lambda: scene.lose_spool(*partitions)
+    run_simulated(simulate(scene, rogue, kill_at, 0.0))
+    (truncation,) = scene.replicas.controls["B"].state.past_truncations
+    assert P.CATCHING_UP in scene.came_to
+    assert ReasonCode.SPOOL_LOST in scene.troubles
+    assert salvaged(tmp_path) == ROGUE
+    assert [(cut.offset, cut.log_end) for cut in truncation.cuts] == [(20, 23), (20, 20)]
+    assert truncation.succession is not None
+    lost = partitions != (0,)
+    assert truncation.positions_lost is lost
+    assert truncation.layout is not None
+    assert truncation.layout.groups == 2
+    behind = {} if lost else {(TOPIC, 0): CommittedOffset(5, "m")}
+    assert scene.cluster.offsets["behind"] == behind  # nobody makes positions up
+
+
+def test_positions_that_are_lost_at_the_end_are_told(tmp_path: Path) -> None:
+    scene = Scene(10, tmp_path)
+    scene.at[P.RESTORING] = scene.lose_spool
+    run_simulated(simulate(scene, rogue, set(), 0.0))
+    (truncation,) = scene.replicas.controls["B"].state.past_truncations
+    assert truncation.positions_lost
+    assert P.CATCHING_UP not in scene.came_to
+
+
+def test_a_lost_spool_of_a_lost_source_is_given_up(tmp_path: Path) -> None:
+    """The topic keeps what has come, and goes on when there is a source again."""
+    scene = Scene(11, tmp_path)
+    replicas = scene.replicas
+
+    def nothing_left() -> None:
+        scene.lose_spool(0, 1)
+        replicas.cut()
+
+    async def run() -> None:
+        topic = replicas.a.add_topic("local-t", 2)
+        for partition in topic.partitions:
+            for _ in range(20):
+                partition.write_values(b"x")
+        scene.start()
+        await replicas.connect()
+        await replicas.until("it has everything", replicas.equal)
+        scene.cluster.offsets = {"g": {(TOPIC, 0): CommittedOffset(5, "m")}}
+        rogue(scene)
+        scene.at[P.REFILLING] = nothing_left
+        control = replicas.controls["B"]
+        await replicas.until("the spool is lost", lambda: P.CATCHING_UP in scene.came_to)
+        await asyncio.sleep(60)
+        truncation = control.state.truncations[TOPIC]
+        assert truncation.phase is P.CATCHING_UP
+        assert truncation.trouble is not None
+        assert "40 offsets are left" in truncation.trouble.message
+        assert isinstance(control.apply(GiveUpTruncation(TOPIC, truncation.topic_id)), Accepted)
+        await replicas.until("it is over", scene.over)
+        (over,) = control.state.past_truncations
+        assert over.given_up
+        assert [cut.offset for cut in over.cuts] == [0, 0]
+        assert [(each.group, each.offset, each.moved_to) for each in over.moved] == [("g", 5, 0)]
+        await replicas.connect()
+        await replicas.until("it has everything again", replicas.equal, 300)
+        await replicas.stop()
+
+    run_simulated(run())
 
 
 STEPS = [P.SALVAGING, P.SPOOLING, P.RECREATING, P.REFILLING, P.RESTORING, P.CLEANING]

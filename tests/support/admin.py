@@ -196,6 +196,10 @@ class MemoryLinks:
         self.calls.append(("recreate", topic, dry_run))
         return _decision(topic, "recreate", dry_run)
 
+    async def give_up_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        self.calls.append(("give up", topic, dry_run))
+        return _decision(topic, "give up", dry_run)
+
     def topic_overrides(self, topic: str) -> dict[str, str]:
         return {"retention.ms": "-1"}
 

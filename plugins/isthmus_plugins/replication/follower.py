@@ -309,7 +309,7 @@ class FollowerEnd:
         if counterpart is None or counterpart.link.name != record.link:
             raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} is in no namespace that follows over this link")
         truncation = state.truncations.get(topic)
-        if truncation is not None:
+        if truncation is not None and not truncation.follows:
             raise LinkRejected(ReasonCode.TRUNCATING, truncation.describe())
         if record.source_topic_id != params["source_topic_id"]:
             raise LinkRejected(
@@ -411,7 +411,8 @@ class FollowerEnd:
         self._seen = seen
         for stream in list(self._partitions.values()):
             record = state.follower_topics.get(stream.topic)
-            if stream.topic in state.truncations:
+            truncation = state.truncations.get(stream.topic)
+            if truncation is not None and not truncation.follows:
                 self._drop(stream, StopReason(ReasonCode.TRUNCATING, "the topic is being truncated"))
             elif (
                 record is None

@@ -157,7 +157,8 @@ class FollowerTopics:
             return None
         own = await self._context.cluster.topic_configs(local)
         changes = follower_configs.changes(own, await self._configs(local, wanted["configs"], factor))
-        if local in self._context.control.state.truncations:  # it is frozen, or not there, and gets them back
+        truncation = self._context.control.state.truncations.get(local)
+        if truncation is not None and not truncation.follows:  # it is frozen, or not there, and gets them back
             return None
         try:
             await self._context.cluster.alter_topic_configs(local, changes)
@@ -243,7 +244,7 @@ class FollowerTopics:
         makes this topic follow the present one.
         """
         truncation = self._context.control.state.truncations.get(record.topic)
-        if truncation is not None:
+        if truncation is not None and not truncation.follows:
             raise Refusal(ReasonCode.TRUNCATING, truncation.describe())
         source_id = str(wanted["topic_id"])
         self.succeeded.pop(record.topic, None)

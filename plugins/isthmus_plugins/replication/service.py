@@ -806,6 +806,10 @@ class LinkService:
         """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
         return await self._decisions.recreate(topic, dry_run)
 
+    async def give_up_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """End the truncation of a topic that lost its local copy, and whose source does not refill it."""
+        return await self._decisions.give_up(topic, dry_run)
+
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""
         return self._follower_topics.overrides(topic)

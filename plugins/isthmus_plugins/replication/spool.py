@@ -117,8 +117,12 @@ class Spool:
     # ---- reading ----
 
     async def read(self, partition: int) -> AsyncIterator[memoryview]:
-        """The values of a partition's records, in order, each whole batches. Raises OperationError, BatchError."""
+        """The values of a partition's records, in order, each whole batches.
+
+        Raises OperationError, BatchError, SpoolDamaged.
+        """
         topic = await self._info()
+        await self._check_start(partition)
         end = await self._context.cluster.high_watermark(self._name, partition)
         async for batch, _, _ in read_batches(self._context, topic, partition, 0, end):
             for value in spooled(batch):
@@ -140,6 +144,16 @@ class Spool:
             raise SpoolDamaged(f"partition {cut.partition} has {found} batches in the spool, {batches} were put in")
         if last >= cut.offset:
             raise SpoolDamaged(f"partition {cut.partition} was spooled up to {last}, and is cut at {cut.offset}")
+
+    async def check_there(self) -> None:
+        """Raise SpoolDamaged unless nothing of it was deleted since it was whole."""
+        await self.manifest()
+        for partition in range(self._partitions):
+            await self._check_start(partition)
+
+    async def _check_start(self, partition: int) -> None:
+        if await self._context.cluster.log_start(self._name, partition):
+            raise SpoolDamaged(f"records were deleted from {self._name}-{partition}")
 
     async def manifest(self) -> Manifest:
         """Raises SpoolDamaged, OperationError, BatchError."""

@@ -11,14 +11,14 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
-from isthmus_control.commands import Body, ForgetFollowerTopic, RecreateFollowerTopic
+from isthmus_control.commands import Body, ForgetFollowerTopic, GiveUpTruncation, RecreateFollowerTopic
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 
-Fate = Literal["deleted", "created again", "unchanged"]
+Fate = Literal["deleted", "created again", "unchanged", "not reached"]
 
 
 class TopicDecisions:
@@ -98,6 +98,27 @@ class TopicDecisions:
         message = f"{topic} loses its {records} records and follows {record.source_topic} from its start"
         return _decision(record, fate, "recreate", dry_run, records, message)
 
+    async def give_up(self, topic: str, dry_run: bool) -> TopicDecision:
+        """End the truncation of a topic whose local copy is lost and whose source does not give it back."""
+        record, truncation = self._record(topic), self._context.control.state.truncations.get(topic)
+        if truncation is None or not truncation.follows:
+            raise OperationError("CONFLICT", f"{topic} lacks nothing that could be given up", 409)
+        try:
+            fate: Fate = await self._fate(record)
+        except OperationError:
+            fate = "not reached"
+        try:
+            ends = await self._context.cluster.log_ends([(topic, cut.partition) for cut in truncation.cuts])
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        lost = sum(max(0, cut.offset - ends.get((topic, cut.partition), 0)) for cut in truncation.cuts)
+        if not dry_run:
+            await self._append(GiveUpTruncation(topic, truncation.topic_id))
+        message = (
+            f"{topic} ends where it does now, without {lost} offsets that it had; positions beyond move to its end"
+        )
+        return _decision(record, fate, "give up", dry_run, lost, message)
+
     def _is_offsets_copy(self, topic: str) -> bool:
         """Whether it is a copy of the source's offsets topic: made anew, all of it has the form chosen now."""
         counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
@@ -134,7 +155,7 @@ class TopicDecisions:
 def _decision(
     record: FollowerTopic,
     fate: Fate,
-    action: Literal["forget", "delete", "recreate"],
+    action: Literal["forget", "delete", "recreate", "give up"],
     dry_run: bool,
     records_lost: int,
     message: str,

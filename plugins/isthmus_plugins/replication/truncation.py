@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from isthmus_control.truncations import (
     PartitionView,
     SalvageFile,
     Succession,
+    TopicLayout,
     Truncation,
     TruncationPhase,
 )
@@ -72,6 +74,7 @@ ENFORCE_TIMEOUT_S: Final = 60.0
 POSITIONS_SETTLE_S: Final = 1.0
 """A coordinator drops the positions of a deleted topic when it hears of that, maybe after the new one is there."""
 POLL_S: Final = 0.1
+CATCH_UP_POLL_S: Final = 0.5
 MESSAGE_BYTES_MAX: Final = "max.message.bytes"
 FROZEN: Final = "0"
 """As ``max.message.bytes``, it keeps everybody from appending to a topic: clients, transaction coordinators, us."""
@@ -84,6 +87,16 @@ DIVERGENCES: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.
 WAITS: Final = frozenset({ReasonCode.SOURCE_TRUNCATING})
 """What a peer answers that is no failure, and passes."""
 _P = TruncationPhase
+
+
+def _id(info: TopicInfo) -> str:
+    return str(uuid.UUID(bytes=info.topic_id))
+
+
+def _kept(cut: PartitionCut, ends: Mapping[int, int]) -> PartitionCut:
+    """A cut where the log that was made anew ends before it."""
+    end = min(cut.offset, ends[cut.partition])
+    return replace(cut, log_start=min(cut.log_start, end), offset=end)
 
 
 class HeldUp(Exception):
@@ -130,6 +143,7 @@ class Truncations:
             _P.SPOOLING: self._spool,
             _P.RECREATING: self._recreate,
             _P.REFILLING: self._refill,
+            _P.CATCHING_UP: self._catch_up,
             _P.RESTORING: self._restore,
             _P.CLEANING: self._clean,
             _P.CANCELLING: self._cancel,
@@ -188,7 +202,7 @@ class Truncations:
         try:
             record = self._context.control.state.follower_topics.get(topic)
             info = (await cluster.topics()).get(topic)
-            if info is None or str(uuid.UUID(bytes=info.topic_id)) != topic_id or record is None:
+            if info is None or _id(info) != topic_id or record is None:
                 return
             if record.state is not TopicState.FOLLOWING or record.topic_id != topic_id:
                 return
@@ -249,6 +263,8 @@ class Truncations:
                 ) as error:
                     failures += 1
                     await self._failed(truncation, error, failures)
+                    if isinstance(error, SpoolDamaged) and failures >= SHOWN_AFTER:
+                        await self._spool_lost(truncation)
                     await asyncio.sleep(HELD_UP_RETRY_S if isinstance(error, HeldUp) else RETRY_S)
         except NotOwner as error:
             log.info("truncation left to another proxy", extra={"topic": topic, "detail": str(error)})
@@ -268,7 +284,8 @@ class Truncations:
         if isinstance(error, HeldUp) or (isinstance(error, LinkRejected) and error.code in WAITS):
             trouble = Reason(error.code, str(error))
         elif failures >= SHOWN_AFTER:
-            trouble = Reason(reasons.BROKER_UNAVAILABLE, str(error) or type(error).__name__)
+            code = ReasonCode.SPOOL_LOST if isinstance(error, SpoolDamaged) else reasons.BROKER_UNAVAILABLE
+            trouble = Reason(code, str(error) or type(error).__name__)
         else:
             return
         await self._hold_up(truncation, trouble)
@@ -294,7 +311,7 @@ class Truncations:
 
     async def _old_topic(self, truncation: Truncation) -> TopicInfo:
         info = (await self._context.cluster.topics()).get(truncation.topic)
-        if info is None or str(uuid.UUID(bytes=info.topic_id)) != truncation.topic_id:
+        if info is None or _id(info) != truncation.topic_id:
             raise HeldUp(
                 ReasonCode.TARGET_TOPIC_MAY_BE_DELETED,
                 f"{truncation.topic} was deleted here behind the link's back: detach the namespace and attach it again",
@@ -446,7 +463,8 @@ class Truncations:
             Manifest(len(truncation.cuts), info.replication_factor, own, tuple(digests), positions)
         )
         if await self._unchanged(truncation) is not None:
-            await self._advance(truncation, _P.RECREATING, attempt=attempt)
+            layout = TopicLayout(info.replication_factor, own, len(positions))
+            await self._advance(truncation, _P.RECREATING, attempt=attempt, layout=layout)
 
     async def _delete_spools(self, truncation: Truncation) -> None:
         """Delete the spools of all attempts, and return when they are gone."""
@@ -469,9 +487,14 @@ class Truncations:
     async def _recreate(self, truncation: Truncation) -> None:
         """Delete the topic, and make it anew."""
         cluster = self._context.cluster
-        manifest = await self._whole_spool(truncation).manifest()
+        layout = truncation.layout
+        if layout is None:  # of a version before: the manifest has it
+            manifest = await self._whole_spool(truncation).manifest()
+            layout = TopicLayout(manifest.replication_factor, manifest.configs, len(manifest.positions))
         while (info := (await cluster.topics()).get(truncation.topic)) is not None:
-            if str(uuid.UUID(bytes=info.topic_id)) != truncation.topic_id and await self._is_blank(info, manifest):
+            if _id(info) == truncation.topic_id:
+                await self._whole_spool(truncation).check_there()  # what is deleted now
+            elif await self._is_blank(info, len(truncation.partitions), layout):
                 break
             # Whoever took over since would have made a topic of another id than the one just seen.
             await self._still_owner(truncation)
@@ -480,19 +503,19 @@ class Truncations:
         if info is None:
             await self._still_owner(truncation)
             topic_id = await cluster.create_topic(
-                truncation.topic, manifest.partitions, manifest.replication_factor, manifest.configs
+                truncation.topic, len(truncation.partitions), layout.replication_factor, layout.configs
             )
             self._made_now.add(str(uuid.UUID(bytes=topic_id)))
         else:
             topic_id = info.topic_id
         await self._advance(truncation, _P.REFILLING, new_topic_id=str(uuid.UUID(bytes=topic_id)))
 
-    async def _is_blank(self, info: TopicInfo, manifest: Manifest) -> bool:
+    async def _is_blank(self, info: TopicInfo, partitions: int, layout: TopicLayout) -> bool:
         """Whether a topic is what an attempt before has made, without the answer getting through."""
-        if len(info.partitions) != manifest.partitions or info.replication_factor != manifest.replication_factor:
+        if len(info.partitions) != partitions or info.replication_factor != layout.replication_factor:
             return False
         configs = await self._context.cluster.topic_configs(info.name)
-        if any(configs.get(name, (None, None))[0] != value for name, value in manifest.configs.items()):
+        if any(configs.get(name, (None, None))[0] != value for name, value in layout.configs.items()):
             return False
         places = [(info.name, partition) for partition in range(len(info.partitions))]
         return await self._context.cluster.log_ends(places) == dict.fromkeys(places, 0)
@@ -515,7 +538,7 @@ class Truncations:
                 if outcome is not None:
                     raise outcome
             info = (await self._context.cluster.topics()).get(truncation.topic)
-            if info is None or str(uuid.UUID(bytes=info.topic_id)) != topic_id:
+            if info is None or _id(info) != topic_id:
                 raise RefillFailed(f"{truncation.topic} was deleted while it was refilled")
             for cut, digest in zip(truncation.cuts, manifest.digests, strict=True):
                 place = (truncation.topic, cut.partition)
@@ -530,6 +553,55 @@ class Truncations:
             await self._advance(truncation, _P.RECREATING)
             return
         await self._advance(truncation, _P.RESTORING)
+
+    # ---- without the spool ----
+
+    async def _spool_lost(self, truncation: Truncation) -> None:
+        """Go on without what the spool held: the old topic has it, if that is still there, or else the source."""
+        why = {"topic": truncation.topic, "phase": truncation.phase.value}
+        info = (await self._context.cluster.topics()).get(truncation.topic)
+        if truncation.phase is _P.RECREATING and info is not None and _id(info) == truncation.topic_id:
+            log.error("spool lost, filled again", extra=why)
+            await self._advance(truncation, _P.COMPARING)
+        elif truncation.phase is _P.REFILLING:
+            log.error("spool lost, the source is followed from its start", extra=why)
+            await self._settled(truncation)
+            await self._advance(truncation, _P.CATCHING_UP)
+        elif truncation.phase is _P.RESTORING:
+            groups = "some" if truncation.layout is None else truncation.layout.groups
+            log.error("group positions lost with the spool", extra={**why, "groups": groups})
+            await self._advance(truncation, _P.CLEANING, positions_lost=True)
+
+    async def _settled(self, truncation: Truncation) -> None:
+        """Return when no append of whoever refilled can land any more."""
+        for partition in range(len(truncation.partitions)):
+            await self._context.cluster.log_end(truncation.topic, partition)
+        await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+
+    async def _catch_up(self, truncation: Truncation) -> None:
+        """Wait until the link has refilled what the spool held, or the operator gives that up."""
+        info = (await self._context.cluster.topics()).get(truncation.topic)
+        streams = [each for each in self._follower_end.streams() if each.topic == truncation.topic]
+        written = any(each.follower_log.reason and each.follower_log.reason.code in DIVERGENCES for each in streams)
+        if written or info is None or _id(info) != truncation.new_topic_id:
+            await self._advance(truncation, _P.RECREATING)
+            return
+        places = {cut.partition: (truncation.topic, cut.partition) for cut in truncation.cuts}
+        found = await self._context.cluster.log_ends(list(places.values()))
+        ends = {partition: found[place] for partition, place in places.items() if place in found}
+        lacking = sum(max(0, cut.offset - ends.get(cut.partition, 0)) for cut in truncation.cuts)
+        if len(ends) == len(places) and (truncation.given_up or not lacking):
+            await self._advance(truncation, _P.RESTORING, cuts=tuple(_kept(cut, ends) for cut in truncation.cuts))
+            return
+        message = (
+            f"the local copy of what both logs share was lost: it comes from the source again, {lacking} offsets are "
+            f"left; if the source is gone, `isthmus topic give-up {truncation.topic}` goes on without them"
+        )
+        trouble = Reason(ReasonCode.SPOOL_LOST, message)
+        now = self._now(truncation.topic, truncation.topic_id)
+        if now is not None and now.trouble != trouble:
+            await self._hold_up(truncation, trouble)
+        await asyncio.sleep(CATCH_UP_POLL_S)
 
     # ---- positions of groups ----
 
@@ -633,7 +705,7 @@ class Truncations:
         """Let the topic be written again, as it is."""
         cluster = self._context.cluster
         info = (await cluster.topics()).get(truncation.topic)
-        if info is not None and str(uuid.UUID(bytes=info.topic_id)) == truncation.topic_id:
+        if info is not None and _id(info) == truncation.topic_id:
             await self._still_owner(truncation)
             await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: truncation.message_bytes_max})
         await self._delete_spools(truncation)

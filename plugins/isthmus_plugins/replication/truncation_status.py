@@ -43,6 +43,9 @@ def _status(truncation: Truncation) -> TruncationStatus:
             )
             for cut in truncation.cuts
         ],
+        positions_lost=truncation.positions_lost,
+        groups_lost=truncation.layout.groups if truncation.positions_lost and truncation.layout is not None else 0,
+        given_up=truncation.given_up,
         groups_moved=len({position.group for position in truncation.moved}),
         moved_positions=[
             MovedGroupPosition(

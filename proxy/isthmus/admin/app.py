@@ -396,6 +396,11 @@ def _state(app: FastAPI, services: AdminServices) -> None:
         """For one that cannot go on: its source's was created again, it holds other records, it was deleted here."""
         return await _operations(services).recreate_topic(name, request.dry_run)
 
+    @app.post("/v1/topics/{name}/give-up", tags=["topics"], summary="Go on without what a truncation lost")
+    async def give_up_topic(name: str, request: RecreateTopicRequest) -> TopicDecision:
+        """For one whose local copy was lost in a truncation, and whose source does not give it back."""
+        return await _operations(services).give_up_topic(name, request.dry_run)
+
     @app.get("/v1/status", tags=["status"], summary="This proxy, and what it knows of its cluster")
     async def status() -> StatusView:
         return views.status_view(services)

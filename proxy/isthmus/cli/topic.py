@@ -75,6 +75,21 @@ def recreate(
         show(admin.post(f"/v1/topics/{quote(name, safe='')}/recreate", {"dry_run": dry_run}), output, _decided)
 
 
+@app.command(
+    "give-up",
+    epilog=example("isthmus topic give-up orders-eu --dry-run", "isthmus topic give-up orders-eu") + EXIT_CODES,
+)
+def give_up(
+    name: NameArgument,
+    dry_run: DryRunOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Go on without what a truncation lost: the local copy is gone, and the source does not give it back."""
+    with Admin(url, output) as admin:
+        show(admin.post(f"/v1/topics/{quote(name, safe='')}/give-up", {"dry_run": dry_run}), output, _decided)
+
+
 def _decided(decision: dict[str, Any]) -> Iterator[str]:
     yield from fields(
         [

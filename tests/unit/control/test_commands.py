@@ -88,6 +88,7 @@ BODIES: list[c.Body] = [
         (MovedPosition("g", 0, 9, 5),),
         1,
     ),
+    c.GiveUpTruncation("t", UID),
     c.HoldUpTruncation("t", UID, UID, None),
     c.RecordAcls("l", "User:a-", (AclBinding(2, "t", 3, "User:a-1", "*", 3, 3),), ()),
     c.RegisterProducerIds("B", 4),

@@ -100,7 +100,8 @@ class Log:
     def at(self, phase: TruncationPhase) -> Log:
         """Go there on the straight way."""
         self.ok(self.begin())
-        for step in WAY[1 : WAY.index(phase) + 1] if phase in WAY else (phase,):
+        way = (*WAY[1:5], P.CATCHING_UP) if phase is P.CATCHING_UP else (phase,)
+        for step in WAY[1 : WAY.index(phase) + 1] if phase in WAY else way:
             self.ok(self.advance(step, **self.needed(step)))
         return self
 
@@ -259,6 +260,34 @@ def test_successors_are_known_as_long_as_the_topic_is() -> None:
     assert from_json(ControlState, parse(canonical(log.state))) == log.state
 
 
+def test_a_topic_whose_spool_is_lost_follows_its_source_from_the_start() -> None:
+    log = Log()
+    epochs(log, log.topic_id, (0, 7, 0), (1, 7, 0))
+    give_up = c.GiveUpTruncation("in-t", log.topic_id)
+    source = successor(log, 100, 60)
+    log.ok(log.begin(source=source))
+    for step in WAY[1:5]:
+        log.ok(log.advance(step, **log.needed(step)))
+    log.refused(give_up, Rejection.CONFLICT, "nothing to give up")
+    assert not log.truncation.follows
+    log.ok(log.advance(P.CATCHING_UP))
+    assert log.truncation.follows
+    record, new_id = log.state.follower_topics["in-t"], log.truncation.new_topic_id or ""
+    assert (record.topic_id, record.source_topic_id) == (new_id, source.successor)
+    assert [(each.start_offset, each.end_offset) for each in log.state.provenance("in-t", 1)] == [(0, None)]
+    epochs(log, new_id, (0, 0, 0))
+    log.ok(give_up)
+    assert log.truncation.given_up
+    log.ok(log.advance(P.RESTORING))
+    log.ok(log.advance(P.CLEANING, positions_lost=True))
+    log.ok(log.advance(P.DONE))
+    assert log.state.past_truncations[-1].positions_lost
+    assert log.state.follower_topics["in-t"].topic_id == new_id
+    assert [each.epoch for each in log.state.source_epochs("in-t", 0)] == [0]
+    assert log.state.predecessors("in-t", new_id)
+    log.refused(give_up, Rejection.NOT_FOUND, "not being truncated")
+
+
 def test_only_the_owner_goes_on_and_only_while_nobody_took_over() -> None:
     log = Log().at(P.SALVAGING)
     other = log.uid()
@@ -309,7 +338,7 @@ def test_nobody_changes_the_record_of_a_topic_that_is_truncated() -> None:
 
 
 def test_clients_wait_while_the_topic_is_not_whole() -> None:
-    assert {P.SPOOLING, P.RECREATING, P.REFILLING, P.RESTORING, P.CLEANING} == WITHHELD
+    assert {P.SPOOLING, P.RECREATING, P.REFILLING, P.CATCHING_UP, P.RESTORING, P.CLEANING} == WITHHELD
     assert CANCELLABLE.isdisjoint(WITHHELD - {P.SPOOLING})
     assert TRUNCATION_TRANSITIONS.keys() == set(P)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from support.plugins import Two, on_two
 
-from isthmus_control.model import TopicState
+from isthmus_control.commands import AdvanceTruncation, BeginTruncation
+from isthmus_control.model import Reason, TopicState
+from isthmus_control.outcome import Accepted
+from isthmus_control.truncations import PartitionCut, PartitionView, SalvageFile, TopicLayout, TruncationPhase
 from isthmus_plugins import links
+from isthmus_plugins.api import BrokerUnavailable
 from isthmus_plugins.links import OperationError
 
+P = TruncationPhase
 ATTACH = links.Attach(local="l-", remote="r-", role="leader")
 
 
@@ -61,6 +68,44 @@ def test_while_the_source_has_the_topic_there_is_nothing_to_decide() -> None:
         with pytest.raises(OperationError) as raised:
             await two.a.links.recreate_topic("l-t")
         assert raised.value.code == "NOT_FOUND"
+
+    on_following(work)
+
+
+def test_what_a_truncation_lost_is_given_up_once_it_is_said_how_much_that_is() -> None:
+    async def unread(broker_id: int, lane: str) -> Any:
+        raise BrokerUnavailable("not now")
+
+    async def work(two: Two) -> None:
+        with pytest.raises(OperationError, match="lacks nothing"):
+            await two.b.links.give_up_topic("r-t")
+        source, target, control = two.clusters["A"], two.clusters["B"], two.controls["B"]
+        fetch = source.fetch_connection
+        source.fetch_connection = unread  # type: ignore[method-assign]
+        old = control.state.follower_topics["r-t"].topic_id or ""
+        await target.delete_topic("r-t")
+        new = str(uuid.UUID(bytes=target.add_topic("r-t").topic_id))
+        owner, why = two.b.context.incarnation, Reason("TARGET_WRITTEN_BY_OTHERS", "somebody wrote")
+        control.apply(BeginTruncation("a-to-b", "r-t", old, why, (PartitionView(1, 0),), None, "b", owner))
+        for phase, found in (
+            (P.SALVAGING, {"cuts": (PartitionCut(0, 0, 3, 4),)}),
+            (P.SPOOLING, {"salvaged": (SalvageFile(0, "b", "/salvage/x", 1),)}),
+            (P.RECREATING, {"attempt": "1", "layout": TopicLayout(1, {}, 5)}),
+            (P.REFILLING, {"new_topic_id": new}),
+            (P.CATCHING_UP, {}),
+        ):
+            more: dict[str, Any] = dict(found)
+            assert isinstance(control.apply(AdvanceTruncation("r-t", old, owner, phase, **more)), Accepted)
+        await two.until("it is told", lambda: reason(two) == "SPOOL_LOST", 5.0)
+        planned = await two.b.links.give_up_topic("r-t", dry_run=True)
+        assert (planned.action, planned.source, planned.records_lost) == ("give up", "unchanged", 3)
+        assert not control.state.truncations["r-t"].given_up
+        await two.b.links.give_up_topic("r-t")
+        await two.until("it is over", lambda: not control.state.truncations, 15.0)
+        (told,) = two.b.links.truncations("a-to-b")
+        assert (told.given_up, told.positions_lost, told.groups_lost) == (True, True, 5)
+        source.fetch_connection = fetch  # type: ignore[method-assign]
+        await two.until("it goes on", lambda: ends(two) == [3], 15.0)
 
     on_following(work)
 

@@ -129,6 +129,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "GET /v1/topics/{name}",
             "POST /v1/topics/{name}/forget",
             "POST /v1/topics/{name}/recreate",
+            "POST /v1/topics/{name}/give-up",
             "GET /v1/status",
             "GET /v1/proxies",
         }

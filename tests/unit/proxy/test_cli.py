@@ -352,7 +352,13 @@ def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:
     shown = run("topic", "recreate", "orders-eu", "--dry-run", url=admin.url).stdout
     assert re.search(r"^dry run +recreate$", shown, re.MULTILINE)
     assert re.search(r"^records lost +7$", shown, re.MULTILINE)
-    assert admin.links.calls == [("forget", "orders-eu", True, False), ("recreate", "orders-eu", True)]
+    given_up = ok(run("topic", "give-up", "orders-eu", "-o", "json", url=admin.url))
+    assert (given_up["action"], given_up["dry_run"]) == ("give up", False)
+    assert admin.links.calls == [
+        ("forget", "orders-eu", True, False),
+        ("recreate", "orders-eu", True),
+        ("give up", "orders-eu", False),
+    ]
 
 
 # --- not reachable
