@@ -18,6 +18,10 @@ from isthmus_protocol.salvage import read_salvage
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(300)]
 
 
+GROUPS = "followed-"
+"""Groups of this namespace are replicated from B to C."""
+
+
 class Chain(NamedTuple):
     """``a`` and ``b`` are linked, and ``b``'s topics lead to ``c``'s, whose names begin with ``last``."""
 
@@ -44,7 +48,10 @@ def chain(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Chain]:
         second, last = unique("b-to-c"), unique("last-") + "-"
         first.b.proxy.cli("link", "create", second, "--remote", proxy.link_address)
         try:
-            first.b.proxy.cli("link", "attach", second, "--local", first.remote, "--remote", last, "--role", "leader")
+            attach = ("link", "attach", second, "--role", "leader")
+            first.b.proxy.cli(*attach, "--local", first.remote, "--remote", last)
+            groups = (*attach, "--type", "consumer-group", "--disable-transaction-verification")
+            first.b.proxy.cli(*groups, "--local", GROUPS, "--remote", GROUPS)
             yield Chain(first, Side(kafka, [proxy]), second, last)
         finally:
             first.b.proxy.cli("link", "delete", second, check=False)
@@ -73,13 +80,24 @@ def test_the_last_of_a_chain_is_cut_with_the_middle(chain: Chain, killed: bool) 
     until("C has everything", lambda: last in c.topics() and c.end(last) == 100)
     b.produce(middle, [b"rogue-%d" % number for number in range(5)], direct=True)
     until("C has what the rogue wrote", lambda: c.end(last) == 105)
-    kept, moved = unique("kept-"), unique("moved-")
+    kept, moved, followed = unique("kept-"), unique("moved-"), unique(GROUPS)
+    commit(b, followed, middle, 30)
+    until("its position is at C", lambda: committed(c, followed, last) == 30)
     commit(c, kept, last, 40)
     commit(c, moved, last, 104)
 
     until("C waits for B", lambda: chain.partition(last)["reason"] == "SOURCE_TRUNCATING")
+    seen = set()
+
+    def begun() -> bool:
+        position = committed(c, followed, last)
+        found = bool(chain.truncations(last))
+        seen.update(() if found else (position,))
+        return found
+
+    until("C is truncated, too", begun)
+    assert seen == {30}  # B's topic was deleted, and its groups' positions with it
     truncated(chain.first, middle)
-    until("C is truncated, too", lambda: chain.truncations(last))
     if killed:
         c.proxy.kill()
         c.proxy.start()
@@ -99,4 +117,5 @@ def test_the_last_of_a_chain_is_cut_with_the_middle(chain: Chain, killed: bool) 
     records = [record.value for batch, _ in salvage.batches() for record in decode_records(batch)]
     assert records == [b"rogue-%d" % number for number in range(5)]
     assert (committed(c, kept, last), committed(c, moved, last)) == (40, 100)
+    assert (committed(b, followed, middle), committed(c, followed, last)) == (30, 30)
     until("C follows", lambda: chain.partition(last)["state"] == "Following")
