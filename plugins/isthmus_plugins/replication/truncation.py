@@ -326,6 +326,10 @@ class Truncations:
         record = self._context.control.state.follower_topics[truncation.topic]
         info = await self._old_topic(truncation)
         ends = await self._freeze(truncation, info)
+        if len(ends) != len(truncation.partitions):
+            log.info("topic got partitions since, begun anew", extra={"topic": truncation.topic})
+            await self._advance(truncation, _P.CANCELLING)
+            return
         starts = await self._log_starts(truncation.topic, ends)
         cuts = []
         try:

@@ -140,6 +140,17 @@ def test_each_log_is_cut_within_its_own_limits_whichever_broker_answers_first(mo
     on_scene(monkeypatch, work)
 
 
+def test_a_topic_that_got_a_partition_just_then_is_begun_with_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        scene.cluster._grow(scene.topic, 4)
+        await scene.truncations._compare(scene.now)
+        assert scene.now.phase is P.CANCELLING
+        await scene.truncations._cancel(scene.now)
+        assert MESSAGE_BYTES_MAX not in scene.topic.configs
+
+    on_scene(monkeypatch, work)
+
+
 @pytest.mark.parametrize("moved", [PartitionCut(1, 9, 11, 12), PartitionCut(1, 10, 11, 13)])
 def test_a_log_that_does_not_start_or_end_where_it_was_compared_is_compared_again(
     monkeypatch: pytest.MonkeyPatch, moved: PartitionCut
