@@ -561,13 +561,12 @@ class FollowerLog:
         self._ended.discard(operation.producer_id)
         if operation.producer_id == self.numbering.filler_id:
             self._filling = False
-        elif self.renumbering and (known := self._known.get(operation.producer_id)) is not None:
-            newer = operation.producer_epoch > known.epoch
+        elif self.renumbering:
+            known = self._known.get(operation.producer_id)
+            newer = known is None or operation.producer_epoch > known.epoch
+            last_sequence = -1 if known is None or newer else known.last_sequence
             self._known[operation.producer_id] = ProducerState(
-                operation.producer_epoch,
-                -1 if newer else known.last_sequence,
-                operation.coordinator_epoch,
-                -1,
+                operation.producer_epoch, last_sequence, operation.coordinator_epoch, -1
             )
         self._filled(operation)
         self._written(operation.next_offset)

@@ -562,6 +562,27 @@ class TestSequencesWithHoles:
         log.resume(0, 0, {translate(7, 3): ProducerState(1, 11, -1, -1)})
         assert header_of(log).base_sequence == 0
 
+    def test_a_marker_may_be_the_first_that_the_target_knows_of_a_producer(self) -> None:
+        """The cleaner took what was before the marker: for the target, what comes after it begins at 0."""
+        log = self.refused()
+        log.resume(0, 0, {})
+        known = {"producer_id": 9, "producer_epoch": 4}
+        log.offer(memoryview(control_batch(6, True, producer_id=8, producer_epoch=0)))
+        log.offer(memoryview(control_batch(7, True, **known)))
+        log.offer(three(8, 11, base_sequence=20, attributes=TRANSACTIONAL_BIT, **known))
+        for offset in (0, 3):
+            taken(log)
+            log.appended(offset)
+        for _ in range(2):
+            assert isinstance(log.take(), Mark)
+            log.marked()
+            if log.state is LogState.RESUMING:  # after the first one it is looked at what markers do
+                log.resume(0, log.end, {})
+        assert log.end == 8
+        assert header_of(log).base_sequence == 0
+        log.appended(8)
+        assert header_of(log).base_sequence == 3
+
     def test_a_producer_that_is_unknown_keeps_its_own(self) -> None:
         log = self.refused()
         log.resume(0, 0, {})
