@@ -17,7 +17,7 @@ from support.kafka import unique
 from support.links import Linked, linked, until
 from support.wire import Wire
 
-from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.kafka import KafkaCluster, ToolFailed
 from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
@@ -120,7 +120,10 @@ def test_librdkafka(setup: Setup, protocol: str) -> None:
 
 
 def test_aiokafka(setup: Setup) -> None:
-    """It raises from where records are read, too, whatever cannot be tried again; whoever reads on misses nothing."""
+    """It raises whatever is final where records are read, too: whoever catches it and reads on at once misses nothing.
+
+    No more is promised: see docs/adr/0004-code-of-refused-commits.md.
+    """
     group = setup.group()
 
     async def scenario() -> list[int]:
@@ -215,6 +218,24 @@ def test_transactions_do_not_move_positions(setup: Setup) -> None:
         producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 30)
     assert refused.value.args[0].code() == TOPIC_AUTHORIZATION_FAILED
     consumer.close()
+    assert setup.committed(group) == {}
+
+
+def test_a_java_application_of_transactions_ends(setup: Setup) -> None:
+    """It reads, writes and commits in transactions: it fails instead of hanging, and nothing is committed."""
+    group, output = setup.group(), unique("output-")
+    setup.link.b.create_topic(output)
+    with pytest.raises(ToolFailed) as failed:
+        setup.link.b.kafka.tool(
+            "org.apache.kafka.tools.TransactionalMessageCopier",
+            *("--broker-list", setup.link.b.bootstrap, "--transactional-id", unique("txn-"), "--use-group-metadata"),
+            *("--input-topic", setup.followed, "--input-partition", "0", "--output-topic", output),
+            *("--consumer-group", group, "--transaction-size", "10"),
+            timeout_s=30,
+        )
+    assert "Unexpected error in TxnOffsetCommitResponse: Topic authorization failed" in failed.value.stderr
+    assert '"totalProcessed":0' in failed.value.stdout
+    assert setup.link.b.read(output, isolation="read_committed") == []
     assert setup.committed(group) == {}
 
 
