@@ -16,7 +16,7 @@ demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: watch records arri
 	$(RUN)/isthmus demo
 
 test: $(VENV)/.ready lint  ## Everything CI checks
-	$(RUN)/python -X dev -m pytest -n 2 --dist loadfile tests
+	$(RUN)/python -X dev -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests
 
 test-matrix: $(VENV)/.ready  ## Equality over the full product of what a source's log can hold, and of broker versions
 	ISTHMUS_MATRIX=full $(RUN)/python -X dev -m pytest tests/acceptance/test_equality_matrix.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.kafka import (
     authorized_pair,
     kafka,
@@ -28,3 +29,8 @@ __all__ = (
     "shared_kafka",
     "shared_proxied",
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long and waits much, tests with brokers, comes first: at the end all workers have short files left."""
+    items.sort(key=lambda item: item.get_closest_marker("brokers") is None)

