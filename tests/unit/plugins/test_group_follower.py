@@ -11,8 +11,9 @@ from support.group_replicas import PLACE, in_replicas, log, position, status, un
 from support.offsets import commit, deleted, group_gone
 from support.replicas import LINK, Replicas
 
-from isthmus_control.commands import DetachNamespace
-from isthmus_control.model import ResourceType
+from isthmus_control.commands import AttachNamespace, DetachNamespace
+from isthmus_control.model import Reason, ResourceType, Role
+from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.api import CommittedOffset, Refused
 from isthmus_plugins.replication.connection import LinkRejected
 from isthmus_plugins.replication.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Plan
@@ -246,6 +247,44 @@ def test_a_detached_group_is_left_when_nothing_is_under_way(monkeypatch: pytest.
         await asyncio.sleep(5)
         assert replicas.b.offsets["far-app-1"] == {PLACE: position(6)}
         assert list(follower.groups(LINK)) == []
+
+    in_replicas(monkeypatch, test)
+
+
+def test_positions_stay_while_the_topics_are_attached_at_one_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends are not attached and detached at once: what is not told meanwhile is not gone."""
+
+    async def test(replicas: Replicas) -> None:
+        control, topic = replicas.controls["A"], ResourceType.TOPIC
+        control.apply(DetachNamespace(LINK, topic, "local-"))
+        await asyncio.sleep(5)
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        control.apply(AttachNamespace(LINK, topic, "local-", "remote-", Role.LEADER))
+        log(replicas, commit("app-1", "local-t", 6))
+        await until_at(replicas, {PLACE: position(6)})
+
+    in_replicas(monkeypatch, test)
+
+
+def test_positions_stay_while_their_topic_is_made_anew_at_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes them with it, and gets them back."""
+
+    async def test(replicas: Replicas) -> None:
+        control = replicas.controls["A"]
+        reason, views = Reason("TARGET_WRITTEN_BY_OTHERS", "somebody wrote"), (PartitionView(1, 0),)
+        begun = Truncation("l", "local-t", "old", reason, views, None, "p", "o", 0, TruncationPhase.RECREATING, 0)
+        control.state = control.state.evolve(truncations={"local-t": begun})
+        log(replicas, deleted("app-1", "local-t"))
+        await asyncio.sleep(5)
+        replicas.cut()
+        await replicas.connect()  # all is told again
+        await asyncio.sleep(5)
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        log(replicas, commit("app-1", "local-t", 4))
+        await asyncio.sleep(1)
+        control.state = control.state.evolve(truncations={})
+        replicas.ends["A"].group_leader.wake()
+        await until_at(replicas, {PLACE: position(4)})
 
     in_replicas(monkeypatch, test)
 
