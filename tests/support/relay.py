@@ -115,9 +115,11 @@ class Relay:
                         data, self._left = data[: self._left], None
                     elif self._left is not None:
                         self._left -= len(data)
-                sink.sendall(data)
-                if due:
-                    self.cut()
+                try:
+                    sink.sendall(data)
+                finally:  # also where the bytes were those of a connection that the receiver has closed
+                    if due:
+                        self.cut()
         except OSError:
             pass
         finally:

@@ -401,7 +401,10 @@ class Storm:
         for thread in (*self.writers, *self.readers):
             thread.join(PATIENCE_MS / 1000 + 30)
         if error is not None:
-            error.add_note("\n".join([f"seed {self.seed}; what was done:", *self.log]))
+            error.add_note("\n".join([f"seed {self.seed}; what was done:", *self.log, *self._ends_of_logs()]))
+
+    def _ends_of_logs(self) -> list[str]:
+        return [f"proxy {proxy.name} said:\n{proxy.log[-3000:]}" for proxy in self.scene.proxies]
 
     def round(self) -> None:
         """One fault, or two at once; then the link comes back by itself, and what is there is the source's."""
