@@ -78,7 +78,11 @@ class RawClient:
     def ask_frame(self, api_key: int, version: int, values: Mapping[str, Any]) -> bytes:
         """The same, for the answer's frame."""
         self._correlation_id += 1
-        self.socket.sendall(encode_request(build_request(api_key, version, values), self._correlation_id, CLIENT_ID))
+        return self.exchange(encode_request(build_request(api_key, version, values), self._correlation_id, CLIENT_ID))
+
+    def exchange(self, frame: bytes) -> bytes:
+        """Send a request that is encoded, and wait for the answer's frame. Raises LoadError."""
+        self.socket.sendall(frame)
         size = self._exactly(4)
         return size + self._exactly(int.from_bytes(size, "big"))
 

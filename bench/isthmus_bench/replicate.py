@@ -11,6 +11,9 @@ turn is, for each contestant:
 
 CPU and memory are those of the processes that copy: both proxies together, or MirrorMaker's JVM. Brokers are embedded
 and real, one for each cluster. Clients use the brokers directly. Afterwards the CPU of many idle partitions.
+
+Then *small batches*: how many a second several producers write to one partition, and how many the link copies of them,
+between clusters of one broker and of three. Only the link's: MirrorMaker makes larger ones of them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as FilePath
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol, TypeVar
@@ -38,6 +41,7 @@ from isthmus_bench.load import RawClient, Target, newest_versions, wait_for_topi
 from isthmus_bench.mirror_maker import MirrorMaker
 from isthmus_bench.proxies import ProxyProcess
 from isthmus_bench.replication_load import Pace
+from isthmus_bench.small_load import KINDS
 from isthmus_protocol.schema import ApiKey
 
 Say = Callable[[str], None]
@@ -65,8 +69,12 @@ BATCHES_PER_S_MAX: Final = 1000
 FOLLOW_INTERVAL_S: Final = 0.01
 FOLLOW_TIMEOUT_S: Final = 180.0
 IDLE_FOLLOW_INTERVAL_S: Final = 0.5
+SMALL_FOLLOW_INTERVAL_S: Final = 0.05
 API_TIMEOUT_S: Final = 60.0
-CLUSTER_SETTINGS: Final = {"log.retention.check.interval.ms": "2000"}
+CLUSTER_SETTINGS: Final = {
+    "log.retention.check.interval.ms": "2000",
+    "transaction.partition.verification.enable": "false",  # as on every target of transactions
+}
 TOPIC_SETTINGS: Final = {"file.delete.delay.ms": "1000"}
 """What a turn wrote goes soon after it."""
 
@@ -86,12 +94,25 @@ class Plan:
     idle_settle_s: float = 5.0
     """From when all idle partitions are copied until their CPU is measured."""
     idle_s: float = 10.0
+    small_brokers: tuple[int, ...] = (1, 3)
+    """Of the clusters between which small batches are copied."""
+    small_producers: int = 8
+    small_s: float = 2.0
 
     @classmethod
     def quick(cls, version: str) -> Plan:
         """To see that it works; the figures mean nothing."""
         return cls(
-            version, 1, backlog_mb=16, rates=(500,), lag_s=0.5, idle_partitions=20, idle_settle_s=0.5, idle_s=0.5
+            version,
+            1,
+            backlog_mb=16,
+            rates=(500,),
+            lag_s=0.5,
+            idle_partitions=20,
+            idle_settle_s=0.5,
+            idle_s=0.5,
+            small_brokers=(1,),
+            small_s=0.2,
         )
 
     @property
@@ -173,6 +194,29 @@ class IdleFigure:
 
 
 @dataclass(frozen=True, slots=True)
+class Small:
+    """Small batches of one partition, each a record or marker of its own, acks=all: how many a second."""
+
+    written_per_s: float
+    """By several producers at once."""
+    written_by_one_per_s: float
+    """By one, which waits for each answer: what one request takes to be answered is the inverse."""
+    copied_per_s: float
+    cpu_ms_per_batch: float
+    """Of both proxies."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFigure:
+    """What the link does with one kind of small batches: medians over the rounds."""
+
+    kind: str
+    brokers: int
+    """Of each cluster; with three, every partition has three replicas, of which two must be in sync."""
+    small: Small
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """A target and what was measured; ``least``: the limit is a lower one."""
 
@@ -195,6 +239,7 @@ class Report:
     catch_up: list[CatchUpFigure]
     lags: list[LagFigure]
     idle: list[IdleFigure]
+    small: list[SmallFigure]
     verdicts: list[Verdict] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -413,6 +458,24 @@ class MirrorContestant(Contestant):
 
 def run(plan: Plan, say: Say) -> Report:
     """Measure. Progress goes to ``say``. Raises EmbeddedKafkaError, ProxyFailed, ChildFailed, LoadError, HTTPError."""
+    ordered, idle = run_contest(plan, say) if plan.contestants else ({}, [])
+    catch_up, lags = catch_up_figures(ordered), lag_figures(ordered, plan.rates)
+    return Report(
+        f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
+        f"Kafka {plan.version}, one broker for each cluster",
+        plan.rounds,
+        plan.backlog_mb,
+        plan.partitions,
+        catch_up,
+        lags,
+        idle,
+        run_small(plan, say),
+        list(verdicts_of(catch_up, lags, idle)),
+    )
+
+
+def run_contest(plan: Plan, say: Say) -> tuple[dict[str, list[Turn]], list[IdleFigure]]:
+    """What each contestant did in each round, and what idle partitions cost. Raises what :func:`run` raises."""
     with ExitStack() as stack:
         directory = FilePath(stack.enter_context(TemporaryDirectory(prefix="isthmus-bench-")))
         say(f"starting two clusters of Kafka {plan.version}")
@@ -423,31 +486,37 @@ def run(plan: Plan, say: Say) -> Report:
                 contestant = bench.contestants[(number + step) % len(bench.contestants)]
                 say(f"round {number + 1} of {plan.rounds}: {contestant.name}")
                 turns.setdefault(contestant.name, []).append(bench.turn(contestant, f"turn-{number}-{step}"))
-        ordered = {name: turns[name] for name in plan.contestants}
         idle = [
             bench.idle(contestant, f"idle-{number}")
             for number, contestant in enumerate(bench.contestants)
             if contestant.name != TUNED
         ]
-        catch_up, lags = catch_up_figures(ordered), lag_figures(ordered, plan.rates)
-        return Report(
-            f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
-            f"Kafka {plan.version}, one broker for each cluster",
-            plan.rounds,
-            plan.backlog_mb,
-            plan.partitions,
-            catch_up,
-            lags,
-            idle,
-            list(verdicts_of(catch_up, lags, idle)),
-        )
+        return {name: turns[name] for name in plan.contestants}, idle
+
+
+def run_small(plan: Plan, say: Say) -> list[SmallFigure]:
+    """Measure small batches alone. Raises what :func:`run` raises."""
+    figures = []
+    for brokers in plan.small_brokers:
+        with ExitStack() as stack:
+            directory = FilePath(stack.enter_context(TemporaryDirectory(prefix="isthmus-bench-")))
+            say(f"small batches: starting two clusters of {brokers}")
+            bench = Bench(replace(plan, contestants=(LINK,)), say, stack, directory, brokers)
+            rounds: dict[str, list[Small]] = {}
+            for number in range(plan.rounds):
+                for kind in KINDS:
+                    say(f"round {number + 1} of {plan.rounds}: {kind}")
+                    rounds.setdefault(kind, []).append(bench.small(kind, f"small-{kind}-{number}"))
+            figures += [SmallFigure(kind, brokers, medians(found)) for kind, found in rounds.items()]
+    return figures
 
 
 class Bench:
     """Two clusters, the contestants, and the process that writes and watches. ``stack`` ends what it starts."""
 
-    def __init__(self, plan: Plan, say: Say, stack: ExitStack, directory: FilePath) -> None:
+    def __init__(self, plan: Plan, say: Say, stack: ExitStack, directory: FilePath, brokers: int = 1) -> None:
         self._plan = plan
+        self._brokers = brokers
         self._a, self._b = (self._cluster(stack, name) for name in ("a", "b"))
         self.contestants = [self._contestant(name, stack, directory, say) for name in plan.contestants]
         self._load = stack.enter_context(Child("isthmus_bench.replication_load"))
@@ -457,6 +526,7 @@ class Bench:
             KafkaCluster(
                 name=name,
                 version=self._plan.version,
+                brokers=self._brokers,
                 settings=CLUSTER_SETTINGS,
                 heap_mb=512,
                 jvm_flags=("-XX:TieredStopAtLevel=4",),
@@ -498,28 +568,60 @@ class Bench:
         _create(source, partitions)
         size = {"partitions": partitions, "batches": batches, "records": records, "record_bytes": record_bytes}
         total = self._load.ask(do="fill", target=asdict(source), **size)["records"]
-        told_at = contestant.begin(topic)
         try:
-            self._load.tell(
-                do="follow",
-                target=asdict(self._topic(self._b, contestant.target_topic(topic))),
-                partitions=partitions,
-                records=total,
-                interval_s=interval_s,
-                timeout_s=FOLLOW_TIMEOUT_S,
-                pids=contestant.pids,
-            )
-            contestant.begun()
-            try:
-                samples = self._load.read()["samples"]
-            except Exception as error:
-                error.add_note(f"{contestant.name} said:\n{contestant.log()}")
-                raise
+            told_at, samples = self._follow(contestant, topic, partitions, total, interval_s)
             yield catch_up_of(told_at, samples, total, record_bytes)
         finally:
             contestant.end()
             _delete(source)
             _delete(self._topic(self._b, contestant.target_topic(topic)))
+
+    def _follow(
+        self, contestant: Contestant, topic: str, partitions: int, total: int, interval_s: float
+    ) -> tuple[float, list[list[float]]]:
+        """Have a topic copied that holds ``total`` records: when it was told to, and what was seen from then on."""
+        told_at = contestant.begin(topic)
+        self._load.tell(
+            do="follow",
+            target=asdict(self._topic(self._b, contestant.target_topic(topic))),
+            partitions=partitions,
+            records=total,
+            interval_s=interval_s,
+            timeout_s=FOLLOW_TIMEOUT_S,
+            pids=contestant.pids,
+        )
+        contestant.begun()
+        try:
+            samples: list[list[float]] = self._load.read()["samples"]
+        except Exception as error:
+            error.add_note(f"{contestant.name} said:\n{contestant.log()}")
+            raise
+        return told_at, samples
+
+    def small(self, kind: str, topic: str) -> Small:
+        """Small batches, written by several producers, then copied by the link."""
+        plan = self._plan
+        (link,) = self.contestants
+        source, target = self._topic(self._a, topic), self._topic(self._b, topic)
+        for each in (source, target):  # led by the first brokers, which are those that the load asks
+            _create(each, 1, range(1, self._brokers + 1))
+        size = {"target": asdict(source), "kind": kind}
+        alone = self._load.ask(do="small", **size, producers=1, seconds=plan.small_s)
+        several = self._load.ask(do="small", **size, producers=plan.small_producers, seconds=plan.small_s)
+        total = alone["batches"] + several["batches"]
+        try:
+            told_at, samples = self._follow(link, topic, 1, total, SMALL_FOLLOW_INTERVAL_S)
+        finally:
+            link.end()
+            _delete(source)
+            _delete(target)
+        copied = catch_up_of(told_at, samples, total, 1)
+        return Small(
+            several["batches_per_s"],
+            alone["batches_per_s"],
+            copied.records_per_s,
+            copied.cpu_share * 1000 / max(copied.records_per_s, 1),
+        )
 
     def _lag(self, contestant: Contestant, topic: str, rate: int) -> Lag:
         plan = self._plan
@@ -558,9 +660,16 @@ class Bench:
         return Target(*cluster.addresses()[1], topic)
 
 
-def _create(target: Target, partitions: int) -> None:
-    settings = [{"name": name, "value": value} for name, value in TOPIC_SETTINGS.items()]
-    topic = {"name": target.topic, "num_partitions": partitions, "replication_factor": 1, "configs": settings}
+def _create(target: Target, partitions: int, replicas: Sequence[int] = ()) -> None:
+    """``replicas``: on these brokers, led by the first; else on one for each partition."""
+    chosen = {**TOPIC_SETTINGS, "min.insync.replicas": str(min(2, max(1, len(replicas))))}
+    settings = [{"name": name, "value": value} for name, value in chosen.items()]
+    topic: dict[str, Any] = {"name": target.topic, "configs": settings}
+    if replicas:
+        entries = [{"partition_index": index, "broker_ids": list(replicas)} for index in range(partitions)]
+        topic |= {"num_partitions": -1, "replication_factor": -1, "assignments": entries}
+    else:
+        topic |= {"num_partitions": partitions, "replication_factor": 1}
     _ask(target, ApiKey.CREATE_TOPICS, {"topics": [topic], "timeout": 30_000})
     wait_for_topic(target)
 

@@ -1,8 +1,9 @@
 """What writes to a source and watches a target: raw sockets, one process, little CPU.
 
 Runs as a child (:mod:`isthmus_bench.children`): each line of JSON on standard input is a command, each answered with
-one line. ``fill`` appends a backlog, ``follow`` looks again and again how much of it is on the target, and ``pace``
-writes at a steady rate and measures how long after its ack at the source each batch is visible on the target.
+one line. ``fill`` appends a backlog, ``follow`` looks again and again how much of it is on the target, ``pace``
+writes at a steady rate and measures how long after its ack at the source each batch is visible on the target, and
+``small`` has several producers write small batches to one partition (:mod:`isthmus_bench.small_load`).
 
 Both clusters are used directly and not through proxies, so that every way of copying is measured alike. Times are of
 CLOCK_MONOTONIC, which all processes of a machine share.
@@ -22,6 +23,7 @@ from itertools import cycle, islice
 from typing import Any, Final
 from uuid import UUID
 
+from isthmus_bench import small_load
 from isthmus_bench.children import cpu_seconds
 from isthmus_bench.load import CLIENT_ID, Flow, LoadError, RawClient, Target, batch, newest_versions, topic_id
 from isthmus_protocol import peeks
@@ -394,6 +396,8 @@ def main() -> None:
                     said = fill(Target(**command.pop("target")), **command)
                 case "follow":
                     said = follow(Target(**command.pop("target")), **command)
+                case "small":
+                    said = small_load.write(Target(**command.pop("target")), **command)
                 case "pace":
                     source, sink = Target(**command["source"]), Target(**command["sink"])
                     said = pace(Pace(**command["pace"]), source, sink, command["pids"])

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from isthmus_bench.bench_cli import bench_app
 from isthmus_bench.replicate import LINK, MIRROR, TUNED
+from isthmus_bench.small_load import KINDS
 
 pytestmark = pytest.mark.brokers
 
@@ -32,6 +33,9 @@ def test_a_quick_run(tmp_path: Path) -> None:
     for each in report["lags"]:
         assert each["lag"]["records_per_s"] > 0
     assert [(each["contestant"], each["partitions"]) for each in report["idle"]] == [(LINK, 20), (MIRROR, 20)]
+    assert [(each["kind"], each["brokers"]) for each in report["small"]] == [(kind, 1) for kind in KINDS]
+    for each in report["small"]:
+        assert min(each["small"][rate] for rate in ("written_per_s", "written_by_one_per_s", "copied_per_s")) > 0
     assert len(report["verdicts"]) == 7
     assert f"| {LINK} |" in markdown.read_text()
     assert "round 1 of 1" in result.stderr

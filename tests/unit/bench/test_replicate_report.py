@@ -16,6 +16,8 @@ from isthmus_bench.replicate import (
     Lag,
     Plan,
     Report,
+    Small,
+    SmallFigure,
     Turn,
     catch_up_figures,
     catch_up_of,
@@ -107,7 +109,8 @@ def test_tables_show_every_figure_and_what_is_missing() -> None:
     turns = {LINK: [turn(120.0, 4.0)], TUNED: [turn(100.0)]}
     catch_up, lags = catch_up_figures(turns), lag_figures(turns, [500, 5_000])
     idle = [IdleFigure(LINK, 1000, 0.0151, 0.001), IdleFigure(MIRROR, 1000, 0.5, None)]
-    report = Report("m", "b", 1, 512, 4, catch_up, lags, idle, list(verdicts_of(catch_up, lags, idle)))
+    small = [SmallFigure("plain", 3, Small(4000.0, 400.0, 3000.0, 0.05))]
+    report = Report("m", "b", 1, 512, 4, catch_up, lags, idle, small, list(verdicts_of(catch_up, lags, idle)))
     shown = {title: rows for title, _, rows in tables(report)}
     assert shown["Catch-up of a backlog"][0] == [
         LINK, "120.0", "1,000", "4.00", "80%", "1.20", "0.50", "0.40", "150"
@@ -115,5 +118,6 @@ def test_tables_show_every_figure_and_what_is_missing() -> None:
     assert shown["Lag at 500 records/s"] == shown["Lag at 5,000 records/s"]
     assert shown["Lag at 500 records/s"][1] == [TUNED, "500", "1.00", "10.00", "20.0", "0.20", "5.0%"]
     assert shown["Idle partitions"] == [[LINK, "1000", "1.51%", "0.10%"], [MIRROR, "1000", "50.00%", "-"]]
+    assert shown["Small batches of one partition"] == [["plain", "3", "4,000", "400", "3,000", "75%", "0.050"]]
     assert ["catch-up against tuned MirrorMaker's, MB/s", "> 1.00", "1.200", "yes"] in shown["Targets"]
     assert report.as_dict()["catch_up"][0]["speed_ratio"] == 1.2
