@@ -570,9 +570,9 @@ class FollowerLog:
             )
         self._filled(operation)
         self._written(operation.next_offset)
-        if not self._marker_proved and not self.ended:
+        if not self._marker_proved:
             self._marker_proved = True
-            self.state = LogState.RESUMING
+            self._read_again()
 
     def _filled(self, operation: Operation) -> None:
         if operation.filler:
@@ -601,13 +601,17 @@ class FollowerLog:
         """
         self.not_written()
         self.renumbering = True
-        self.state = LogState.RESUMING
+        self._read_again()
 
     def fenced(self) -> None:
         """The broker refused a marker for its coordinator epoch: one that was sent again had a higher one."""
         operation = self._landed()
         self._resent = operation.producer_id
-        self.state = LogState.RESUMING
+        self._read_again()
+
+    def _read_again(self) -> None:
+        if not self.ended:  # it may have been stopped while the request was under way
+            self.state = LogState.RESUMING
 
     def too_large(self) -> None:
         """The broker finds the batch that was under way too large: send fewer records at once."""

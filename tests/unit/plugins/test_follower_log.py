@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.partition_log import batch, control_batch
 
@@ -99,6 +101,16 @@ def test_batches_are_appended_one_at_a_time_in_order() -> None:
     assert log.end == 3
     assert append_all(log) == [3, 6]
     assert (log.end, log.queued, log.queued_bytes, log.state) == (9, 0, 0, LogState.WRITING)
+
+
+@pytest.mark.parametrize("answer", [FollowerLog.out_of_sequence, FollowerLog.fenced, FollowerLog.unknown])
+def test_a_stopped_log_is_not_woken_by_the_answer_to_what_was_under_way(answer: Callable[[FollowerLog], None]) -> None:
+    log = opened()
+    log.offer(three(0))
+    assert log.take() is not None
+    log.stop(StopReason(reasons.DISCONNECTED, "the peer is gone"))
+    answer(log)
+    assert (log.state, log.reason) == (LogState.STOPPED, StopReason(reasons.DISCONNECTED, "the peer is gone"))
 
 
 def test_what_the_log_has_already_is_left_out() -> None:
