@@ -193,9 +193,15 @@ class ProduceConnection(Protocol):
     """A connection of a plugin's own to one broker, for appending whole batches."""
 
     async def produce(
-        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int, transactional_id: str | None = None
-    ) -> dict[tuple[str, int], ProduceResult]:
-        """Append one batch for each (topic, partition), acks=all. Raises BrokerUnavailable: fate unknown.
+        self,
+        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        timeout_ms: int,
+        transactional_id: str | None = None,
+    ) -> list[dict[tuple[str, int], ProduceResult]]:
+        """Append batches, in each request one for each (topic, partition). Raises BrokerUnavailable: fate unknown.
+
+        The requests go out without waiting, and the broker takes them up one after the other, also after it refused
+        one. The last has acks=all, those before acks=1: where it stored all, the in-sync replicas have all.
 
         Transactional batches need a ``transactional_id``, of whatever transaction; one request can hold those of one
         producer id only.

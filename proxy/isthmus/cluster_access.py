@@ -44,6 +44,8 @@ PRODUCE_VERSION_MAX: Final = 11
 MARKERS_VERSION_MAX: Final = 1
 """Later ones ask for epochs that rise with each transaction, which those of older clients do not."""
 PRODUCE_MARGIN_S: Final = 5.0
+ACKS_ALL: Final = -1
+ACKS_LEADER: Final = 1
 COMPLETING: Final = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """States of transactions at their coordinator (KIP-664)."""
 CLUSTER_WIDE: Final = ""
@@ -386,33 +388,40 @@ def _topic(info: kafka_client.TopicInfo) -> TopicInfo:
 
 
 class ProduceOverConnection:
-    """Appends whole batches over one connection, one request at a time."""
+    """Appends whole batches over one connection."""
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
 
     async def produce(
-        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int, transactional_id: str | None = None
-    ) -> dict[tuple[str, int], ProduceResult]:
-        """Append one batch for each (topic, partition), acks=all. Raises BrokerUnavailable: fate unknown."""
-        topics: dict[str, dict[int, Frame]] = {}
-        for (topic, partition), batch in batches.items():
-            topics.setdefault(topic, {})[partition] = batch
+        self,
+        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        timeout_ms: int,
+        transactional_id: str | None = None,
+    ) -> list[dict[tuple[str, int], ProduceResult]]:
+        """Append batches, in each request one for each (topic, partition). Raises BrokerUnavailable: fate unknown.
+
+        All but the last have acks=1.
+        """
         with _errors():
             version = self._connection.version(ApiKey.PRODUCE, PRODUCE_VERSION_MAX)
-            frame = await self._connection.send_body(
-                ApiKey.PRODUCE,
-                version,
-                produce_body(topics, timeout_ms, transactional_id),
-                timeout=timeout_ms / 1000 + PRODUCE_MARGIN_S,
-            )
-            answered = [
-                (name.decode(), *result)
-                for name, results in peeks.produce_response(version, frame)
-                for result in results
-            ]
-            if any(code for _, _, code, _ in answered):
-                return _refused(self._connection.decode(ApiKey.PRODUCE, version, frame))
+            answers = []
+            for number, batches in enumerate(requests, 1):
+                topics: dict[str, dict[int, Frame]] = {}
+                for (topic, partition), batch in batches.items():
+                    topics.setdefault(topic, {})[partition] = batch
+                acks = ACKS_ALL if number == len(requests) else ACKS_LEADER
+                body = produce_body(topics, timeout_ms, transactional_id, acks)
+                timeout = timeout_ms / 1000 + PRODUCE_MARGIN_S
+                answers.append(self._connection.send_body(ApiKey.PRODUCE, version, body, timeout=timeout))
+            return [self._results(version, await answer) for answer in answers]
+
+    def _results(self, version: int, frame: bytes | bytearray) -> dict[tuple[str, int], ProduceResult]:
+        answered = [
+            (name.decode(), *result) for name, results in peeks.produce_response(version, frame) for result in results
+        ]
+        if any(code for _, _, code, _ in answered):
+            return _refused(self._connection.decode(ApiKey.PRODUCE, version, frame))
         return {
             (topic, partition): ProduceResult(0, "NONE", base_offset, "")
             for topic, partition, _, base_offset in answered

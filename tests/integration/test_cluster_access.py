@@ -44,16 +44,19 @@ def test_batches_are_appended_and_refused(kafka_of_each_version: KafkaCluster) -
     async def test(access: ClusterAccess, topic: str, topic_id: bytes) -> None:
         connection = await access.produce_connection(1, "test")
         for first in (0, 3):
-            results = await connection.produce({(topic, index): plain() for index in range(3)}, 10_000)
+            (results,) = await connection.produce([{(topic, index): plain() for index in range(3)}], 10_000)
             assert {place: (result.error_code, result.base_offset) for place, result in results.items()} == {
                 (topic, index): (0, first) for index in range(3)
             }
         damaged = bytearray(plain())
         damaged[-1] ^= 1
-        results = await connection.produce({(topic, 0): bytes(damaged), (topic, 1): plain()}, 10_000)
+        results, more = await connection.produce(
+            [{(topic, 0): bytes(damaged), (topic, 1): plain()}, {(topic, 0): plain(), (topic, 1): plain()}], 10_000
+        )
         assert (results[topic, 0].error_name, results[topic, 0].base_offset) == ("CORRUPT_MESSAGE", -1)
         assert (results[topic, 1].error_code, results[topic, 1].base_offset) == (0, 6)
-        unknown = await connection.produce({("no-such-topic", 0): plain()}, 10_000)
+        assert [more[topic, index].base_offset for index in range(2)] == [6, 9]  # a broker goes on after a refusal
+        (unknown,) = await connection.produce([{("no-such-topic", 0): plain()}], 10_000)
         assert unknown["no-such-topic", 0].error_name == "UNKNOWN_TOPIC_OR_PARTITION"
 
     on_cluster(kafka_of_each_version, test)
@@ -76,11 +79,11 @@ def test_only_changes_are_answered_in_a_fetch_session(kafka_of_each_version: Kaf
         wanted = [FetchPartition(topic_id, index, 0, 1 << 20) for index in range(3)]
         assert await read(*wanted) == {0: 0, 1: 0, 2: 0}
         assert await read(*wanted) == {}
-        await producer.produce({(topic, 1): plain()}, 10_000)
+        await producer.produce([{(topic, 1): plain()}], 10_000)
         assert await read(*wanted) == {1: 3}
         wanted[1] = wanted[1]._replace(offset=3)
         assert await read(*wanted) == {}
-        await producer.produce({(topic, 0): plain(), (topic, 1): plain(), (topic, 2): plain()}, 10_000)
+        await producer.produce([{(topic, 0): plain(), (topic, 1): plain(), (topic, 2): plain()}], 10_000)
         assert await read(*wanted[1:]) == {1: 6, 2: 3}
         wanted[1:] = [wanted[1]._replace(offset=6), wanted[2]._replace(offset=3)]
         assert await read(*wanted) == {0: 3}

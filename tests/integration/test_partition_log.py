@@ -72,7 +72,9 @@ class Pair:
             attributes=rng.randint(0, 4) | (TRANSACTIONAL_BIT if transactional else 0),
             timestamp=self.timestamp,
         )
-        assert raw_log.produce(self.wire, self.topic, data, transactional=transactional) == self.model.produce(data)
+        acks = 1 if self.model.end % 2 else -1
+        answer = raw_log.produce(self.wire, self.topic, data, transactional=transactional, acks=acks)
+        assert answer == self.model.produce(data)
 
     def mark(self) -> None:
         rng = self.random
@@ -145,3 +147,23 @@ def test_the_model_answers_as_a_broker_does(broker: KafkaCluster, seed: int) -> 
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, step {step}") from error
         pair.compare_logs()
+
+
+MESSAGE_TOO_LARGE, OUT_OF_ORDER = 10, 45
+
+
+def test_what_goes_on_a_refused_batch_is_refused(broker: KafkaCluster) -> None:
+    """What bursts build on (docs/adr/0001): of a producer that the partition knows, nothing overtakes."""
+    topic = unique("burst-")
+    Side(broker, []).create_topic(topic, config={"max.message.bytes": "1000"}, direct=True)
+    with Wire(broker.bootstrap_servers) as wire:
+        until("the leader is there", lambda: raw_log.fetch(wire, topic, 0).error_code == 0)
+
+        def append(sequence: int, size: int = 1) -> tuple[int, int]:
+            data = batch(0, [b"x" * size], producer_id=IDS[2], producer_epoch=0, base_sequence=sequence)
+            return raw_log.produce(wire, topic, data, acks=1)
+
+        assert [append(0), append(1)] == [(0, 0), (0, 1)]
+        assert append(2, size=2000) == (MESSAGE_TOO_LARGE, -1)
+        assert [append(3), append(4)] == [(OUT_OF_ORDER, -1)] * 2
+        assert [append(2), append(3)] == [(0, 2), (0, 3)]

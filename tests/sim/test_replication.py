@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 from support.fake_cluster import FakeCluster, run_simulated
-from support.partition_log import Partition, Producer, batch
+from support.partition_log import TIMESTAMP, Partition, Producer, batch
 from support.replicas import Replicas, simulate_clock
 
 from isthmus_plugins.api import TransactionMarkers
@@ -33,6 +33,7 @@ TROUBLE: Final = (0.0, 0.05, 0.3)
 PRODUCER_IDS: Final = (-1, -1, 0, 1)
 TRANSACTIONAL_IDS: Final = (10, 11, 12)
 KEYS: Final = (b"a", b"b", b"c")
+OLD: Final = TIMESTAMP - 86_400_000
 
 
 class Storm:
@@ -73,6 +74,7 @@ class Storm:
                 producer_epoch=-1 if producer_id < 0 else max(0, known.epoch),
                 base_sequence=-1 if producer_id < 0 else known.last_sequence + 1,
                 attributes=attributes | rng.randint(0, 4),
+                timestamp=TIMESTAMP if rng.random() < 0.9 else OLD,
             )
         )
         assert code == 0
@@ -126,7 +128,15 @@ class Storm:
         topic = self.random.choice(list(cluster.found.values()))
         partition = self.random.choice(topic.partitions)
         alive = [broker for broker in cluster.brokers if broker not in cluster.down]
-        partition.move(self.random.choice(alive))
+        self._move(cluster, partition, self.random.choice(alive))
+
+    def _move(self, cluster: FakeCluster, partition: Partition, leader: int) -> None:
+        """At the target often without what is not replicated yet; and sometimes back at once."""
+        before = partition.leader
+        lossy = cluster is self.replicas.b and self.random.random() < 0.7
+        partition.move(leader, lossy)
+        if self.random.random() < 0.3 and before not in cluster.down:
+            partition.move(before)
 
     def stop_broker(self) -> None:
         cluster = self.random.choice((self.replicas.a, self.replicas.b))
@@ -137,7 +147,7 @@ class Storm:
         for topic in cluster.found.values():
             for partition in topic.partitions:
                 if partition.leader == broker and self.random.random() < 0.8:
-                    partition.move(next(each for each in cluster.brokers if each != broker))
+                    self._move(cluster, partition, next(each for each in cluster.brokers if each != broker))
 
     def start_brokers(self) -> None:
         for cluster in (self.replicas.a, self.replicas.b):
@@ -147,8 +157,11 @@ class Storm:
         """Producer states expire by the records' timestamps, but for open transactions: brokers tell no duplicates."""
         for topic in self.replicas.b.found.values():
             for partition in topic.partitions:
-                known = partition.producers
-                partition.producers = {each: known[each] for each in known if known[each].transaction_start >= 0}
+                partition.producers = {
+                    producer_id: known
+                    for producer_id, known in partition.producers.items()
+                    if known.transaction_start >= 0 or known.timestamp > OLD
+                }
 
     def uncommitted(self) -> None:
         """A broker whose replicas are slow."""
@@ -275,6 +288,46 @@ def compare_ends(replicas: Replicas) -> None:
 def test_follower_is_a_prefix_of_the_source_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_clock(monkeypatch)
     run_simulated(simulate(seed))
+
+
+def test_a_burst_of_which_the_first_batches_are_lost_while_the_leader_moves_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others are still on their way to the same broker: they must not land where the lost ones were."""
+
+    async def run() -> None:
+        replicas = Replicas(random.Random(1), 2)
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.write_values(b"first")
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("the stamp is known", replicas.equal)
+        target = replicas.b.partition("remote-t")
+        check = target.on_append
+        lost: list[int] = []
+
+        def lose() -> None:
+            lost.append(target.lag)
+            leader = target.leader
+            target.move(3 - leader, lossy=True)
+            target.move(leader)
+
+        def appended(partition: Partition) -> None:
+            check(partition)
+            if partition.end == 4 and not lost:
+                asyncio.get_running_loop().call_soon(lose)
+
+        target.on_append = appended
+        for number in range(8):
+            source.write_values(b"%d" % number)
+        await replicas.until("it is copied", replicas.equal)
+        assert lost[0] > 0
+        assert replicas.b.bursts >= 2
+        replicas.check("remote-t", 0)
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(run())
 
 
 def test_a_transaction_that_was_aborted_while_the_link_was_away(monkeypatch: pytest.MonkeyPatch) -> None:

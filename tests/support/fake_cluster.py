@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from isthmus_control import apply as rules
 from isthmus_control.commands import Body, Command
@@ -52,15 +52,18 @@ from support.partition_log import (
 )
 
 T = TypeVar("T")
+Write: TypeAlias = Callable[[Partition], tuple[int, int]]
+Results: TypeAlias = dict[tuple[str, int], ProduceResult]
 
 UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, NOT_ENOUGH_REPLICAS, AFTER_APPEND = 3, 6, 7, 19, 20
-FENCED, UNKNOWN_ID = 74, 100
+FENCED, UNKNOWN_ID, STORAGE_ERROR = 74, 100, 56
 NAMES: Final = {
     NONE: "NONE",
     UNKNOWN_TOPIC: "UNKNOWN_TOPIC_OR_PARTITION",
     NOT_LEADER: "NOT_LEADER_OR_FOLLOWER",
     TIMED_OUT: "REQUEST_TIMED_OUT",
     NOT_ENOUGH_REPLICAS: "NOT_ENOUGH_REPLICAS",
+    STORAGE_ERROR: "KAFKA_STORAGE_ERROR",
     AFTER_APPEND: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     OUT_OF_ORDER: "OUT_OF_ORDER_SEQUENCE_NUMBER",
     INVALID_TIMESTAMP: "INVALID_TIMESTAMP",
@@ -152,6 +155,8 @@ class FakeCluster(FakeAcls, FakeGroups):
         self.completing: list[str] = []
         """Transactions whose markers are on their way."""
         self.requests = 0
+        self.bursts = 0
+        """How often batches were sent without waiting for the answer to the one before."""
         self.fetch_sessions: dict[tuple[int, str], dict[FetchPartition, tuple[int, int, int]]] = {}
 
     # -- what tests do with it
@@ -359,61 +364,77 @@ class FakeProduceConnection:
         self._closed = False
 
     async def produce(
-        self, batches: Mapping[tuple[str, int], bytes], timeout_ms: int, transactional_id: str | None = None
-    ) -> dict[tuple[str, int], ProduceResult]:
-        transactional = {
-            header.producer_id for data in batches.values() if (header := whole_header(data)).is_transactional
-        }
-        assert len(transactional) <= 1, "brokers refuse transactional batches of several producers"
-        assert not transactional or transactional_id is not None
-        return await self._landing({place: partial(_produced, data) for place, data in batches.items()})
+        self,
+        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        timeout_ms: int,
+        transactional_id: str | None = None,
+    ) -> list[dict[tuple[str, int], ProduceResult]]:
+        for batches in requests:
+            transactional = {
+                header.producer_id for data in batches.values() if (header := whole_header(data)).is_transactional
+            }
+            assert len(transactional) <= 1, "brokers refuse transactional batches of several producers"
+            assert not transactional or transactional_id is not None
+        self._cluster.bursts += len(requests) > 1
+        return await self._landing(
+            [{place: partial(_produced, data) for place, data in batches.items()} for batches in requests]
+        )
 
     async def write_markers(
         self, markers: Sequence[TransactionMarkers], timeout_ms: int
     ) -> dict[tuple[str, int], ProduceResult]:
-        return await self._landing({(each.topic, each.partition): partial(_marked, each) for each in markers})
+        return (await self._landing([{(each.topic, each.partition): partial(_marked, each) for each in markers}]))[0]
 
-    async def _landing(
-        self, writes: Mapping[tuple[str, int], Callable[[Partition], tuple[int, int]]]
-    ) -> dict[tuple[str, int], ProduceResult]:
+    async def _landing(self, requests: Sequence[Mapping[tuple[str, int], Write]]) -> list[Results]:
+        """The broker takes up one request after the other, and one of them meets the trouble.
+
+        Those before the last are not replicated when they are answered.
+        """
         cluster, rng, loop = self._cluster, self._cluster.random, asyncio.get_running_loop()
         if self._closed:
             raise BrokerUnavailable("closed")
-        done: asyncio.Future[dict[tuple[str, int], ProduceResult]] = loop.create_future()
+        done: asyncio.Future[list[Results]] = loop.create_future()
         trouble = rng.random() < cluster.trouble
         fate = rng.choice(("lost", "unanswered", "late", "refused", "timed-out")) if trouble else "answered"
+        last = len(requests) - 1
+        troubled = rng.randint(0, last)
+        answers: list[Results] = []
 
         def lose() -> None:
             if not done.done():
                 done.set_exception(BrokerUnavailable(f"the connection broke ({fate})"))
                 done.exception()
 
-        def land() -> None:
+        def land(number: int) -> None:
             if self._broker_id in cluster.down:
                 return
-            results = {place: self._append(place, write, fate) for place, write in writes.items()}
-            if fate in ("unanswered", "late"):
+            meets = fate if number == troubled else "answered"
+            answers.append(
+                {place: self._append(place, write, meets, number == last) for place, write in requests[number].items()}
+            )
+            if number < last:
+                take_up(number + 1)
+            elif fate in ("unanswered", "late"):
                 lose()
             else:
-                loop.call_later(rng.uniform(0.0002, 0.002), lambda: None if done.done() else done.set_result(results))
+                loop.call_later(rng.uniform(0.0002, 0.002), lambda: None if done.done() else done.set_result(answers))
 
-        delay = rng.uniform(0.0005, 0.01)
-        if fate == "late":
-            loop.call_later(delay, lose)
-            loop.call_later(delay + rng.uniform(0.0, LATE_MAX_S), land)
-        elif fate == "lost":
-            loop.call_later(delay, lose)
-        else:
-            loop.call_later(delay, land)
+        def take_up(number: int) -> None:
+            delay = rng.uniform(0.0005, 0.01)
+            if fate in ("lost", "late") and number == troubled:
+                loop.call_later(delay, lose)
+                delay += rng.uniform(0.0, LATE_MAX_S)
+            if fate != "lost" or number != troubled:
+                loop.call_later(delay, land, number)
+
+        take_up(0)
         try:
             async with asyncio.timeout(5):
                 return await done
         except TimeoutError:
             raise BrokerUnavailable("no answer") from None
 
-    def _append(
-        self, place: tuple[str, int], write: Callable[[Partition], tuple[int, int]], fate: str
-    ) -> ProduceResult:
+    def _append(self, place: tuple[str, int], write: Write, fate: str, acks_all: bool) -> ProduceResult:
         topic = self._cluster.found.get(place[0])
         if topic is None or place[1] >= len(topic.partitions):
             return ProduceResult(UNKNOWN_TOPIC, NAMES[UNKNOWN_TOPIC], -1, "")
@@ -421,9 +442,15 @@ class FakeProduceConnection:
         if partition.leader != self._broker_id:
             return ProduceResult(NOT_LEADER, NAMES[NOT_LEADER], -1, "")
         if fate == "refused":
-            return ProduceResult(NOT_ENOUGH_REPLICAS, NAMES[NOT_ENOUGH_REPLICAS], -1, "")
+            code = NOT_ENOUGH_REPLICAS if acks_all else STORAGE_ERROR
+            return ProduceResult(code, NAMES[code], -1, "")
         code, base_offset = write(partition)
-        if fate == "timed-out" and code == NONE:
+        replicate = partial(partition.replicated, partition.end, partition.leader_epoch)
+        if acks_all and fate == "answered":
+            replicate()
+        else:
+            asyncio.get_running_loop().call_later(self._cluster.random.choice((0.001, 0.02, 1.0)), replicate)
+        if fate == "timed-out" and code == NONE and acks_all:
             code = self._cluster.random.choice((TIMED_OUT, AFTER_APPEND))
             base_offset = -1
         return ProduceResult(code, NAMES[code], base_offset, "")
@@ -433,13 +460,13 @@ class FakeProduceConnection:
 
 
 def _produced(data: bytes, partition: Partition) -> tuple[int, int]:
-    return partition.produce(data)
+    return partition.produce(data, replicated=False)
 
 
 def _marked(marker: TransactionMarkers, partition: Partition) -> tuple[int, int]:
     code = NONE
     for _ in range(marker.times):
-        code = partition.mark(marker) or code
+        code = partition.mark(marker, replicated=False) or code
     return code, -1
 
 

@@ -14,7 +14,7 @@ Place = tuple[str, int]
 LATE_MAX_S: Final = 1.9
 SUBSCRIBED: Final = Refused(86, "GROUP_SUBSCRIBED_TO_TOPIC")
 HAS_MEMBERS: Final = Refused(25, "UNKNOWN_MEMBER_ID")
-BROKER_DEFAULTS: Final = {"offsets.retention.minutes": "10080"}
+BROKER_DEFAULTS: Final = {"offsets.retention.minutes": "10080", "producer.id.expiration.ms": "86400000"}
 RETENTION_MS: Final = 10080 * 60_000
 
 

@@ -122,6 +122,8 @@ class Producer:
     coordinator_epoch: int = -1
     transaction_start: int = -1
     """First offset of its open transaction, -1 without one."""
+    timestamp: int = -1
+    """Of its last batch's latest record: brokers forget producers by that."""
 
     def enter(self, epoch: int) -> None:
         """Go on with this epoch: a new one begins without batches."""
@@ -169,18 +171,27 @@ class Partition:
         open_from = [each.transaction_start for each in self.producers.values() if each.transaction_start >= 0]
         return max(self.start, min([self.high_watermark, *open_from]))
 
-    def move(self, leader: int) -> None:
-        """Another leader, with the same log."""
+    def move(self, leader: int, lossy: bool = False) -> None:
+        """Another leader, with the same log, or (``lossy``) without what its replicas did not have."""
+        if lossy and self.lag:
+            self.cut(self.high_watermark)
         self.leader = leader
         self.leader_epoch += 1
         self.lag = 0
 
+    def replicated(self, end: int, leader_epoch: int) -> None:
+        """The in-sync replicas have all before ``end`` of that leader's log."""
+        if leader_epoch == self.leader_epoch:
+            self.lag = self.end - max(self.high_watermark, end)
+
     # ---- writing ----
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, replicated: bool = True) -> None:
         """Put a batch at the end, as the log's own leader would have made it: nothing is checked."""
         header = whole_header(data)
         assert header.base_offset >= self.end
+        if not replicated:
+            self.lag += header.next_offset - self.end
         self._learn(header, data)
         self.log.append(data)
         self.headers.append(header)
@@ -210,6 +221,7 @@ class Partition:
             return
         known = self.producers.setdefault(header.producer_id, Producer())
         known.enter(header.producer_epoch)
+        known.timestamp = header.max_timestamp
         if header.is_control:
             if header.record_count:
                 control = decode_control(data)
@@ -242,7 +254,7 @@ class Partition:
         assert code == NONE
         assert self.mark(TransactionMarkers("", 0, producer_id, 0, committed, 0)) == NONE
 
-    def produce(self, data: bytes) -> tuple[int, int]:
+    def produce(self, data: bytes, replicated: bool = True) -> tuple[int, int]:
         """What a broker does with a client's batch (KIP-890 verification off): (error code, base offset)."""
         verify_crc(data)
         header = whole_header(data)
@@ -263,7 +275,7 @@ class Partition:
             if code := self._objection(known, header):
                 return code, -1
         base_offset = self.end
-        self.write(self._stamped(rebase(data, base_offset)))
+        self.write(self._stamped(rebase(data, base_offset)), replicated)
         return NONE, base_offset
 
     @staticmethod
@@ -290,7 +302,7 @@ class Partition:
             )
         return seal(header, data[len(header.pack()) :])
 
-    def mark(self, marker: TransactionMarkers) -> int:
+    def mark(self, marker: TransactionMarkers, replicated: bool = True) -> int:
         """What a broker does with one entry of WriteTxnMarkers (v1): the error code. One sent twice stands twice."""
         known = self.producers.get(marker.producer_id)
         if known is not None:
@@ -306,7 +318,8 @@ class Partition:
                 producer_epoch=marker.producer_epoch,
                 coordinator_epoch=marker.coordinator_epoch,
                 leader_epoch=self.leader_epoch,
-            )
+            ),
+            replicated,
         )
         return NONE
 

@@ -127,14 +127,16 @@ def read_log(wire: Wire, topic: str, partition: int = 0, committed: bool = False
             )
 
 
-def produce(wire: Wire, topic: str, data: bytes, partition: int = 0, transactional: bool = False) -> tuple[int, int]:
+def produce(
+    wire: Wire, topic: str, data: bytes, partition: int = 0, transactional: bool = False, acks: int = -1
+) -> tuple[int, int]:
     """Append one batch: (error code, base offset)."""
     answer = wire.request(
         ApiKey.PRODUCE,
         11,
         {
             "transactional_id": "raw" if transactional else None,
-            "acks": -1,
+            "acks": acks,
             "timeout": TIMEOUT_MS,
             "topic_data": [{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
         },

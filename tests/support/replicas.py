@@ -40,6 +40,7 @@ from isthmus_protocol.producer_ids import is_links_own
 from isthmus_protocol.record_codec import decode_control, decode_records
 from isthmus_protocol.record_equality import batch_digest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partition, simulated_now
+from support.partition_log import TIMESTAMP
 
 LINK: Final = "a-to-b"
 LINK_ID: Final = str(uuid.UUID(int=7, version=4))
@@ -64,6 +65,7 @@ def simulate_clock(monkeypatch: Any) -> None:
     """Have the plugin's modules read the simulated loop's clock."""
     for module in CLOCKED:
         monkeypatch.setattr(module, "monotonic", simulated_now)
+    monkeypatch.setattr(follower_module, "time", lambda: TIMESTAMP / 1000)
 
 
 def records_of(partition: Partition, start: int, end: int) -> list[tuple[Any, ...]]:
@@ -358,7 +360,9 @@ class Replicas:
                 f"{history.describe()}\n{source.describe()}\n{target.describe()}"
             )
             missing = theirs.keys() - ours.keys()
-            assert not missing, f"{place}: {sorted(missing)} are not there ({committed=})"
+            assert not missing, (
+                f"{place}: {sorted(missing)} are not there ({committed=})\n{source.describe()}\n{target.describe()}"
+            )
 
     def equal(self) -> bool:
         """Whether the follower has everything."""

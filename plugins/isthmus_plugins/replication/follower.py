@@ -2,7 +2,8 @@
 
 A stream is one partition over one connection. It is opened by the leader end, which is told where the follower's log
 ends and sends what comes after. Batches are appended by writers, several connections to each broker that this proxy
-fronts: a writer sends one request at a time, with the next batch of every stream of its that has one.
+fronts: a writer sends one request at a time, with the next batch of every stream of its that has one; or a few in a
+row, where a stream has small batches that no fate of those before them can shift (``FollowerLog.take_more``).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import logging
 import uuid
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
-from time import monotonic
-from typing import Any, Final
+from time import monotonic, time
+from typing import Any, Final, TypeAlias
 
 from isthmus_control.commands import PartitionEpoch, RecordSourceEpochs
 from isthmus_control.control_state import ControlState
@@ -60,6 +61,12 @@ log = logging.getLogger("isthmus_plugins.replication")
 WRITERS_PER_BROKER: Final = 2
 """A broker reads a connection's next request only when it has answered the last: several connections overlap."""
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
+PRODUCER_EXPIRATION: Final = "producer.id.expiration.ms"
+"""How old a producer's latest record is when brokers forget the producer: a day by default."""
+RECENT_S: Final = 3600.0
+"""Batches with older records wait for each other's answers. Brokers must remember producers for twice as long at least,
+or all do."""
+EXPIRATION_INTERVAL_S: Final = 60.0
 PRODUCE_TIMEOUT_MS: Final = 30_000
 LOST_REQUEST_MARGIN_S: Final = 2.0
 """After its connection broke, a request may still be taken up by the broker. From when the broker answers again, it is
@@ -209,11 +216,14 @@ class FollowerEnd:
         self._seen: tuple[object, ...] = (None, None, None)
         self._alone_from = monotonic() + LOST_REQUEST_MARGIN_S
         """From then on no request of a process that was here before can land any more."""
+        self._producers_remembered = False
+        """Whether all brokers remember producers long enough for bursts, as far as is known."""
         self.batches_appended = 0
         self.bytes_appended = 0
 
     def start(self) -> None:
         self._tasks.start("check", self._check_for_ever())
+        self._tasks.start("expiration", self._read_expiration_for_ever())
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -441,6 +451,23 @@ class FollowerEnd:
                 del self._streams[key]
                 stream.closed = True
                 stream.follower_log.stop(StopReason(reasons.DISCONNECTED, "the peer is not connected"))
+
+    # ---- how long brokers remember producers ----
+
+    @property
+    def recent(self) -> int | None:
+        """What is recent enough for bursts, in ms since the epoch; None: nothing is."""
+        return int((time() - RECENT_S) * 1000) if self._producers_remembered else None
+
+    async def _read_expiration_for_ever(self) -> None:
+        while True:
+            try:
+                found = await self._context.cluster.broker_configs(PRODUCER_EXPIRATION)
+                kept = [int(value) / 1000 for value in found.values() if value is not None]
+                self._producers_remembered = len(kept) == len(found) > 0 and min(kept) >= 2 * RECENT_S
+            except (BrokerUnavailable, KafkaRefused, ValueError):
+                self._producers_remembered = False  # then one batch waits for the other
+            await asyncio.sleep(EXPIRATION_INTERVAL_S if self._producers_remembered else CHECK_INTERVAL_S)
 
     # ---- nobody else writes ----
 
@@ -707,8 +734,12 @@ class FollowerEnd:
         return writer
 
 
+Writes: TypeAlias = dict[tuple[str, int], tuple[FollowerStream, list[Append] | Mark]]
+"""What is written to each partition."""
+
+
 class Writer:
-    """One connection to a broker, over which the batches of some streams are appended, one request at a time."""
+    """One connection to a broker, over which the batches of some streams are appended."""
 
     def __init__(self, end: FollowerEnd, context: PluginContext, broker_id: int, slot: int) -> None:
         self._end = end
@@ -747,10 +778,10 @@ class Writer:
             await self._work.wait()
             self._work.clear()
             while self._ready:
-                operations = self._collect()
-                if operations:
+                writes = self._collect()
+                if writes:
                     try:
-                        await self._write(operations)
+                        await self._write(writes)
                     except Exception:
                         # A bug of ours must not leave all streams of this writer waiting for ever.
                         log.exception("write failed", extra={"broker": self._broker_id})
@@ -758,10 +789,11 @@ class Writer:
                             stream.follower_log.unknown()
                         self._settled()
 
-    def _collect(self) -> dict[tuple[str, int], tuple[FollowerStream, Operation]]:
-        """The next operation of every stream that has one, up to a request's size."""
-        operations: dict[tuple[str, int], tuple[FollowerStream, Operation]] = {}
+    def _collect(self) -> Writes:
+        """The next operation of every stream that has one, or a burst of them, up to a request's size."""
+        writes: Writes = {}
         transaction_of: int | None = None
+        recent = self._end.recent
         size = 0
         for stream in list(self._ready):
             if size >= REQUEST_BYTES_MAX:
@@ -783,16 +815,18 @@ class Writer:
                 continue
             if operation is None and stream.follower_log.doubtful:
                 self._end.proceed(stream)
-            if operation is not None:
-                operations[stream.place] = (stream, operation)
-                if isinstance(operation, Append):
-                    size += len(operation.data)
-                    if operation.transactional:
-                        transaction_of = producer_id
-        return operations
+            if isinstance(operation, Mark):
+                writes[stream.place] = (stream, operation)
+            elif operation is not None:
+                appends = [operation, *(() if recent is None else stream.follower_log.take_more(recent))]
+                writes[stream.place] = (stream, appends)
+                size += sum(len(append.data) for append in appends)
+                if operation.transactional:
+                    transaction_of = producer_id
+        return writes
 
-    async def _write(self, operations: dict[tuple[str, int], tuple[FollowerStream, Operation]]) -> None:
-        self._under_way = [stream for stream, _ in operations.values()]
+    async def _write(self, writes: Writes) -> None:
+        self._under_way = [stream for stream, _ in writes.values()]
         try:
             if monotonic() > self._context.lease_deadline:  # another proxy may write by now
                 raise BrokerUnavailable("this proxy has no lease now")
@@ -805,7 +839,7 @@ class Writer:
             self._settled()
             return
         try:
-            results = await self._request(self._connection, operations)
+            results = await self._request(self._connection, writes)
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("append unanswered", extra={"broker": self._broker_id, "detail": str(error)})
             self._connection.close()
@@ -813,38 +847,46 @@ class Writer:
                 stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                 stream.follower_log.unknown()
         else:
-            for place, (stream, operation) in operations.items():
-                self._result(stream, operation, results.get(place))
+            for place, (stream, written) in writes.items():
+                self._result(stream, written, results.get(place, []))
         self._settled()
 
     async def _request(
-        self, connection: ProduceConnection, operations: dict[tuple[str, int], tuple[FollowerStream, Operation]]
-    ) -> dict[tuple[str, int], ProduceResult]:
-        """Write batches and markers, in a request each. Raises BrokerUnavailable: the fate of all is unknown."""
-        batches: dict[tuple[str, int], bytes] = {}
+        self, connection: ProduceConnection, writes: Writes
+    ) -> dict[tuple[str, int], list[ProduceResult]]:
+        """Write batches and markers. Raises BrokerUnavailable: the fate of all is unknown.
+
+        What a partition has under way ends with the last Produce request, which is the one with acks=all.
+        """
+        longest = max((len(written) for _, written in writes.values() if isinstance(written, list)), default=0)
+        requests: list[dict[tuple[str, int], bytes]] = [{} for _ in range(longest)]
         markers: list[TransactionMarkers] = []
         transactional_id: str | None = None
-        for place, (stream, operation) in operations.items():
-            if isinstance(operation, Append):
-                batches[place] = operation.data
-                if operation.transactional:
-                    transactional_id = TRANSACTIONAL_ID_PREFIX + stream.link_name
-            else:
+        for place, (stream, written) in writes.items():
+            if isinstance(written, Mark):
                 markers.append(
                     TransactionMarkers(
                         *place,
-                        operation.producer_id,
-                        operation.producer_epoch,
-                        operation.committed,
-                        operation.coordinator_epoch,
-                        operation.next_offset - operation.first_offset,
+                        written.producer_id,
+                        written.producer_epoch,
+                        written.committed,
+                        written.coordinator_epoch,
+                        written.next_offset - written.first_offset,
                     )
                 )
-        results: dict[tuple[str, int], ProduceResult] = {}
-        if batches:
-            results |= await connection.produce(batches, PRODUCE_TIMEOUT_MS, transactional_id)
+                continue
+            for request, append in zip(requests[-len(written) :], written, strict=True):
+                request[place] = append.data
+            if written[0].transactional:
+                transactional_id = TRANSACTIONAL_ID_PREFIX + stream.link_name
+        results: dict[tuple[str, int], list[ProduceResult]] = {}
+        if requests:
+            for answer in await connection.produce(requests, PRODUCE_TIMEOUT_MS, transactional_id):
+                for place, result in answer.items():
+                    results.setdefault(place, []).append(result)
         if markers:
-            results |= await connection.write_markers(markers, PRODUCE_TIMEOUT_MS)
+            answer = await connection.write_markers(markers, PRODUCE_TIMEOUT_MS)
+            results |= {place: [result] for place, result in answer.items()}
         return results
 
     def _settled(self) -> None:
@@ -855,32 +897,42 @@ class Writer:
         if self._ready:
             self._work.set()
 
-    def _result(self, stream: FollowerStream, operation: Operation, result: ProduceResult | None) -> None:
+    def _result(self, stream: FollowerStream, written: list[Append] | Mark, results: Sequence[ProduceResult]) -> None:
         follower_log = stream.follower_log
-        if result is None:
+        operations: Sequence[Operation] = written if isinstance(written, list) else [written]
+        refused = next((result for result in results if result.error_code), None)
+        if len(results) != len(operations):
             follower_log.unknown()
-        elif result.error_code == 0:
-            if isinstance(operation, Append):
-                follower_log.appended(result.base_offset)
-                self._end.bytes_appended += len(operation.data)
+        elif refused is None:
+            if isinstance(written, list):
+                follower_log.appended(*(result.base_offset for result in results))
+                self._end.bytes_appended += sum(len(append.data) for append in written)
             else:
                 follower_log.marked()
             if follower_log.state is not LogState.DIVERGED:
                 stream.held = stream.trouble = None
                 stream.refusals = 0
-                self._end.batches_appended += 1
+                self._end.batches_appended += len(operations)
                 self._end.tell_appended(stream)
-        else:
-            self._refused(stream, operation, result)
+        elif len(operations) == 1:
+            self._refused(stream, operations[0], refused)
+        else:  # what is wrong shows when the first that was refused is sent alone
+            stream.trouble = self._objection(stream, refused)
+            follower_log.partly_appended([None if each.error_code else each.base_offset for each in results])
+
+    @staticmethod
+    def _objection(stream: FollowerStream, result: ProduceResult) -> StopReason:
+        return StopReason(
+            ReasonCode.TARGET_REFUSES_RECORDS,
+            f"the target refused the batch at offset {stream.follower_log.end}: "
+            f"{result.error_name} {result.message}".rstrip(),
+        )
 
     def _refused(self, stream: FollowerStream, operation: Operation, result: ProduceResult) -> None:
         """The broker answered an error."""
         follower_log, code = stream.follower_log, result.error_code
         transactional = isinstance(operation, Append) and operation.transactional
-        objection = StopReason(
-            ReasonCode.TARGET_REFUSES_RECORDS,
-            f"the target refused the batch at offset {follower_log.end}: {result.error_name} {result.message}".rstrip(),
-        )
+        objection = self._objection(stream, result)
         if code in _MOVED:
             follower_log.not_written()
             follower_log.stop(StopReason(reasons.MOVED, f"the broker answered {result.error_name}"))

@@ -9,8 +9,10 @@ which takes the log from one offset to a later one:
 - :class:`Mark`, transaction markers: the source's commit or abort, or aborts of a producer that does not exist, which
   fill the offsets of records that the source has no more (compaction).
 
-Exactly one operation is under way for a partition at any time, so that a refused batch can never be overtaken by the
-next one, which would then land at its offset. The answer to an append has its base offset, which is checked; markers
+One operation is under way for a partition at any time, so that a refused batch can never be overtaken by the next one,
+which would then land at its offset. But for a *burst*: batches whose sequences go on from the one that was confirmed
+last, of the same producer, may follow each other without waiting (:meth:`FollowerLog.take_more`), since a broker that
+does not have the one refuses the next. The answer to an append has its base offset, which is checked; markers
 are answered without one, so the next append's offset, or the log end while nothing comes, tells. Where the fate of an
 operation is not known, nothing is written until the target's log end and its producers' states have been read again
 (:meth:`FollowerLog.resume`).
@@ -43,8 +45,9 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from isthmus_control.states import ReasonCode
@@ -53,7 +56,7 @@ from isthmus_plugins.replication import reasons
 from isthmus_protocol import producer_ids
 from isthmus_protocol.record_codec import Marker, Run, decode_control, split_runs
 from isthmus_protocol.record_fillers import FILLER_RECORDS_MAX, filler_batch
-from isthmus_protocol.records import BatchHeader, add_sequence, restamp, walk
+from isthmus_protocol.records import BatchError, BatchHeader, add_sequence, restamp, walk
 
 STAMP_EPOCH: Final = 0
 FILLER_EPOCH: Final = 0
@@ -65,6 +68,9 @@ FILLER_KEY: Final = b"isthmus-filler"
 """The tombstones' key. Only read_uncommitted consumers ever see them, until the cleaner has come by."""
 FILLER_TOMBSTONES_MAX: Final = 500_000
 """They have keys, so fewer fit a batch of a megabyte."""
+BURST_BATCHES_MAX: Final = 32
+BURST_BYTES_MAX: Final = 128 * 1024
+"""Bursts are for small batches: large ones keep brokers and network busy one by one."""
 
 
 class LogState(enum.Enum):
@@ -112,8 +118,11 @@ class Append(NamedTuple):
     next_offset: int
     data: bytes
     producer_id: int
-    """Under which it is stored; -1 for none."""
+    """Under which it is stored."""
+    producer_epoch: int
     last_sequence: int
+    timestamp: int
+    """Of its latest record, in ms since the epoch: brokers forget producers by that."""
     transactional: bool
     divisible: bool
     """Whether fewer records could be sent at once: the batch was made here."""
@@ -152,6 +161,7 @@ class FollowerLog:
         "_filling",
         "_in_flight",
         "_known",
+        "_last",
         "_marker_proved",
         "_open",
         "_positioned",
@@ -185,7 +195,10 @@ class FollowerLog:
         self._queue: deque[Batch] = deque()
         self._runs: deque[Run] = deque()
         """What is left of the queue's first batch, if it cannot be stored as it is."""
-        self._in_flight: Operation | None = None
+        self._in_flight: list[Operation] = []
+        """The operations under way: one, or a burst of appends."""
+        self._last: Append | None = None
+        """What was confirmed last, if it was an append: the last of what the log holds."""
         self._positioned = False
         self._known: dict[int, ProducerState] = {}
         """The target's states of producers, where they matter for what is written next."""
@@ -246,28 +259,30 @@ class FollowerLog:
         """
         if self.ended:
             return
-        operation, self._in_flight = self._in_flight, None
+        operations, self._in_flight = self._in_flight, []
         uncertain, self.uncertain = self.uncertain, False
+        self._last = None
         self.start = log_start
         if uncertain:
             self._marker_proved = False
-        self._take_states(producers, operation if uncertain else None)
+        self._take_states(producers, operations if uncertain else ())
         if not self._positioned:
             self._positioned = True
             self.end = self.accepted_end = log_end
             self.state = LogState.WRITING
             return
-        reachable = self.end if operation is None else operation.next_offset
         if log_end < self.end:
             self.stop(StopReason(reasons.MOVED, f"the log was cut from {self.end} to {log_end}"))
-        elif log_end > reachable or (isinstance(operation, Append) and self.end < log_end < reachable):
+        elif log_end > self.end and not any(_may_end(each, log_end, producers) for each in operations):
             self.diverge(f"the log ends at {log_end}, and what the source sent at {self.end}")
+        elif log_end > self.end and len(operations) > 1 and operations[0].producer_id not in producers:
+            self.stop(StopReason(reasons.MOVED, "the target does not know the producer of what it stored"))
         else:
             self.state = LogState.WRITING
             self._written(log_end)
 
-    def _take_states(self, producers: Mapping[int, ProducerState], operation: Operation | None) -> None:
-        """What matters of the producers' states. ``operation``: of unknown fate."""
+    def _take_states(self, producers: Mapping[int, ProducerState], doubtful: Sequence[Operation]) -> None:
+        """What matters of the producers' states. ``doubtful``: operations of unknown fate."""
         stamp = producers.get(self.numbering.stamp_id)
         self.stamp_sequence = 0 if stamp is None else _following(stamp)
         filler = producers.get(self.numbering.filler_id)
@@ -282,8 +297,9 @@ class FollowerLog:
         self._open = {producer_id: (epoch, start) for start, producer_id, epoch in begun}
         self._ended &= self._open.keys()
         self._known = dict(producers) if self.renumbering else {}
-        if isinstance(operation, Mark):
-            self._resent = operation.producer_id
+        for operation in doubtful:
+            if isinstance(operation, Mark):
+                self._resent = operation.producer_id
         if self._resent is not None and self._resent in producers:
             self._known[self._resent] = producers[self._resent]
 
@@ -316,7 +332,7 @@ class FollowerLog:
 
     def next_epoch(self) -> tuple[int, int] | None:
         """(leader epoch, start offset) that must be recorded before the next append; None if there is nothing to do."""
-        if self.state is LogState.WRITING and self._queue and self._in_flight is None:
+        if self.state is LogState.WRITING and self._queue and not self._in_flight:
             header = self._queue[0].header
             if header.leader_epoch > self.epoch:
                 return header.leader_epoch, max(header.base_offset, self.end)
@@ -325,7 +341,7 @@ class FollowerLog:
     @property
     def trim_to(self) -> int | None:
         """Where the log is to start now, if that is later than it does: a follower has no retention of its own."""
-        if self.state is LogState.WRITING and self._in_flight is None and self.start < self.source_start <= self.end:
+        if self.state is LogState.WRITING and not self._in_flight and self.start < self.source_start <= self.end:
             return self.source_start
         return None
 
@@ -343,7 +359,7 @@ class FollowerLog:
         if (
             not self._open
             or self.state is not LogState.WRITING
-            or self._in_flight is not None
+            or self._in_flight
             or max(self.end, self.source_start, self._asked_before) >= gap_end
         ):
             return {}
@@ -371,7 +387,7 @@ class FollowerLog:
 
         Raises BatchError, ProducerIdOverflow: the next batch cannot be prepared, and is still the next one.
         """
-        if self.state is not LogState.WRITING or self._in_flight is not None or self.trim_to is not None:
+        if self.state is not LogState.WRITING or self._in_flight or self.trim_to is not None:
             return None
         if self._queue and self._queue[0].header.leader_epoch > self.epoch:
             return None
@@ -386,8 +402,55 @@ class FollowerLog:
             operation = self._next(self._queue[0])
         else:
             return None
-        self._in_flight = operation
+        self._in_flight.append(operation)
         return operation
+
+    def take_more(self, recent: int) -> list[Append]:
+        """What may be sent right after the append that was taken, before its answer; all of it is under way then.
+
+        Only what can never land at an offset that is not its own, whatever becomes of those before it: whole batches
+        that go on the sequence of the last confirmed one. The partition knows their producer, from a batch that the
+        in-sync replicas have and that stands last in the log, so it refuses each that comes without the one before.
+        It may forget a producer whose latest record is old, so all of them have records not older than ``recent`` (ms
+        since the epoch).
+        """
+        more: list[Append] = []
+        before = self._last
+        operation = self._in_flight[0]
+        if before is None or self._runs or not isinstance(operation, Append) or self.renumbering:
+            return more
+        if operation.filler or before.next_offset != operation.first_offset or self.start >= self.end:
+            return more
+        size = 0
+        for number, (header, data) in enumerate(islice(self._queue, BURST_BATCHES_MAX)):
+            size += len(data)
+            if before.timestamp < recent or size > BURST_BYTES_MAX or not self._goes_on(header, before):
+                break
+            if number == 0:
+                before = operation
+                continue
+            try:
+                before = self._append(header, data, divisible=False, stamp_sequence=_after(before))
+            except BatchError:
+                break  # it tells when it is the first
+            more.append(before)
+        self._in_flight += more
+        return more
+
+    def _goes_on(self, header: BatchHeader, before: Append) -> bool:
+        """Whether a batch can be stored as it is right after ``before``, and only there."""
+        if (
+            header.base_offset != before.next_offset
+            or header.is_control
+            or header.is_transactional != before.transactional
+            or header.leader_epoch > self.epoch
+            or self._is_to_be_divided(header)
+        ):
+            return False
+        if not header.is_idempotent:
+            return before.producer_id == self.numbering.stamp_id
+        followed = (before.producer_id, before.producer_epoch, _after(before))
+        return (self._carried(header.producer_id), header.producer_epoch, header.base_sequence) == followed
 
     def _gap_end(self) -> int:
         """Up to where the source has no record from ``end`` on, as far as that is known."""
@@ -400,8 +463,13 @@ class FollowerLog:
         header = batch.header
         if self._runs or (header.is_control and header.record_count):
             return
-        if header.has_holes or header.is_log_append_time or header.has_delete_horizon or header.base_offset < self.end:
+        if self._is_to_be_divided(header):
             self._runs.extend(split_runs(bytes(batch.data), from_offset=self.end, records_max=self._records_max))
+
+    def _is_to_be_divided(self, header: BatchHeader) -> bool:
+        return (
+            header.has_holes or header.is_log_append_time or header.has_delete_horizon or header.base_offset < self.end
+        )
 
     def _next(self, batch: Batch) -> Operation:
         """The next operation of the queue's first batch, which holds ``end``."""
@@ -415,7 +483,10 @@ class FollowerLog:
         (_, _, run_header) = next(walk(run.batch))
         return self._append(run_header, memoryview(run.batch), divisible=True)
 
-    def _append(self, header: BatchHeader, data: memoryview, divisible: bool) -> Append:
+    def _append(
+        self, header: BatchHeader, data: memoryview, divisible: bool, stamp_sequence: int | None = None
+    ) -> Append:
+        """``stamp_sequence``: of a plain batch, if it is not the next one to be written."""
         if header.is_idempotent:
             producer_id, epoch, sequence = (
                 self._carried(header.producer_id),
@@ -423,13 +494,16 @@ class FollowerLog:
                 self._sequence(header),
             )
         else:
-            producer_id, epoch, sequence = self.numbering.stamp_id, STAMP_EPOCH, self.stamp_sequence
+            producer_id, epoch = self.numbering.stamp_id, STAMP_EPOCH
+            sequence = self.stamp_sequence if stamp_sequence is None else stamp_sequence
         return Append(
             header.base_offset,
             header.next_offset,
             restamp(data, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence),
             producer_id,
+            epoch,
             add_sequence(sequence, header.last_offset_delta),
+            header.max_timestamp,
             header.is_transactional,
             divisible and header.record_count > 1,
         )
@@ -483,7 +557,18 @@ class FollowerLog:
                 base_sequence=self.stamp_sequence,
             )
             last = add_sequence(self.stamp_sequence, count - 1)
-            return Append(self.end, self.end + count, data, self.numbering.stamp_id, last, False, count > 1, True)
+            return Append(
+                self.end,
+                self.end + count,
+                data,
+                self.numbering.stamp_id,
+                STAMP_EPOCH,
+                last,
+                timestamp,
+                False,
+                count > 1,
+                filler=True,
+            )
         if length > GAP_OF_MARKERS_MAX and head <= 0:
             # One offset at least is left for the marker that aborts them.
             count = min(length if self._compacted else length - 1, self._records_max, FILLER_TOMBSTONES_MAX)
@@ -502,7 +587,9 @@ class FollowerLog:
                 self.end + count,
                 data,
                 self.numbering.filler_id,
+                FILLER_EPOCH,
                 last,
+                timestamp,
                 not self._compacted,
                 count > 1,
                 filler=True,
@@ -522,14 +609,28 @@ class FollowerLog:
 
     # ---- answers ----
 
-    def appended(self, base_offset: int) -> None:
-        """The broker has the batch that was under way in its in-sync replicas, at ``base_offset``."""
-        operation = self._landed()
-        assert isinstance(operation, Append)
-        if base_offset != operation.first_offset:
-            self.diverge(f"the batch of offset {operation.first_offset} was stored at {base_offset}")
-            return
-        following = add_sequence(operation.last_sequence, 1)
+    def appended(self, *base_offsets: int) -> None:
+        """The broker has the batches that were under way in its in-sync replicas, each at its base offset."""
+        operations, self._in_flight = self._in_flight, []
+        if not self._misplaced(operations, base_offsets):
+            for operation in operations:
+                assert isinstance(operation, Append)
+                self._appended(operation)
+
+    def partly_appended(self, base_offsets: Sequence[int | None]) -> None:
+        """The broker stored those of a burst that have a base offset; the fate of the others is not known."""
+        if not self._misplaced(self._in_flight, base_offsets):
+            self.unknown()
+
+    def _misplaced(self, operations: Sequence[Operation], base_offsets: Sequence[int | None]) -> bool:
+        for operation, base_offset in zip(operations, base_offsets, strict=True):
+            if base_offset is not None and base_offset != operation.first_offset:
+                self.diverge(f"the batch of offset {operation.first_offset} was stored at {base_offset}")
+                return True
+        return False
+
+    def _appended(self, operation: Append) -> None:
+        following = _after(operation)
         if operation.producer_id == self.numbering.stamp_id:
             self.stamp_sequence = following
         elif operation.producer_id == self.numbering.filler_id:
@@ -538,25 +639,25 @@ class FollowerLog:
         elif self.renumbering:
             self._note_sequence(operation)
         if operation.transactional and operation.producer_id != self.numbering.filler_id:
-            (_, _, header) = next(walk(operation.data))
             begun = self._open.get(operation.producer_id, (0, operation.first_offset))[1]
-            self._open[operation.producer_id] = (header.producer_epoch, begun)
+            self._open[operation.producer_id] = (operation.producer_epoch, begun)
             self._ended.discard(operation.producer_id)
+        self._last = operation
         self._filled(operation)
         self._written(operation.next_offset)
 
     def _note_sequence(self, operation: Append) -> None:
-        (_, _, header) = next(walk(operation.data))
         before = self._known.get(operation.producer_id)
         coordinator_epoch = -1 if before is None else before.coordinator_epoch
         self._known[operation.producer_id] = ProducerState(
-            header.producer_epoch, operation.last_sequence, coordinator_epoch, -1
+            operation.producer_epoch, operation.last_sequence, coordinator_epoch, -1
         )
 
     def marked(self) -> None:
         """The broker has the markers that were under way in its in-sync replicas."""
         operation = self._landed()
         assert isinstance(operation, Mark)
+        self._last = None
         self._open.pop(operation.producer_id, None)
         self._ended.discard(operation.producer_id)
         if operation.producer_id == self.numbering.filler_id:
@@ -591,8 +692,8 @@ class FollowerLog:
         self.accepted_end = max(self.accepted_end, end)
 
     def not_written(self) -> None:
-        """The broker refused the operation that was under way, and did nothing: it is next again."""
-        self._landed()
+        """Nothing was done of what was under way: it is next again."""
+        self._in_flight.clear()
 
     def out_of_sequence(self) -> None:
         """The broker refused a batch for its sequence: it does not have what the producer sent before.
@@ -621,7 +722,7 @@ class FollowerLog:
 
     def unknown(self) -> None:
         """The fate of what was under way is not known: nothing is sent before :meth:`resume`."""
-        self.uncertain = self._in_flight is not None
+        self.uncertain = bool(self._in_flight)
         if self.state is LogState.WRITING:
             self.state = LogState.RESUMING
 
@@ -637,14 +738,30 @@ class FollowerLog:
         self._drop_queue()
 
     def _landed(self) -> Operation:
-        operation, self._in_flight = self._in_flight, None
-        assert operation is not None
+        (operation,), self._in_flight = self._in_flight, []
         return operation
 
     def _drop_queue(self) -> None:
         self._queue.clear()
         self._runs.clear()
         self.queued_bytes = 0
+
+
+def _after(operation: Append) -> int:
+    """The sequence that comes after a batch."""
+    return add_sequence(operation.last_sequence, 1)
+
+
+def _may_end(operation: Operation, log_end: int, producers: Mapping[int, ProducerState]) -> bool:
+    """Whether the log may end there with the operation: of markers, some may have been written.
+
+    A batch that stands last is its producer's last one; brokers forget producers with old records.
+    """
+    if isinstance(operation, Append):
+        known = producers.get(operation.producer_id)
+        stored = (operation.producer_epoch, operation.last_sequence)
+        return log_end == operation.next_offset and (known is None or (known.epoch, known.last_sequence) == stored)
+    return operation.first_offset < log_end <= operation.next_offset
 
 
 def _following(state: ProducerState) -> int:

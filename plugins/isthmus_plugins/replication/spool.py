@@ -108,7 +108,7 @@ class Spool:
         leader = await cluster.leader_of(self._name, partition)
         connection = await cluster.produce_connection(-1 if leader is None else leader, LANE)
         place = (self._name, partition)
-        result = (await connection.produce({place: spool_batch(value)}, PRODUCE_TIMEOUT_MS))[place]
+        result = (await connection.produce([{place: spool_batch(value)}], PRODUCE_TIMEOUT_MS))[0][place]
         if result.error_code in NEW_TOPIC:
             raise BrokerUnavailable(f"{self._name}-{partition}: {result.error_name}")
         if result.error_code:

@@ -54,14 +54,14 @@ def answering(monkeypatch: pytest.MonkeyPatch, code: int, name: str, times: int)
 
     async def refuse(
         self: FakeProduceConnection,
-        batches: Mapping[tuple[str, int], bytes],
+        requests: Sequence[Mapping[tuple[str, int], bytes]],
         timeout_ms: int,
         transactional_id: str | None = None,
-    ) -> dict[tuple[str, int], ProduceResult]:
+    ) -> list[dict[tuple[str, int], ProduceResult]]:
         if len(asked) >= times:
-            return await produce(self, batches, timeout_ms, transactional_id)
-        asked.extend(whole_header(data) for data in batches.values())
-        return {place: ProduceResult(code, name, -1, "no") for place in batches}
+            return await produce(self, requests, timeout_ms, transactional_id)
+        asked.extend(whole_header(data) for batches in requests for data in batches.values())
+        return [{place: ProduceResult(code, name, -1, "no") for place in batches} for batches in requests]
 
     monkeypatch.setattr(FakeProduceConnection, "produce", refuse)
     return asked
@@ -115,18 +115,18 @@ def test_a_lost_request_is_not_sent_again_before_it_must_have_landed(monkeypatch
 
         async def lose(
             self: FakeProduceConnection,
-            batches: Mapping[tuple[str, int], bytes],
+            requests: Sequence[Mapping[tuple[str, int], bytes]],
             timeout_ms: int,
             transactional_id: str | None = None,
-        ) -> dict[tuple[str, int], ProduceResult]:
+        ) -> list[dict[tuple[str, int], ProduceResult]]:
             if late:
-                return await produce(self, batches, timeout_ms, transactional_id)
+                return await produce(self, requests, timeout_ms, transactional_id)
             late.append(loop.time())
             replicas.b.down.add(1)  # for a minute it answers nothing; then all at once
 
             def awake() -> None:
                 replicas.b.down.clear()
-                loop.call_later(1.5, target.produce, next(iter(batches.values())))
+                loop.call_later(1.5, target.produce, next(iter(requests[0].values())))
 
             loop.call_later(60, awake)
             raise module.BrokerUnavailable("no answer")
@@ -152,13 +152,13 @@ def test_a_stream_waits_for_what_the_one_before_a_detach_may_have_sent(monkeypat
 
         async def lose(
             self: FakeProduceConnection,
-            batches: Mapping[tuple[str, int], bytes],
+            requests: Sequence[Mapping[tuple[str, int], bytes]],
             timeout_ms: int,
             transactional_id: str | None = None,
-        ) -> dict[tuple[str, int], ProduceResult]:
+        ) -> list[dict[tuple[str, int], ProduceResult]]:
             if lost:
-                return await produce(self, batches, timeout_ms, transactional_id)
-            lost.extend(batches.values())
+                return await produce(self, requests, timeout_ms, transactional_id)
+            lost.extend(requests[0].values())
             loop.call_later(1.8, target.produce, lost[0])
             raise module.BrokerUnavailable("no answer")
 
@@ -384,5 +384,24 @@ def test_markers_of_which_some_were_written_are_no_divergence(monkeypatch: pytes
         await replicas.until("it goes on", replicas.equal)
         assert asked == [10, 6]
         assert stream(replicas).follower_log.state is LogState.WRITING
+
+    on_replicas(monkeypatch, work)
+
+
+@pytest.mark.parametrize(("expiration_ms", "bursts"), [("7200000", 1), ("7199999", 0), (None, 0), ("?", 0)])
+def test_bursts_need_brokers_that_remember_producers(
+    expiration_ms: str | None, bursts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        source, target = await one_record(replicas)
+        if expiration_ms is None:
+            del replicas.b.broker_defaults[module.PRODUCER_EXPIRATION]
+        else:
+            replicas.b.broker_defaults[module.PRODUCER_EXPIRATION] = expiration_ms
+        await asyncio.sleep(2 * module.EXPIRATION_INTERVAL_S)
+        for _ in range(3):
+            source.write_values(b"more")
+        await replicas.until("it is copied", replicas.equal)
+        assert (target.end, replicas.b.bursts) == (4, bursts)
 
     on_replicas(monkeypatch, work)

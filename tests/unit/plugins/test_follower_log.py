@@ -11,6 +11,8 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import ProducerState
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.follower_log import (
+    BURST_BATCHES_MAX,
+    BURST_BYTES_MAX,
     FILLER_KEY,
     FILLER_TOMBSTONES_MAX,
     GAP_OF_MARKERS_MAX,
@@ -101,6 +103,135 @@ def test_batches_are_appended_one_at_a_time_in_order() -> None:
     assert log.end == 3
     assert append_all(log) == [3, 6]
     assert (log.end, log.queued, log.queued_bytes, log.state) == (9, 0, 0, LogState.WRITING)
+
+
+def burst(log: FollowerLog, recent: int = 0) -> list[Append]:
+    """What is sent without waiting: the batch that is taken, and those right after it."""
+    return [taken(log), *log.take_more(recent)]
+
+
+def confirmed(*base_offsets: int, **more: int) -> FollowerLog:
+    """A log whose first batch is confirmed, with the others waiting."""
+    log = opened()
+    log.offer(three(*base_offsets, **more))
+    assert len(burst(log)) == 1  # the target may not know the producer
+    log.appended(0)
+    return log
+
+
+def test_batches_that_go_on_the_confirmed_sequence_follow_each_other_without_waiting() -> None:
+    log = confirmed(0, 3, 6, 9)
+    operations = burst(log)
+    assert [operation.first_offset for operation in operations] == [3, 6, 9]
+    assert [whole_header(operation.data).base_sequence for operation in operations] == [3, 6, 9]
+    assert (log.take(), log.end) == (None, 3)
+    log.appended(3, 6, 9)
+    assert (log.end, log.queued, log.stamp_sequence, log.state) == (12, 0, 12, LogState.WRITING)
+
+
+def test_an_idempotent_producers_batches_follow_each_other_while_they_are_its_own() -> None:
+    log = opened()
+    for offset, producer_id, sequence in ((0, 7, 40), (3, 7, 43), (6, 7, 46), (9, 8, 49), (12, 8, 52)):
+        log.offer(three(offset, producer_id=producer_id, producer_epoch=2, base_sequence=sequence))
+    assert len(burst(log)) == 1
+    log.appended(0)
+    assert [operation.first_offset for operation in burst(log)] == [3, 6]
+    log.appended(3, 6)
+    assert [operation.first_offset for operation in burst(log)] == [9]  # the target may not know this one
+    log.appended(9)
+    assert [operation.first_offset for operation in burst(log)] == [12]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"base_sequence": 7},  # the cleaner took one
+        {"producer_epoch": 3, "base_sequence": 0},
+        {"attributes": TRANSACTIONAL_BIT},
+        {"attributes": LOG_APPEND_TIME_BIT},
+        {"leader_epoch": 1},
+        {"base_offset": 7},
+        {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1},
+    ],
+)
+def test_what_does_not_go_on_the_sequence_waits(header: dict[str, int]) -> None:
+    usual = {"base_offset": 6, "producer_id": 7, "producer_epoch": 2, "base_sequence": 6}
+    log = opened()
+    for offset in (0, 3):
+        log.offer(memoryview(batch(**usual | {"base_offset": offset, "base_sequence": offset}, values=[b"x"] * 3)))
+    data = batch(**usual | header | {"attributes": 0}, values=[b"x"] * 3)
+    attributes = header.get("attributes", 0)
+    log.offer(memoryview(seal(whole_header(data)._replace(attributes=attributes), data[HEADER_SIZE:])))
+    assert len(burst(log)) == 1
+    log.appended(0)
+    assert [operation.first_offset for operation in burst(log)] == [3]
+
+
+def test_brokers_may_forget_producers_with_old_records_between_two_batches() -> None:
+    assert len(burst(confirmed(0, 3, 6, timestamp=1000), recent=1000)) == 2
+    assert len(burst(confirmed(0, 3, 6, timestamp=1000), recent=1001)) == 1
+    log = confirmed(0, 3, timestamp=1000)
+    log.offer(three(6, timestamp=999))
+    log.offer(three(9, timestamp=1000))
+    assert [operation.first_offset for operation in burst(log, recent=1000)] == [3, 6]
+
+
+def test_a_producer_whose_records_are_deleted_may_be_forgotten() -> None:
+    log = confirmed(0, 3, 6)
+    log.trimmed(3)
+    assert len(burst(log)) == 1
+
+
+def test_bursts_are_small() -> None:
+    many = range(0, 3 * (BURST_BATCHES_MAX + 5), 3)
+    assert len(burst(confirmed(*many))) == BURST_BATCHES_MAX
+    log = confirmed(0)
+    log.offer(memoryview(b"".join(batch(offset, [b"x" * (BURST_BYTES_MAX // 3)]) for offset in range(3, 9))))
+    assert len(burst(log)) == 2
+
+
+def test_a_burst_of_which_one_batch_was_refused_goes_on_from_the_log_end_one_at_a_time() -> None:
+    log = confirmed(0, 3, 6, 9, 12)
+    assert len(burst(log)) == 4
+    log.partly_appended([3, None, None, None])
+    assert (log.state, log.uncertain, log.end, log.take()) == (LogState.RESUMING, True, 3, None)
+    log.resume(0, 6, states(5))
+    assert (log.state, log.end) == (LogState.WRITING, 6)
+    assert [operation.first_offset for operation in burst(log)] == [6]
+    log.appended(6)
+    assert [operation.first_offset for operation in burst(log)] == [9, 12]
+
+
+@pytest.mark.parametrize("offsets", [(3, 7, None), (4, None, None), (3, 6, 10)])
+def test_a_burst_at_another_offset_is_a_divergence(offsets: tuple[int | None, ...]) -> None:
+    log = confirmed(0, 3, 6, 9)
+    assert len(burst(log)) == 3
+    log.partly_appended(offsets)
+    assert log.state is LogState.DIVERGED
+
+
+@pytest.mark.parametrize(
+    ("end", "last_sequence", "state"),
+    [
+        (12, 11, LogState.WRITING),
+        (9, 8, LogState.WRITING),
+        (3, 2, LogState.WRITING),
+        (10, 8, LogState.DIVERGED),  # no batch ends there
+        (12, 8, LogState.DIVERGED),  # as long as ours, but somebody else's
+        (15, 11, LogState.DIVERGED),
+        (12, None, LogState.STOPPED),  # nobody knows whose
+        (2, None, LogState.STOPPED),  # cut
+    ],
+)
+def test_a_burst_of_unknown_fate(end: int, last_sequence: int | None, state: LogState) -> None:
+    log = confirmed(0, 3, 6, 9)
+    assert len(burst(log)) == 3
+    log.unknown()
+    log.resume(0, end, states(last_sequence))
+    assert log.state is state
+    if state is LogState.WRITING:
+        assert log.end == end
+        assert append_all(log) == list(range(end, 12, 3))
 
 
 @pytest.mark.parametrize("answer", [FollowerLog.out_of_sequence, FollowerLog.fenced, FollowerLog.unknown])
