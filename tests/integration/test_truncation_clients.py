@@ -117,3 +117,36 @@ def test_consumers_that_run_meanwhile_wait_and_go_on_at_their_positions(link: Li
     assert [line[2] for line in told if line[0] == "Partition:1"] == [str(number) for number in range(50)]
     ours = [(int(line[1].removeprefix("Offset:")), line[2].encode()) for line in told if line[0] == "Partition:0"]
     assert ours == mine
+
+
+def test_a_java_consumer_of_a_kip_848_group_that_read_what_is_cut_goes_on_at_the_cut(link: Linked) -> None:
+    source, target = link.names("java-848")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"%d" % number for number in range(100)])
+    link.wait_end(target, 100)
+    setting, group = "--formatter-property", unique("java-848-")
+    lines: list[str] = []
+    java = threading.Thread(
+        target=lambda: lines.extend(
+            link.b.kafka.tool(
+                "kafka-console-consumer",
+                *("--bootstrap-server", link.b.bootstrap, "--topic", target, "--group", group),
+                *("--from-beginning", "--max-messages", "115", "--timeout-ms", "60000"),
+                *(setting, "print.offset=true", "--command-property", "group.protocol=consumer"),
+                *("--command-property", "auto.commit.interval.ms=500"),
+            ).stdout.splitlines()
+        ),
+        daemon=True,
+    )
+    java.start()
+    until("it has read all", lambda: committed(link, group, target) == {0: 100})
+    link.b.produce(target, [b"rogue-%d" % number for number in range(5)], direct=True)
+    until("it has read that", lambda: committed(link, group, target) == {0: 105})
+    truncated(link, target)
+    link.a.produce(source, [b"more-%d" % number for number in range(10)])
+    java.join(120)
+    read = [line.split("\t") for line in lines if line.startswith("Offset:")]
+    mine = [(int(line[0].removeprefix("Offset:")), line[1].encode()) for line in read]
+    expected = [(record.offset, record.value) for record in link.a.read(source)]
+    rogue = [(100 + number, b"rogue-%d" % number) for number in range(5)]
+    assert mine == [*expected[:100], *rogue, *expected[100:]]
