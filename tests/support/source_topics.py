@@ -30,6 +30,8 @@ CLEANED_OFTEN: Final = {
     "min.compaction.lag.ms": "0",
 }
 NEVER: Final = str(2**62)
+OPEN_MS_MAX: Final = 900_000
+"""Transactions stay open while hundreds of topics are made: as long as brokers allow."""
 
 
 @dataclass
@@ -124,7 +126,8 @@ class SourceTopic:
     def _producer(self, transactional: bool = False, **more: Any) -> Producer:
         settings = {"compression_type": self.compression, "batch_num_messages": 5, "linger_ms": 1, **more}
         if transactional:
-            producer = self.side.producer(direct=True, transactional_id=unique("tx-"), **settings)
+            settings |= {"transactional_id": unique("tx-"), "transaction_timeout_ms": OPEN_MS_MAX}
+            producer = self.side.producer(direct=True, **settings)
             producer.init_transactions(30)
             return producer
         return self.side.producer(direct=True, **settings)
@@ -218,7 +221,7 @@ class TransactionClient:
         answer = self._wire.request(
             ApiKey.INIT_PRODUCER_ID,
             4,
-            {"transactional_id": self._id, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1},
+            {"transactional_id": self._id, "transaction_timeout": OPEN_MS_MAX, "producer_id": -1, "producer_epoch": -1},
         )
         self._producer_id, self._epoch = int(answer.producer_id), int(answer.producer_epoch)
         return not found.error_code and not answer.error_code
