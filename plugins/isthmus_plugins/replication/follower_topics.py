@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from isthmus_control.commands import (
@@ -44,6 +44,8 @@ LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is told that there are none yet."""
 SETTLE_S: Final = 0.2
 SETTLE_TRIES: Final = 25
+CLOSED_AT_ONCE: Final = 10_000
+"""Partitions in one command: some 150 bytes each."""
 
 
 class Refusal(Exception):
@@ -407,41 +409,57 @@ class FollowerTopics:
     # ---- detaching ----
 
     async def detached(self, link_name: str, mapping: NamespaceMapping) -> None:
-        """Record where the topics of a mapping that is detached stopped to follow. Their streams have ended."""
-        cluster = self._context.cluster
-        state = self._context.control.state
-        topics = await cluster.topics()
-        for record in list(state.follower_topics.values()):
-            if record.link != link_name or mapping.remote_name(record.topic) is None:
-                continue
-            info = topics.get(record.topic)
-            if info is not None:
-                await self.close_provenance(record, info)
+        """Record where the topics of a mapping that is detached stopped to follow. Their streams have ended.
 
-    async def close_provenance(self, record: FollowerTopic, existing: TopicInfo) -> None:
-        """Record where a topic stopped to follow. Its streams have ended."""
-        history = self._context.control.state.histories.get(record.topic)
-        if history is None or history.topic_id != str(uuid.UUID(bytes=existing.topic_id)):
-            return
-        open_partitions = [partition for partition in history.partitions if history.open_range(partition) is not None]
-        ends = await self._settled_ends([(record.topic, partition) for partition in open_partitions])
-        closed = tuple(
-            PartitionOffset(topic, history.topic_id, partition, end) for (topic, partition), end in ends.items()
+        Raises BrokerUnavailable if that is not known of all of them.
+        """
+        topics = await self._context.cluster.topics()
+        await self.close_provenance(
+            (record, topics[record.topic])
+            for record in self._context.control.state.follower_topics.values()
+            if record.link == link_name and mapping.remote_name(record.topic) is not None and record.topic in topics
         )
-        if closed:
-            await self._append(CloseProvenance(closed))
 
-    async def _settled_ends(self, places: list[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
-        """Log ends that stay: another proxy's last append may be in the broker's hands when its stream ends."""
-        cluster = self._context.cluster
+    async def close_provenance(self, stopped: Iterable[tuple[FollowerTopic, TopicInfo]]) -> None:
+        """Record where topics stopped to follow. Their streams have ended.
+
+        Raises BrokerUnavailable if that is not known of all of them.
+        """
+        ids: dict[tuple[str, int], str] = {}
+        for record, existing in stopped:
+            history = self._context.control.state.histories.get(record.topic)
+            if history is not None and history.topic_id == str(uuid.UUID(bytes=existing.topic_id)):
+                for partition in history.partitions:
+                    if history.open_range(partition) is not None:
+                        ids[record.topic, partition] = history.topic_id
+        ends = await self._settled_ends(ids.keys())
+        closed = [PartitionOffset(topic, ids[topic, partition], partition, end) for (topic, partition), end in ends]
+        for first in range(0, len(closed), CLOSED_AT_ONCE):
+            await self._append(CloseProvenance(tuple(closed[first : first + CLOSED_AT_ONCE])))
+        if missing := ids.keys() - dict(ends).keys():
+            topic, partition = min(missing)
+            more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+            raise BrokerUnavailable(f"the log ends of {topic}-{partition}{more} cannot be read, or still move")
+
+    async def _settled_ends(self, places: Collection[tuple[str, int]]) -> list[tuple[tuple[str, int], int]]:
+        """Log ends that stay: another proxy's last append may be in the broker's hands when its stream ends.
+
+        Those that are not read, or still move after some seconds, are left out.
+        """
+        settled: list[tuple[tuple[str, int], int]] = []
+        left = set(places)
         before: Mapping[tuple[str, int], int] = {}
         for _ in range(SETTLE_TRIES):
-            ends = await cluster.log_ends(places)
-            if len(ends) == len(places) and ends == before:
-                return ends
+            if not left:
+                break
+            ends = await self._context.cluster.log_ends(left)
+            found = [(place, end) for place, end in ends.items() if before.get(place) == end]
+            settled += found
+            left -= dict(found).keys()
             before = ends
-            await asyncio.sleep(SETTLE_S)
-        raise BrokerUnavailable("the log ends of the follower topics cannot be read, or still move")
+            if left:
+                await asyncio.sleep(SETTLE_S)
+        return settled
 
     # ---- records of the control log ----
 

@@ -63,7 +63,7 @@ class TopicDecisions:
             )
             if not dry_run:
                 if ours is not None and record.state is TopicState.FOLLOWING:
-                    await self._follower_topics.close_provenance(record, ours)
+                    await self._follower_topics.close_provenance([(record, ours)])
                 if ours is not None and delete:
                     await self._context.cluster.delete_topic(topic)
                 await self._append(ForgetFollowerTopic(record.link, topic))

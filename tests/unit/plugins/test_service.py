@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 from support.fake_cluster import FakeControl
@@ -20,7 +21,7 @@ from isthmus_control.outcome import Outcome
 from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec
 from isthmus_plugins.links import OperationError
-from isthmus_plugins.replication import peers
+from isthmus_plugins.replication import follower_topics, peers
 
 
 def test_one_call_sets_up_both_ends() -> None:
@@ -207,6 +208,42 @@ def test_attach_and_detach_from_either_side() -> None:
             history = two.controls["B"].state.histories["r-t"].partitions[0]
             assert history[-1].end_offset == 2
         assert two.clusters["B"].partition("r-t").end == 2
+
+    on_two(work)
+
+
+def test_the_ends_of_many_topics_are_recorded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be read keeps the operator's command from succeeding, and the others' ends from nothing."""
+
+    async def work(two: Two) -> None:
+        for number in range(40):
+            two.clusters["A"].add_topic(f"l-{number}").partitions[0].write_values(b"x")
+        await two.create()
+        await two.connected()
+        await two.a.links.attach("a-to-b", links.Attach(local="l-", remote="r-", role="leader"))
+        await two.until(
+            "copied",
+            lambda: (
+                len(followers := [each for each in two.b.status().partitions if each.state == "Following"]) == 40
+                and all(each.partition_mirror_lag == 0 for each in followers)
+            ),
+        )
+        cluster, read = two.clusters["B"], 0
+        log_ends = cluster.log_ends
+
+        async def ends(places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+            nonlocal read
+            read += 1
+            return {place: end for place, end in (await log_ends(places)).items() if place != ("r-7", 0)}
+
+        monkeypatch.setattr(cluster, "log_ends", ends)
+        monkeypatch.setattr(follower_topics, "SETTLE_S", 0.01)
+        with pytest.raises(OperationError, match="r-7-0 cannot be read"):
+            await two.b.links.detach("a-to-b", "r-")
+        histories = two.controls["B"].state.histories
+        recorded = {topic: history.partitions[0][-1].end_offset for topic, history in histories.items()}
+        assert recorded == {f"r-{number}": None if number == 7 else 1 for number in range(40)}
+        assert read <= follower_topics.SETTLE_TRIES
 
     on_two(work)
 
