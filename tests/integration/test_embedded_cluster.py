@@ -118,6 +118,14 @@ def test_three_brokers_survive_a_kill_of_the_first(kafka_cluster: Clusters) -> N
     assert consume(client, topic, 2) == ["before", "while one is dead"]
 
 
+def test_three_brokers_come_back_after_all_were_killed(kafka_cluster: Clusters) -> None:
+    cluster = kafka_cluster(brokers=3)
+    for broker_id in cluster.broker_ids:
+        cluster.kill(broker_id)
+    cluster.start_brokers(cluster.broker_ids)
+    assert cluster.live_brokers() == {1, 2, 3}
+
+
 def test_two_brokers_and_settings_of_one(kafka_cluster: Clusters) -> None:
     cluster = kafka_cluster(brokers=2, broker_settings={2: {"broker.rack": "far"}}, settings={"num.partitions": "7"})
     produce(cluster.librdkafka_properties(), "made-by-writing", "x")

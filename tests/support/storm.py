@@ -326,8 +326,7 @@ def restart_all(scene: Scene, rng: random.Random) -> None:
     target = scene.clusters[1]
     for broker in target.broker_ids:
         target.kill(broker)
-    for broker in target.broker_ids:
-        target.start_broker(broker)
+    target.start_brokers(target.broker_ids)
     for proxy in scene.proxies:
         proxy.spawn()
     for proxy in scene.proxies:

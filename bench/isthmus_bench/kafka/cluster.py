@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -365,10 +365,15 @@ class KafkaCluster:
 
     def start_broker(self, broker_id: int) -> None:
         """Start a broker that was stopped or killed, on its old ports and data; returns when it is ready again."""
-        if self.alive(broker_id):
-            raise EmbeddedKafkaError(f"broker {broker_id} runs already")
-        self._spawn([broker_id])
-        self._wait_ready([broker_id])
+        self.start_brokers([broker_id])
+
+    def start_brokers(self, broker_ids: Sequence[int]) -> None:
+        """Start several at once: none gets ready while most of the controllers are away."""
+        for broker_id in broker_ids:
+            if self.alive(broker_id):
+                raise EmbeddedKafkaError(f"broker {broker_id} runs already")
+        self._spawn(broker_ids)
+        self._wait_ready(broker_ids)
 
     def restart(self, broker_id: int) -> None:
         self.stop_broker(broker_id)
