@@ -707,7 +707,12 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
         command.at_ms,
         body.topic_id if body.topic_id is not None else _kept_id(before, body),
         Reason(body.reason.code, body.reason.message) if body.reason else None,
+        compacts_since_offset=offset,
     )
+    if before is not None and before.topic_id == after.topic_id:
+        after = replace(after, cleaned=before.cleaned)
+        if before.state is body.state:
+            after = replace(after, compacts=before.compacts, compacts_since_offset=before.compacts_since_offset)
     if before is not None and replace(after, recorded_ms=before.recorded_ms) == before:
         return state, ()
     return (
@@ -719,6 +724,35 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
 def _kept_id(before: FollowerTopic | None, body: c.SetFollowerTopic) -> str | None:
     """A refusal keeps the id of the topic that was there; an intent to create one has none yet."""
     return before.topic_id if before is not None and body.state is TopicState.REFUSED else None
+
+
+def _compact_follower_topic(
+    state: ControlState, offset: int, command: c.Command, body: c.CompactFollowerTopic
+) -> Result:
+    before = state.follower_topics.get(body.topic)
+    if before is None or before.state is not TopicState.FOLLOWING or before.topic_id != body.topic_id:
+        raise Refuse(Rejection.NOT_FOUND, f"topic {body.topic!r} with id {body.topic_id} does not follow")
+    _require(
+        body.topic not in state.truncations, Rejection.CONFLICT, f"topic {body.topic!r} is being truncated: wait for it"
+    )
+    _require(
+        before.compacts_since_offset == body.since_offset,
+        Rejection.CONFLICT,
+        f"topic {body.topic!r}: whether it is compacted was decided anew meanwhile",
+    )
+    if before.compacts == body.compacts:
+        return state, ()
+    after = replace(
+        before,
+        compacts=body.compacts,
+        compacts_since_offset=offset,
+        cleaned=before.cleaned or body.compacts,
+        recorded_ms=command.at_ms,
+    )
+    return (
+        state.evolve(follower_topics=_put(state.follower_topics, body.topic, after)),
+        (FollowerTopicChanged(before, after),),
+    )
 
 
 def _forget_follower_topic(state: ControlState, offset: int, command: c.Command, body: c.ForgetFollowerTopic) -> Result:
@@ -753,7 +787,16 @@ def _recreate_follower_topic(
         Rejection.CONFLICT,
         f"topic {body.topic!r} is being truncated: wait for that",
     )
-    after = replace(before, state=TopicState.CREATING, topic_id=body.topic_id, reason=None, recorded_ms=command.at_ms)
+    after = replace(
+        before,
+        state=TopicState.CREATING,
+        topic_id=body.topic_id,
+        reason=None,
+        recorded_ms=command.at_ms,
+        compacts=False,
+        compacts_since_offset=before.compacts_since_offset if before.state is TopicState.CREATING else offset,
+        cleaned=False,
+    )
     if replace(after, recorded_ms=before.recorded_ms) == before:
         return state, ()
     return (
@@ -1087,6 +1130,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.ReleaseBrokerConfig: _release_broker_config,
     **OFFSETS_HANDLERS,
     c.SetFollowerTopic: _set_follower_topic,
+    c.CompactFollowerTopic: _compact_follower_topic,
     c.ForgetFollowerTopic: _forget_follower_topic,
     c.RecreateFollowerTopic: _recreate_follower_topic,
     c.OpenProvenance: _open_provenance,

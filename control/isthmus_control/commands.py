@@ -274,6 +274,21 @@ class SetFollowerTopic(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class CompactFollowerTopic(Body):
+    """From now on this cluster's own cleaner compacts a topic that follows, or does not any more.
+
+    ``since_offset`` is the ``compacts_since_offset`` of the record that this was decided for: of two who decide at
+    once, the second one looks again.
+    """
+
+    KIND: ClassVar[str] = "compact-follower-topic"
+    topic: str
+    topic_id: str
+    compacts: bool
+    since_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetFollowerTopic(Body):
     """Drops the record of a topic that is gone here. Its history stays with its topic id."""
 
@@ -533,6 +548,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             AbandonPromotion,
             SetOffsetsTopic,
             SetFollowerTopic,
+            CompactFollowerTopic,
             ForgetFollowerTopic,
             RecreateFollowerTopic,
             OpenProvenance,

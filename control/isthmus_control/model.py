@@ -299,7 +299,9 @@ class Reason:
 class FollowerTopic:
     """A local topic that follows, is about to, may not, or did. Topic ids are UUIDs as text; local names are unique.
 
-    ``topic_id`` of one that is CREATING: the topic that the operator agreed to lose for it.
+    ``topic_id`` of one that is CREATING: the topic that the operator agreed to lose for it. ``compacts``: this
+    cluster's own cleaner compacts it while it follows, decided at ``compacts_since_offset``; ``cleaned``: it does, or
+    did, so records may be missing here that the source still has.
     """
 
     link: str
@@ -310,6 +312,9 @@ class FollowerTopic:
     recorded_ms: int
     topic_id: str | None = None
     reason: Reason | None = None
+    compacts: bool = False
+    compacts_since_offset: int = -1
+    cleaned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

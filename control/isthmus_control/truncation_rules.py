@@ -76,7 +76,14 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginTr
         epochs_shifted_by=shift.by if shift is not None and shift.topic_id == body.topic_id else 0,
         source=body.source,
     )
-    return _with(state, begun), (TruncationChanged(None, begun),)
+    changes: list[Change] = [TruncationChanged(None, begun)]
+    if (
+        record is not None and record.compacts
+    ):  # nothing is taken out while it is compared and spooled, and the new one is filled first
+        frozen = replace(record, compacts=False, compacts_since_offset=offset, recorded_ms=command.at_ms)
+        state = state.evolve(follower_topics={**state.follower_topics, body.topic: frozen})
+        changes.append(FollowerTopicChanged(record, frozen))
+    return _with(state, begun), tuple(changes)
 
 
 def _take_over(state: ControlState, offset: int, command: c.Command, body: c.TakeOverTruncation) -> Result:

@@ -132,40 +132,53 @@ class RecordsDigest:
 class LatestDigest:
     """A digest of the latest committed record of each key: what the cleaner leaves of a compacted topic in the end.
 
-    Keys whose latest record is a tombstone count as absent: the cleaner takes it out, too, in its own time. Holds 32
-    bytes for each key, and a little more.
+    Keys whose latest record is a tombstone count as absent: the cleaner takes it out, too, in its own time. So it does
+    with records without a key, which only topics have that were not compacted before. Holds 32 bytes for each key, and
+    a little more.
     """
 
-    __slots__ = ("_latest",)
+    __slots__ = ("_latest", "_sum")
 
     def __init__(self) -> None:
-        self._latest: dict[bytes, tuple[int, bytes | None]] = {}
+        self._latest: dict[bytes, tuple[int, int]] = {}
+        self._sum = 0
 
-    def add(self, batch: Frame, *, limit: int = DECOMPRESSED_MAX) -> None:
-        """Adds a batch of committed records; batches come in the order of the log. Markers and fillers add nothing.
+    def add(
+        self, batch: Frame, from_offset: int = 0, to_offset: int | None = None, *, limit: int = DECOMPRESSED_MAX
+    ) -> None:
+        """Adds a batch's committed records from `from_offset` on, before `to_offset`, in the order of the log.
 
-        Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
+        Markers and fillers add nothing. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
         """
         header = whole_header(batch)
         if header.is_control or is_filler(header.producer_id):
             return
         for offset, timestamp, key, value, headers, _ in decode_records(batch, limit=limit):
-            # Without a key, which only topics that were not compacted before can have, each record stands for itself.
-            name = blake2b(key if key is not None else b"%d" % offset, digest_size=DIGEST_SIZE).digest()
-            record = None
+            if to_offset is not None and offset >= to_offset:
+                break
+            if offset < from_offset or key is None:
+                continue
+            name = blake2b(key, digest_size=DIGEST_SIZE).digest()
+            record = 0
             if value is not None:
                 parts = _canonical_record(offset, timestamp, key, value, headers)
-                record = blake2b(b"".join(parts), digest_size=DIGEST_SIZE).digest()
+                record = int.from_bytes(blake2b(b"".join(parts), digest_size=DIGEST_SIZE).digest(), "big")
+            self._sum += record - self._latest.get(name, (0, 0))[1]
             self._latest[name] = (offset, record)
+
+    @property
+    def total(self) -> bytes:
+        """16 bytes that stand for the latest records of all that was added so far."""
+        return _sum_digest(self._sum)
 
     def digest(self, from_offset: int, to_offset: int) -> tuple[bytes, int]:
         """16 bytes that stand for the latest records in a range of offsets, in any order, and how many they are."""
-        total = count = 0
-        for offset, record in self._latest.values():
-            if record is not None and from_offset <= offset < to_offset:
-                total += int.from_bytes(record, "big")
-                count += 1
-        return (total % (1 << 8 * DIGEST_SIZE)).to_bytes(DIGEST_SIZE, "big"), count
+        found = [record for offset, record in self._latest.values() if record and from_offset <= offset < to_offset]
+        return _sum_digest(sum(found)), len(found)
+
+
+def _sum_digest(total: int) -> bytes:
+    return (total % (1 << 8 * DIGEST_SIZE)).to_bytes(DIGEST_SIZE, "big")
 
 
 def first_difference(first: Iterable[Record], second: Iterable[Record]) -> Difference | None:

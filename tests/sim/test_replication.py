@@ -64,12 +64,13 @@ class Storm:
     def _append(self, partition: Partition, producer_id: int, attributes: int) -> None:
         rng = self.random
         count = rng.randint(1, 5)
+        keys = KEYS if partition.compacted else (*KEYS, None)
         known = partition.producers.get(producer_id, Producer())
         code, _ = partition.produce(
             batch(
                 0,
                 [rng.randbytes(rng.randint(0, 40)) for _ in range(count)],
-                keys=[rng.choice(KEYS) for _ in range(count)],
+                keys=[rng.choice(keys) for _ in range(count)],
                 producer_id=producer_id,
                 producer_epoch=-1 if producer_id < 0 else max(0, known.epoch),
                 base_sequence=-1 if producer_id < 0 else known.last_sequence + 1,
@@ -91,22 +92,34 @@ class Storm:
             assert partition.mark(marker) == 0
 
     def clean(self) -> None:
-        """The source's log cleaner comes by."""
-        for partition in self._source_partitions():
+        """A log cleaner comes by, at the source or at the follower."""
+        for partition in (*self._source_partitions(), *self._partitions(self.replicas.b, "remote-")):
             if partition.compacted and self.random.random() < 0.5:
                 partition.compact(self.random.randint(0, partition.end), drop_tombstones=self.random.random() < 0.5)
 
     def delete_head(self) -> None:
         """Retention, or DeleteRecords."""
         partition = self.random.choice(list(self._source_partitions()))
-        if not partition.compacted:
+        if not partition.compacted and not partition.cleaned:
             before = self.random.randint(partition.start, partition.high_watermark)
             assert partition.delete_records(before)[0] == 0
 
     def _source_partitions(self) -> Iterator[Partition]:
-        for name, topic in self.replicas.a.found.items():
-            if name.startswith("local-"):
+        return self._partitions(self.replicas.a, "local-")
+
+    @staticmethod
+    def _partitions(cluster: FakeCluster, prefix: str) -> Iterator[Partition]:
+        for name, topic in cluster.found.items():
+            if name.startswith(prefix):
                 yield from topic.partitions
+
+    def change_policy(self) -> None:
+        """A topic becomes compacted, or is not any more: it may have records without a key."""
+        topics = [topic for name, topic in self.replicas.a.found.items() if name.startswith("local-")]
+        topic = self.random.choice(topics)
+        self.check()  # which notes that it was compacted
+        topic.configs["cleanup.policy"] = self.random.choice(("delete", "compact", "compact,delete"))
+        self.replicas.a._configure(topic)
 
     def add_topic(self) -> None:
         if self.topics < 4:
@@ -211,8 +224,9 @@ class Storm:
                     self.add_partitions,
                     self.clean,
                     self.delete_head,
+                    self.change_policy,
                 ),
-                (60, 6, 3, 8, 3, 6, 6, 3, 6, 2, 2, 6, 3),
+                (60, 6, 3, 8, 3, 6, 6, 3, 6, 2, 2, 6, 3, 3),
             )[0]
             done = action()
             if done is not None:
@@ -275,7 +289,7 @@ def compare_ends(replicas: Replicas) -> None:
                 assert target.last_stable_offset == source.last_stable_offset, (
                     f"{name}-{index}\n{source.describe()}\n{target.describe()}"
                 )
-            if not source.compacted:
+            if not (source.compacted or source.cleaned or target.cleaned):
                 assert target.start == source.start, f"{name}-{index}"
                 stable = source.records(committed=True)
                 seen = target.records(committed=True)

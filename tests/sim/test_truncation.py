@@ -35,6 +35,7 @@ class Scene:
         self.replicas = Replicas(self.random, brokers=1)
         source, self.cluster = TruncatedCluster(self.random, (1,)), TruncatedCluster(self.random, (1,))
         source.found, self.cluster.found = self.replicas.a.found, self.replicas.b.found
+        source.on_new_partition = self.replicas.a.on_new_partition
         self.replicas.a, self.replicas.b = source, self.cluster
         self.directory = directory
         self.came_to: list[TruncationPhase] = []
@@ -273,3 +274,58 @@ def test_the_sources_leader_epochs_say_where_the_logs_part(tmp_path: Path) -> No
     assert truncation.cuts[0].offset == 17
     assert salvaged(tmp_path) == [b"0-17", b"0-18", b"0-19"]
     assert truncation.link == LINK
+
+
+async def simulate_cleaned(scene: Scene, harm: Callable[[Scene], None]) -> None:
+    """A follower that its own cleaner cleans, before harm was done to it and after; kills at some steps."""
+    replicas, rng = scene.replicas, scene.random
+    source = replicas.a.add_topic("local-t", 1, {"cleanup.policy": "compact"}).partitions[0]
+    for number in range(40):
+        source.write_values(b"%d" % number, keys=[b"key-%d" % rng.randrange(8)])
+    scene.start()
+    await replicas.connect()
+    await replicas.until("it is there", lambda: TOPIC in scene.cluster.found)
+    await replicas.until("it is compacted", lambda: scene.cluster.partition(TOPIC).compacted)
+    target = scene.cluster.partition(TOPIC)
+    if rng.random() < 0.5:
+        source.compact(rng.randrange(source.end), drop_tombstones=True)
+    if rng.random() < 0.5:
+        target.compact(rng.randrange(target.end), drop_tombstones=True)
+    scene.kill_at = {phase for phase in STEPS if rng.random() < 0.3}
+    harm(scene)
+    target.compact(target.end, drop_tombstones=True)
+    await replicas.until("it is truncated", scene.over, 900)
+    for number in range(3):
+        source.write_values(b"more-%d" % number, keys=[b"more"])
+    await replicas.until("it has everything again", replicas.equal, 300)
+    scene.cluster.partition(TOPIC).cleaned = True  # as the one before it was
+    replicas.check(TOPIC, 0)
+    await replicas.until("it is compacted again", lambda: scene.cluster.partition(TOPIC).compacted)
+    await replicas.stop()
+    latest = [
+        {record.key: (offset, record.value) for offset, record in partition.records().items()}
+        for partition in (source, scene.cluster.partition(TOPIC))
+    ]
+    assert latest[0] == latest[1]
+
+
+def rogue_with_keys(scene: Scene) -> None:
+    partition = scene.cluster.partition(TOPIC)
+    for _ in range(3):
+        partition.write_values(b"rogue", keys=[b"key-%d" % scene.random.randrange(8)])
+
+
+def lossy_with_keys(scene: Scene) -> None:
+    """The source loses records that have made others superfluous at the follower."""
+    source = scene.replicas.a.partition("local-t")
+    source.cut(scene.random.randint(20, source.end - 1))
+    source.move(1)
+    source.write_values(b"another", keys=[b"key-%d" % scene.random.randrange(8)])
+
+
+@pytest.mark.parametrize("harm", [rogue_with_keys, lossy_with_keys])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_record_is_missing_that_a_cleaner_took_for_one_that_was_cut(
+    seed: int, harm: Callable[[Scene], None], tmp_path: Path
+) -> None:
+    run_simulated(simulate_cleaned(Scene(seed, tmp_path), harm))

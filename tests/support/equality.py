@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from isthmus_plugins.replication.follower_log import FILLER_KEY
 from isthmus_protocol.producer_ids import INDEX_SHIFT, REPLICATED, is_links_own, is_replicated
 from isthmus_protocol.record_codec import Record, decode_records
 from isthmus_protocol.record_equality import batch_digest, first_difference
@@ -60,6 +61,12 @@ def records(log: RawLog) -> list[Record]:
         for record in decode_records(data)
         if record.offset >= log.start
     ]
+
+
+def latest(log: RawLog) -> dict[bytes, Record]:
+    """What counts of a compacted log of no transactions: the last record of each key, if that is no tombstone."""
+    found = {record.key: record for record in records(log) if record.key is not None}
+    return {key: record for key, record in found.items() if record.value is not None and key != FILLER_KEY}
 
 
 def source_index(follower: RawLog) -> int:

@@ -158,6 +158,8 @@ class Partition:
         self.log_append_time = False
         self.compacted = False
         """Whether records without a key are refused."""
+        self.cleaned = False
+        """Whether the cleaner has been here."""
         self.grew = asyncio.Event()
         self.on_append: Callable[[Partition], None] = lambda partition: None
 
@@ -400,8 +402,10 @@ class Partition:
         """What compaction makes of the log before ``up_to``, never of its last batch or of open transactions.
 
         The batches left keep their offsets, with holes inside; a producer's last batch stays, emptied; aborted records
-        go, and markers with ``drop_tombstones`` and tombstones, too, where nothing of their transaction is left.
+        and those without a key go, and markers with ``drop_tombstones`` and tombstones, too, where nothing of their
+        transaction is left.
         """
+        self.cleaned = True
         up_to = min(up_to, self.last_stable_offset, self.headers[-1].base_offset if self.headers else 0)
         latest: dict[bytes | None, int] = {}
         kept: list[tuple[BatchHeader, bytes, list[Record] | None]] = []
@@ -433,7 +437,9 @@ class Partition:
                 rest = [
                     record
                     for record in records
-                    if latest[record.key] == record.offset and not (drop_tombstones and record.value is None)
+                    if record.key is not None
+                    and latest[record.key] == record.offset
+                    and not (drop_tombstones and record.value is None)
                 ]
                 if rest:
                     left.add(header.producer_id)

@@ -93,11 +93,7 @@ class SourceTopic:
         self.alter({"min.compaction.lag.ms": NEVER, "max.compaction.lag.ms": NEVER, "min.cleanable.dirty.ratio": "1"})
 
     def alter(self, configs: dict[str, str]) -> None:
-        entries = [
-            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in configs.items()
-        ]
-        resource = ConfigResource(ResourceType.TOPIC, self.name, incremental_configs=entries)
-        self.side.admin(direct=True).incremental_alter_configs([resource])[resource].result(30)
+        alter_topic(self.side, self.name, configs)
 
     def more(self) -> None:
         """Write a little more, while it is copied."""
@@ -195,6 +191,13 @@ class SourceTopic:
                 for half in (numbers[:2], numbers[2:]):
                     client.produce(self.name, [b"key-%d" % (number % KEYS) for number in half])
                 client.end(commit)
+
+
+def alter_topic(side: Side, topic: str, configs: dict[str, str]) -> None:
+    """Set settings of a topic past the proxy."""
+    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in configs.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    side.admin(direct=True).incremental_alter_configs([resource])[resource].result(30)
 
 
 class TransactionClient:

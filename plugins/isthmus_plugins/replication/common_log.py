@@ -7,6 +7,11 @@ Then the records do: they are compared up to there, since somebody else may have
 
 All of that is about one topic of the source, known by its id: while that is truncated, or once another one has its
 name, nothing is said.
+
+Where a cleaner was at work, either log may lack records that the other one has. They may lack them because of a record
+that is to be cut: so a compacted log is cut where the latest records of all keys *before the cut* are the same on both
+sides, and nothing that the source still has is missing, nor comes back what it has deleted. The largest such offset is
+looked for from the end on, in steps that double, since what differs mostly stands at the end.
 """
 
 from __future__ import annotations
@@ -22,9 +27,13 @@ from isthmus_control.truncations import Succession
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.reading import read_batches
-from isthmus_plugins.replication.verify import CONTENTS, RECORDS, Comparison, Digest, Ends, Verification
+from isthmus_plugins.replication.verify import CONTENTS, LATEST, RECORDS, Comparison, Digest, Ends, Verification
 
 CALL_TIMEOUT_S: Final = 60.0
+COMPARE_TIMEOUT_S: Final = 600.0
+"""A compacted log is read from its start for an answer."""
+PROBES: Final = 64
+"""Offsets at which the logs are compared in one reading."""
 NO_EPOCH: Final = -1
 
 
@@ -94,7 +103,7 @@ class CommonLog:
             answer = {
                 **ends._asdict(),
                 "log_end": log_end,
-                "compacts": await self._verification.compacts(topic),
+                "compacts": await self._verification.compacts(topic.name, topic.topic_id),
                 "topic_id": str(uuid.UUID(bytes=topic.topic_id)),
             }
             if params.get("epoch") is not None:
@@ -151,9 +160,14 @@ class CommonLog:
         there = Ends(source.log_start, source.high_watermark, last_stable_offset)
         # What is open in one of the logs may be aborted in the other by now: nothing differs yet.
         ended = min(max(start, min(here.last_stable_offset, there.last_stable_offset)), bound)
+        if compacts or await self._verification.compacts(topic.name, topic.topic_id):
+            last = await self._last_equal(place, topic, start, ended)
+            if last < ended:
+                return last
+            start = ended  # nothing above has been cleaned
         for kind, first, to in ((Comparison, start, ended), (_ContentsComparison, ended, bound)):
             comparison = kind(
-                self._verification, connection, topic.name, topic, place.topic, partition, None, None, compacts
+                self._verification, connection, topic.name, topic, place.topic, partition, None, None, False
             )
             difference = await comparison.first_difference(first, to, here, there, lambda offsets: None)
             if difference is not None:
@@ -165,6 +179,61 @@ class CommonLog:
         async for _, header, _ in read_batches(self._context, topic, partition, offset, offset + 1):
             return min(header.base_offset, offset)
         return offset
+
+    async def _last_equal(self, place: _Place, topic: TopicInfo, start: int, end: int) -> int:
+        """Where a batch of the log here ends, up to which the latest records are those of the source: the last found.
+
+        The search is for latest records, so what ends there is looked at as it is: no cleaner makes it another record.
+        """
+        while True:
+            end = await self._last_same_latest(place, topic, start, end)
+            if end == start or not await self._ends_with_another(place, topic, end):
+                return end
+            end -= 1
+
+    async def _last_same_latest(self, place: _Place, topic: TopicInfo, start: int, end: int) -> int:
+        probes = sorted({end, *(max(start, end - 2**step) for step in range((end - start).bit_length() + 1))})
+        low = searched = start
+        high = end + 1
+        while True:
+            found = await self._same_latest(place, topic, start, probes)
+            low = max([low, *(at for _, at, same in found if same)])
+            # No batch ends between one that is in the middle of a batch and the beginning of that.
+            searched = max([searched, low, *(probe for probe, at, _ in found if at <= low)])
+            high = min([high, *(probe for probe, _, _ in found if probe > searched)])
+            if high - searched <= 1:
+                return low
+            step = -(-(high - searched) // PROBES)
+            probes = list(range(searched + step, high, step)) or [searched + 1]
+
+    async def _same_latest(
+        self, place: _Place, topic: TopicInfo, start: int, probes: Sequence[int]
+    ) -> list[tuple[int, int, bool]]:
+        """For rising offsets: (offset, where the batch here begins that it is in, whether the latest records before
+        that are the same on both sides)."""
+        here = await self._verification.latest_at(topic, place.partition, start, probes, whole_batches=True)
+        offsets = sorted({at for at, _ in here})
+        answer = await place.connection.call(
+            "digest",
+            {
+                "topic": place.topic,
+                "partition": place.partition,
+                "from": start,
+                "to": offsets[-1],
+                "level": LATEST,
+                "at": offsets,
+            },
+            COMPARE_TIMEOUT_S,
+        )
+        there = dict(zip(offsets, answer["digests"], strict=True))
+        return [(probe, at, digest == there[at]) for probe, (at, digest) in zip(probes, here, strict=True)]
+
+    async def _ends_with_another(self, place: _Place, topic: TopicInfo, end: int) -> bool:
+        """Whether both logs have a record before an offset, and not the same."""
+        asked = {"topic": place.topic, "partition": place.partition, "from": end - 1, "to": end}
+        answer = await place.connection.call("digest", {**asked, "level": CONTENTS}, CALL_TIMEOUT_S)
+        here = await self._verification.digest(topic, place.partition, end - 1, end, CONTENTS, None)
+        return bool(here.records and answer["records"]) and here.digest != answer["digest"]
 
     async def _between(self, topic: TopicInfo, partition: int, start: int, offset: int) -> int:
         """The end of the last batch of ``[start, offset)`` that is whole before an offset: logs are cut there."""

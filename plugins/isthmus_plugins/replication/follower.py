@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
-from isthmus_control.commands import PartitionEpoch, RecordSourceEpochs
+from isthmus_control.commands import CompactFollowerTopic, PartitionEpoch, RecordSourceEpochs
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Counterpart
 from isthmus_control.model import (
@@ -38,6 +38,7 @@ from isthmus_plugins.api import (
 )
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.follower_configs import CLEANUP_POLICY, OVERRIDES, is_compacted
 from isthmus_plugins.replication.follower_log import (
     Append,
     FollowerLog,
@@ -52,7 +53,9 @@ from isthmus_plugins.replication.transaction_verification import ASK
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
+from isthmus_protocol.offsets_copy import COPY_PREFIX
 from isthmus_protocol.producer_ids import ProducerIdOverflow
+from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import BatchError
 from isthmus_protocol.wire import MalformedFrame
 
@@ -71,6 +74,8 @@ PRODUCE_TIMEOUT_MS: Final = 30_000
 LOST_REQUEST_MARGIN_S: Final = 2.0
 """After its connection broke, a request may still be taken up by the broker. From when the broker answers again, it is
 not sent again before this time."""
+SETTINGS_SPREAD_S: Final = 0.2
+"""A broker hears of a topic's new settings a moment after they were made."""
 RETRY_S: Final = 5.0
 """After a trim, or a question about transactions, that failed."""
 COMMIT_WAIT_S: Final = 10.0
@@ -94,6 +99,7 @@ TRANSACTIONAL_ID_PREFIX: Final = "isthmus-"
 
 MESSAGE_TOO_LARGE: Final = 10
 NOT_ENOUGH_REPLICAS: Final = 19
+INVALID_RECORD: Final = 87
 OUT_OF_ORDER_SEQUENCE: Final = 45
 TRANSACTION_COORDINATOR_FENCED: Final = 52
 _UNVERIFIED: Final = frozenset({NOT_ENOUGH_REPLICAS, 48, 49})
@@ -124,6 +130,7 @@ class FollowerStream:
         "end_age_noted",
         "follower_log",
         "held",
+        "keyless",
         "link_name",
         "partition",
         "refusals",
@@ -170,7 +177,9 @@ class FollowerStream:
         self.refusals = 0
         self.unverified: int | None = None
         """The error that may say that the target verifies transactions, until it was asked whether it does."""
-        self.waits_for: set[str] = set()
+        self.keyless = False
+        """The next record has no key, and the topic is compacted: it cannot be, for now."""
+        self.waits_for: dict[str, asyncio.Task[None]] = {}
         """What is under way before the next record can be written: see ``FollowerEnd.proceed``."""
         self.told_end = False
         """Whether the leader end has said where the source's log ends."""
@@ -181,6 +190,11 @@ class FollowerStream:
     @property
     def place(self) -> tuple[str, int]:
         return self.topic, self.partition
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is of a copy of an offsets topic."""
+        return self.topic.startswith(COPY_PREFIX)
 
     @property
     def lag(self) -> int:
@@ -300,6 +314,7 @@ class FollowerEnd:
         self._streams[connection, stream.stream_id] = stream
         self._partitions[topic, partition] = stream
         return {
+            "start_offset": follower_log.start,
             "end_offset": follower_log.end,
             "last": None if last is None else list(last),
             "epoch": follower_log.epoch,
@@ -363,6 +378,8 @@ class FollowerEnd:
         stream.follower_log.stop(reason)
         self._tell_stopped(stream)
         await stream.writer.leave(stream)
+        if (changing := stream.waits_for.get("uncompact")) is not None:  # or it might come after a promotion's settings
+            await asyncio.wait([changing])
 
     async def close_stream(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         """Close a stream: the leader moved, the namespace was detached, or the leader end cannot go on (``code``)."""
@@ -532,6 +549,8 @@ class FollowerEnd:
                 self._epoch_task = self._tasks.start("epochs", self._record_epochs())
         elif follower_log.state is LogState.RESUMING:
             self._start_once(stream, "resume", self._resume)
+        elif stream.keyless:
+            self._start_once(stream, "uncompact", self._uncompact)
         elif follower_log.trim_to is not None:
             self._start_once(stream, "trim", self._trim)
         elif follower_log.doubtful:
@@ -545,16 +564,15 @@ class FollowerEnd:
         """Have ``work`` done for a stream, unless that is under way, and go on with the stream after."""
         if what in stream.waits_for:
             return
-        stream.waits_for.add(what)
 
         async def once() -> None:
             try:
                 await work(stream)
             finally:
-                stream.waits_for.discard(what)
+                del stream.waits_for[what]
             self.proceed(stream)
 
-        self._tasks.start(f"{what}-{stream.topic}-{stream.partition}", once())
+        stream.waits_for[what] = self._tasks.start(f"{what}-{stream.topic}-{stream.partition}", once())
 
     async def _record_epochs(self) -> None:
         """Store leader epochs of the source before their first append: the target's log has only its own.
@@ -629,6 +647,39 @@ class FollowerEnd:
                 log.warning(
                     "follower not trimmed",
                     extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
+                )
+                await asyncio.sleep(RETRY_S)
+
+    async def _uncompact(self, stream: FollowerStream) -> None:
+        """Have a topic take records without a key, which its source has from before it was compacted.
+
+        That it is not compacted is recorded first: it will be again when it has all that the source had since then.
+        """
+        cluster, control = self._context.cluster, self._context.control
+        while stream.keyless and not stream.follower_log.ended:
+            try:
+                record = control.state.follower_topics.get(stream.topic)
+                if record is None or record.state is not TopicState.FOLLOWING or record.topic_id != stream.topic_id:
+                    stream.follower_log.stop(StopReason(reasons.CLOSED, "the topic does not follow any more"))
+                    return
+                if record.compacts:
+                    body = CompactFollowerTopic(stream.topic, stream.topic_id, False, record.compacts_since_offset)
+                    await control.append(body)
+                    log.info("follower topic compaction", extra={"topic": stream.topic, "compacts": False})
+                    continue
+                policy = (await cluster.topic_configs(stream.topic))[CLEANUP_POLICY][0]
+                if is_compacted({CLEANUP_POLICY: policy}):
+                    await cluster.alter_topic_configs(stream.topic, {CLEANUP_POLICY: OVERRIDES[CLEANUP_POLICY]})
+                await asyncio.sleep(SETTINGS_SPREAD_S)
+                stream.keyless = False
+            except (BrokerUnavailable, KafkaRefused) as error:
+                why = str(error)
+                if isinstance(error, KafkaRefused):
+                    why = reasons.refused(error, "AlterConfigs", f"topic {stream.topic}")
+                stream.trouble = StopReason(
+                    ReasonCode.TARGET_REFUSES_SETTINGS,
+                    f"offset {stream.follower_log.end} has no key, which a compacted topic does not take, and "
+                    f"{CLEANUP_POLICY}={OVERRIDES[CLEANUP_POLICY]} cannot be set: {why}",
                 )
                 await asyncio.sleep(RETRY_S)
 
@@ -956,6 +1007,11 @@ class Writer:
         elif stream.refusals >= REFUSALS_MAX:
             follower_log.not_written()
             follower_log.stop(objection)
+        elif code == INVALID_RECORD and isinstance(operation, Append) and _is_keyless(operation) and not stream.is_copy:
+            stream.trouble = objection
+            stream.refusals += 1
+            stream.keyless = True
+            follower_log.not_written()
         elif code == OUT_OF_ORDER_SEQUENCE and not follower_log.renumbering:
             stream.refusals += 1
             follower_log.out_of_sequence()
@@ -969,3 +1025,8 @@ class Writer:
         else:
             follower_log.not_written()
             follower_log.stop(objection)
+
+
+def _is_keyless(operation: Append) -> bool:
+    """Whether some record of a batch has no key."""
+    return any(record.key is None for record in decode_records(operation.data))

@@ -19,22 +19,38 @@ OVERRIDES: Final[Mapping[str, str]] = {
     "retention.bytes": "-1",
     "cleanup.policy": "delete",
 }
-"""Settings that a topic has only while it follows: batches are stored as they come, and nothing expires by itself."""
+"""Settings that a topic has only while it follows: batches are stored as they come, and nothing expires by itself.
 
+Of a compacted source, ``cleanup.policy`` is :data:`COMPACTED` once the topic was filled.
+"""
+
+CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACTED: Final = "compact,delete"
+"""The policy of a follower whose own cleaner compacts it.
+
+"delete" stays, without any retention: brokers delete the records below an offset only where it is set.
+"""
 ENCRYPTED_GROWTH: Final = 4
 """How much larger a batch of small records may become when they are encrypted one by one."""
 
 
-def offsets_overrides(copy: OffsetsCopy, source: Mapping[str, str]) -> Mapping[str, str]:
-    """The overrides of a copy of an offsets topic, which is compacted while it follows.
+def is_compacted(configs: Mapping[str, str | None]) -> bool:
+    """Whether a topic with these effective settings is compacted."""
+    return "compact" in (configs.get(CLEANUP_POLICY) or "").split(",")
 
-    "delete" stays, without any retention: brokers delete the records below an offset only where it is set.
-    """
-    overrides = {**OVERRIDES, "cleanup.policy": "compact,delete"}
+
+def overrides(compacts: bool) -> Mapping[str, str]:
+    """What a topic has instead of its source's settings while it follows. ``compacts``: and is compacted here."""
+    return {**OVERRIDES, CLEANUP_POLICY: COMPACTED} if compacts else OVERRIDES
+
+
+def offsets_overrides(copy: OffsetsCopy, source: Mapping[str, str]) -> Mapping[str, str]:
+    """The overrides of a copy of an offsets topic, which is compacted from its beginning."""
+    chosen = dict(overrides(compacts=True))
     largest = source.get("max.message.bytes")
     if copy.form is OffsetsForm.ENCRYPTED and largest is not None:
-        overrides["max.message.bytes"] = str(min(ENCRYPTED_GROWTH * int(largest), 2**31 - 1))
-    return overrides
+        chosen["max.message.bytes"] = str(min(ENCRYPTED_GROWTH * int(largest), 2**31 - 1))
+    return chosen
 
 
 DESCRIBED_AT_ONCE: Final = 100
@@ -57,7 +73,12 @@ def follows(
 ) -> bool:
     """Whether a topic with these effective settings has the source's, with ``overrides``."""
     expected = {**source, **overrides, **_in_sync_min(source, replication_factor)}
-    return all(effective[name] == value for name, value in expected.items() if name in effective)
+    return all(_same(name, effective[name], value) for name, value in expected.items() if name in effective)
+
+
+def _same(name: str, one: str | None, other: str) -> bool:
+    """Whether two values of a setting mean the same: policies come in any order."""
+    return one == other or (name == CLEANUP_POLICY and set((one or "").split(",")) == set(other.split(",")))
 
 
 def wanted(
@@ -81,7 +102,7 @@ def _in_sync_min(source: Mapping[str, str], replication_factor: int) -> dict[str
 def changes(own: Described, chosen: Mapping[str, str]) -> dict[str, str | None]:
     """How a topic comes to have exactly ``chosen`` as settings of its own; None removes one."""
     differing: dict[str, str | None] = {
-        name: value for name, value in chosen.items() if name not in own or own[name][0] != value
+        name: value for name, value in chosen.items() if name not in own or not _same(name, own[name][0], value)
     }
     removed = {
         name: None

@@ -33,12 +33,13 @@ cleaner left holes in those, the sequence goes on from what the target knows ins
 Markers have no such net. One that is sent again carries a higher coordinator epoch than the one whose fate is unknown:
 as soon as it is written, the other one is refused.
 
-Offsets below the source's log start are filled with empty records, many to a batch, and deleted at once (*trim*);
+Offsets below the source's log start are filled with tombstones, many to a batch, and deleted at once (*trim*);
 transactions that are open at the target are aborted there, since their end may have been among what is deleted.
 Further up the cleaner may have taken a transaction's marker with the last of its records: before a gap is filled, the
 leader end is asked which of the open ones that is true of (*doubtful*), and those are aborted in the gap. A long gap is
-filled with tombstones in a transaction that is aborted: one batch for half a million offsets. In a topic that the
-target's own cleaner compacts they need no transaction, hence no consent to copies of transactions.
+filled with tombstones in a transaction that is aborted: one batch for half a million offsets. In a copy of an offsets
+topic they need no transaction, hence no consent to copies of transactions. Whatever fills has a key: the target's own
+cleaner may compact the topic, and brokers refuse records without a key then.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from isthmus_plugins.api import ProducerState
 from isthmus_plugins.replication import reasons
 from isthmus_protocol import producer_ids
 from isthmus_protocol.record_codec import Marker, Run, decode_control, split_runs
-from isthmus_protocol.record_fillers import FILLER_RECORDS_MAX, filler_batch
+from isthmus_protocol.record_fillers import filler_batch
 from isthmus_protocol.records import BatchError, BatchHeader, add_sequence, restamp, walk
 
 STAMP_EPOCH: Final = 0
@@ -67,7 +68,7 @@ GAP_OF_MARKERS_MAX: Final = 10_000
 FILLER_KEY: Final = b"isthmus-filler"
 """The tombstones' key. Only read_uncommitted consumers ever see them, until the cleaner has come by."""
 FILLER_TOMBSTONES_MAX: Final = 500_000
-"""They have keys, so fewer fit a batch of a megabyte."""
+"""So many fit a batch of a megabyte."""
 BURST_BATCHES_MAX: Final = 32
 BURST_BYTES_MAX: Final = 128 * 1024
 """Bursts are for small batches: large ones keep brokers and network busy one by one."""
@@ -186,9 +187,9 @@ class FollowerLog:
     )
 
     def __init__(self, numbering: Numbering, compacted: bool = False) -> None:
-        """``compacted``: the target's own cleaner compacts the topic, as it does with copies of offsets topics.
+        """``compacted``: it is of a copy of an offsets topic, compacted from its beginning and read by tools alone.
 
-        Brokers refuse records without a key there, and tombstones go by themselves, without a transaction.
+        Tombstones that fill it need no transaction.
         """
         self.numbering = numbering
         self._compacted = compacted
@@ -218,7 +219,7 @@ class FollowerLog:
         self._filler_generation = 0
         self._filling = False
         """Whether a transaction of tombstones is open."""
-        self._records_max = FILLER_RECORDS_MAX
+        self._records_max = FILLER_TOMBSTONES_MAX
         """Of a batch that is made here: fewer, where the target finds more too large."""
         self.state = LogState.RESUMING
         self.reason: StopReason | None = None
@@ -547,11 +548,11 @@ class FollowerLog:
         if head <= 0 and not self._filling and self._ended:
             return self._abort(min(self._ended))
         if head > 0 and not self._filling:
-            count = min(head, self._records_max, FILLER_TOMBSTONES_MAX if self._compacted else FILLER_RECORDS_MAX)
+            count = min(head, self._records_max)
             data = filler_batch(
                 count,
                 timestamp=timestamp,
-                key=FILLER_KEY if self._compacted else None,
+                key=FILLER_KEY,  # the topic may be compacted, or become that
                 producer_id=self.numbering.stamp_id,
                 producer_epoch=STAMP_EPOCH,
                 base_sequence=self.stamp_sequence,
@@ -571,7 +572,7 @@ class FollowerLog:
             )
         if length > GAP_OF_MARKERS_MAX and head <= 0:
             # One offset at least is left for the marker that aborts them.
-            count = min(length if self._compacted else length - 1, self._records_max, FILLER_TOMBSTONES_MAX)
+            count = min(length if self._compacted else length - 1, self._records_max)
             data = filler_batch(
                 count,
                 timestamp=timestamp,

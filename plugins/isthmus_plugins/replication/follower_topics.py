@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from isthmus_control.commands import (
     CloseProvenance,
+    CompactFollowerTopic,
     ForgetFollowerTopic,
     OpenProvenance,
     PartitionOffset,
@@ -23,6 +24,7 @@ from isthmus_control.model import (
     INTERNAL_PREFIX,
     FollowerTopic,
     NamespaceMapping,
+    OffsetsCopy,
     ProvenanceRange,
     Reason,
     ResourceType,
@@ -70,6 +72,8 @@ class FollowerTopics:
         """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
         self.settings_refused: dict[str, Reason] = {}
         """By topic: why it does not have the source's settings."""
+        self.settings_waiting: dict[str, Reason] = {}
+        """By topic: what it will have of the source's settings by itself, and when."""
 
     # ---- the leader end's call ----
 
@@ -82,12 +86,16 @@ class FollowerTopics:
             answers: dict[str, dict[str, Any]] = {}
             changed = False
             effective = await self._effective(connection.link_name, params["topics"], topics)
+            filled = await self._filled(connection.link_name, params["topics"], topics)
             for wanted in params["topics"]:
                 name = str(wanted["topic"])
                 try:
                     local, created = await self._prepare(connection.link_name, wanted, topics)
                     refused = None
-                    if (settings := effective.get(local)) is not None:
+                    if "configs" in wanted and local in topics and local not in effective:
+                        refused = self._unreadable(local)
+                    elif (settings := effective.get(local)) is not None:
+                        await self._decide_compaction(local, wanted["configs"], filled.get(local))
                         refused = await self._follow_configs(wanted, topics[local], settings)
                 except Refusal as refusal:
                     self._refused(connection.link_name, name, refusal)
@@ -102,7 +110,7 @@ class FollowerTopics:
                     answers[name] = {"ready": False, "code": reasons.BROKER_UNAVAILABLE, "message": str(error)}
                 else:
                     self.refused.pop(local, None)
-                    answers[name] = {"ready": True, "remote_topic": local}
+                    answers[name] = {"ready": True, "remote_topic": local, "filling": self._filling(local)}
                     if refused is not None:
                         answers[name] |= {"code": refused.code, "message": refused.message}
                     changed = changed or created
@@ -149,6 +157,76 @@ class FollowerTopics:
             found |= described or {}
         return found
 
+    def _unreadable(self, local: str) -> Reason:
+        """Note that the brokers do not tell a topic's settings."""
+        reason = self.settings_refused[local] = Reason(
+            ReasonCode.TARGET_REFUSES_SETTINGS,
+            f"the settings of {local} cannot be read (the proxy's own identity needs ALLOW DescribeConfigs on topic "
+            f"{local}): they are not followed",
+        )
+        return reason
+
+    # ---- compaction ----
+
+    def _filling(self, local: str) -> int | None:
+        """What stands for the time since when a topic is not compacted here; None: it is, or never will be."""
+        record = self._context.control.state.follower_topics.get(local)
+        following = record is not None and record.state is TopicState.FOLLOWING
+        if record is None or not following or record.compacts or self._copy(local) is not None:
+            return None
+        return record.compacts_since_offset
+
+    async def _filled(
+        self, link_name: str, requests: Sequence[Mapping[str, Any]], topics: Mapping[str, TopicInfo]
+    ) -> Mapping[str, int]:
+        """Local topics that have all that the source had when they were not compacted here: with that time.
+
+        The source's ends were read after it was known to be compacted: beyond them every record has a key.
+        """
+        lookup = self._context.control.state.lookup
+        ends: dict[tuple[str, int], int] = {}
+        since: dict[str, int] = {}
+        for wanted in requests:
+            counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, str(wanted["topic"]))
+            info = None if counterpart is None else topics.get(counterpart.local_name)
+            to_fill = wanted.get("to_fill")
+            if info is not None and to_fill is not None and len(to_fill["ends"]) == len(info.partitions):
+                since[info.name] = int(to_fill["since"])
+                ends |= {(info.name, partition): int(end) for partition, end in enumerate(to_fill["ends"])}
+        if not ends:
+            return {}
+        try:
+            here = await self._context.cluster.log_ends(list(ends))
+        except BrokerUnavailable:
+            return {}
+        lacking = {topic for (topic, partition), end in ends.items() if here.get((topic, partition), -1) < end}
+        return {topic: offset for topic, offset in since.items() if topic not in lacking}
+
+    async def _decide_compaction(self, local: str, source: Mapping[str, str], filled_since: int | None) -> None:
+        """Record that a topic is compacted here from now on, or is not any more: as its source, once it was filled.
+
+        A topic that was only just made compacted may have records without a key, which a compacted one refuses; and
+        those before the source's start are filled with what is deleted after. What has been decided stands in the
+        control log, and the topic's settings come after it.
+        """
+        record = self._context.control.state.follower_topics.get(local)
+        if record is None or record.state is not TopicState.FOLLOWING or self._copy(local) is not None:
+            return
+        compacts = follower_configs.is_compacted(source)
+        if record.compacts != compacts and (not compacts or filled_since == record.compacts_since_offset):
+            body = CompactFollowerTopic(local, record.topic_id or "", compacts, record.compacts_since_offset)
+            if not isinstance(await self._context.control.append(body), Rejected):
+                log.info("follower topic compaction", extra={"topic": local, "compacts": compacts})
+        record = self._context.control.state.follower_topics.get(local)
+        if record is not None and compacts and not record.compacts and record.cleaned:
+            self.settings_waiting[local] = Reason(
+                ReasonCode.NOT_COMPACTED_YET,
+                f"the source's {record.source_topic} is compacted, and {local} again once it has what the source has "
+                "now: brokers refuse records without a key in a compacted topic",
+            )
+        else:
+            self.settings_waiting.pop(local, None)
+
     async def _follow_configs(
         self, wanted: Mapping[str, Any], existing: TopicInfo, effective: Mapping[str, str | None]
     ) -> Reason | None:
@@ -166,7 +244,11 @@ class FollowerTopics:
             await self._context.cluster.alter_topic_configs(local, changes)
         except KafkaRefused as error:
             # Its records can follow all the same.
-            reason = Reason(ReasonCode.TARGET_REFUSES_SETTINGS, f"the target refuses settings of {local}: {error}")
+            why = reasons.refused(error, "AlterConfigs", f"topic {local}")
+            reason = Reason(
+                ReasonCode.TARGET_REFUSES_SETTINGS,
+                f"the target refuses settings of {local} ({', '.join(sorted(changes))}): {why}",
+            )
             self.settings_refused[local] = reason
             return reason
         self.settings_refused.pop(local, None)
@@ -179,9 +261,17 @@ class FollowerTopics:
         return self._overrides(local, {}) if record is not None and record.state is TopicState.FOLLOWING else {}
 
     def _overrides(self, local: str, source: Mapping[str, str]) -> Mapping[str, str]:
+        copy = self._copy(local)
+        if copy is not None:
+            return follower_configs.offsets_overrides(copy, source)
+        record = self._context.control.state.follower_topics.get(local)
+        following = record is not None and record.state is TopicState.FOLLOWING
+        return follower_configs.overrides(record is not None and following and record.compacts)
+
+    def _copy(self, local: str) -> OffsetsCopy | None:
+        """How an offsets topic is copied, if the topic is such a copy."""
         counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, local)
-        copy = counterpart.mapping.offsets if counterpart is not None else None
-        return follower_configs.OVERRIDES if copy is None else follower_configs.offsets_overrides(copy, source)
+        return counterpart.mapping.offsets if counterpart is not None else None
 
     def source_is_gone(self, record: FollowerTopic) -> bool:
         """Whether the source has no such topic (any more), as far as it has told."""

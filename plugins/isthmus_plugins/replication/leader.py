@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +28,7 @@ from isthmus_plugins.api import (
 )
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.follower_configs import copied
+from isthmus_plugins.replication.follower_configs import copied, is_compacted
 from isthmus_plugins.replication.leader_stream import (
     REOPEN_DELAY_S,
     STOPPED_RETRY_S,
@@ -70,6 +70,8 @@ class PreparedTopic(NamedTuple):
     message: str | None
     leaders: tuple[int, ...]
     """By partition: the target broker that leads it, -1 where there is none."""
+    filling: int | None = None
+    """What stands for the time since when the target does not compact it; None: it does, or never will."""
 
 
 class Stopped(NamedTuple):
@@ -88,10 +90,15 @@ class Stopped(NamedTuple):
 class _Preparing:
     """What is known of the target's topics of one link, and the call that asks."""
 
-    __slots__ = ("configured", "due_at", "fingerprint", "running")
+    __slots__ = ("configured", "due_at", "ends", "fingerprint", "running")
 
     def __init__(self) -> None:
         self.running = False
+        self.ends: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """By compacted topic that the target does not compact yet: since when, and the ends of its partitions then.
+
+        Beyond them all records have keys. Whoever starts again reads them again: they may be any later ones, too.
+        """
         self.fingerprint: object = None
         self.due_at = 0.0
         self.configured: dict[str, Mapping[str, str]] = {}
@@ -115,6 +122,8 @@ class LeaderEnd:
         self._prepared: dict[tuple[str, str], PreparedTopic] = {}
         self._preparing: dict[str, _Preparing] = {}
         self._configs = SourceConfigs(context, self.wake)
+        self._tells: Set[str] = frozenset()
+        """Topics whose settings are this proxy's to tell."""
         self._flows: dict[LinkConnection, Flow] = {}
         self._policies: dict[bytes, tuple[float, bool]] = {}
         """By topic id: when its cleanup policy was read, and whether it compacts."""
@@ -174,6 +183,7 @@ class LeaderEnd:
         if not leading:
             self._keep({}, {})
             self._configs.watch(())
+            self._tells = frozenset()
             self.led = {}
             self.stopped.clear()
             return
@@ -205,7 +215,8 @@ class LeaderEnd:
             for _, topic in wanted.values()
             if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))
         }
-        self._configs.watch(firsts.values())
+        self._tells = firsts.keys()
+        self._configs.watch([topic for wanted in mine.values() for _, topic in wanted.values()])
         for link_name, names in every.items():
             self._prepare(link_name, mine.get(link_name, {}), sorted(names))
         self.led = led
@@ -266,6 +277,7 @@ class LeaderEnd:
         for key, stream in list(self._streams.items()):
             topic = topics.get(key.topic)
             if key in led and topic is not None and self._still_right(key, topic):
+                self._settle(stream, topic)
                 continue
             why: tuple[str, str]
             if key.topic in self._context.control.state.truncations:
@@ -278,6 +290,13 @@ class LeaderEnd:
             else:
                 why = (reasons.CLOSED, "the leader end does not push it any more, or over another stream")
             self._close(stream, why)
+
+    def _settle(self, stream: LeaderStream, topic: TopicInfo) -> None:
+        """Read a topic as a compacted one from when it has become that. What was one once may lack markers for ever."""
+        configs = self._configs.of(topic)
+        if not stream.compacted and configs is not None and is_compacted(configs):
+            stream.compacted = stream.settling = True
+            self._resume_tails(stream.key.link)
 
     def _close(self, stream: LeaderStream, why: tuple[str, str] | None = None) -> None:
         """End a stream; ``why`` (code, message) is told to the follower."""
@@ -337,6 +356,7 @@ class LeaderEnd:
         ready = False
         try:
             requests = [await self._request(link_name, preparing, mapping, info) for mapping, info in wanted.values()]
+            await self._add_ends(link_name, preparing, wanted, requests)
             truncating = self._context.control.state.truncations
             asked = {
                 "topics": [request for request in requests if request["topic"] not in truncating],
@@ -352,6 +372,7 @@ class LeaderEnd:
                     said.get("code"),
                     said.get("message"),
                     tuple(said.get("leaders", ())),
+                    said.get("filling"),
                 )
             configured = {name: configs for name, configs in preparing.configured.items() if name in wanted}
             for request in requests:
@@ -366,9 +387,46 @@ class LeaderEnd:
             preparing.due_at = monotonic() + (PREPARE_INTERVAL_S if ready else REOPEN_DELAY_S)
             self.wake()
 
+    async def _add_ends(
+        self,
+        link_name: str,
+        preparing: _Preparing,
+        wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]],
+        requests: Sequence[dict[str, Any]],
+    ) -> None:
+        """Say up to where the target is to fill compacted topics before it compacts them. Raises BrokerUnavailable.
+
+        That is where the source's logs ended once, when the target did not compact them already; where a log was cut
+        since then, it is where it ends now.
+        """
+        filling: dict[str, tuple[int, int, Mapping[str, str]]] = {}
+        for request in requests:
+            name = request["topic"]
+            prepared, (_, info) = self._prepared.get((link_name, name)), wanted[name]
+            configs = self._configs.of(info) if name in self._tells else None
+            if configs is not None and prepared is not None and prepared.filling is not None and is_compacted(configs):
+                filling[name] = prepared.filling, len(info.partitions), configs
+        places = [(name, partition) for name, (_, count, _) in filling.items() for partition in range(count)]
+        now = await self._context.cluster.log_ends(places) if places else {}
+        before, preparing.ends = preparing.ends, {}
+        for request in requests:
+            name = request["topic"]
+            if name not in filling:
+                continue
+            since, count, configs = filling[name]
+            ends = tuple(now.get((name, partition), -1) for partition in range(count))
+            known_since, known = before.get(name, (since, ends))
+            if -1 in ends:
+                continue
+            if known_since == since:
+                ends = tuple(map(min, ends, (*known, *ends[len(known) :])))
+            preparing.ends[name] = since, ends
+            request["configs"] = configs
+            request["to_fill"] = {"since": since, "ends": ends}
+
     def _unconfigured(self, preparing: _Preparing, info: TopicInfo) -> Mapping[str, str] | None:
         """The settings of a topic, if the target has not taken them over yet."""
-        configs = self._configs.of(info)
+        configs = self._configs.of(info) if info.name in self._tells else None
         return None if configs is preparing.configured.get(info.name) else configs
 
     async def _request(
@@ -473,7 +531,7 @@ class LeaderEnd:
                     )
                 stream.opened(int(answer["end_offset"]))
                 stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
-                objection = await self._objection(stream, answer.get("last"))
+                objection = await self._objection(stream, answer)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             if isinstance(error, LinkRejected):
                 code = error.code
@@ -510,26 +568,29 @@ class LeaderEnd:
         tail.add(stream)
 
     async def _compacts(self, topic: str, topic_id: bytes) -> bool:
-        """Whether the cleaner compacts a topic. Raises BrokerUnavailable, KafkaRefused."""
+        """Whether the cleaner compacts a topic, or did. Raises BrokerUnavailable, KafkaRefused."""
         read_at, compacts = self._policies.get(topic_id, (float("-inf"), False))
         if monotonic() - read_at > POLICY_KNOWN_S:
-            configs = await self._context.cluster.topic_configs(topic)
-            compacts = "compact" in (configs["cleanup.policy"][0] or "")
+            compacts = await self._verification.compacts(topic, topic_id)
             self._policies[topic_id] = (monotonic(), compacts)
         return compacts
 
-    async def _objection(self, stream: LeaderStream, said: Sequence[Any] | None) -> tuple[str, str] | None:
-        """Why the source's log does not go on where the follower's ends; None if it does. Raises BrokerUnavailable."""
-        if said is None:
-            return None
-        theirs, end = LastBatch(int(said[0]), int(said[1]), str(said[2]), bool(said[3]), bool(said[4])), stream.acked
+    async def _objection(self, stream: LeaderStream, answer: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Why the source's log does not go on where the follower's ends; None if it does. Raises BrokerUnavailable.
+
+        ``answer``: what the follower said of its log.
+        """
+        said, end = answer.get("last"), stream.acked
+        if said is None and int(answer.get("start_offset", end)) >= end:
+            return None  # it has no batch
+        theirs = None if said is None else LastBatch(*said[:5])
         if stream.copy is not None:  # a copy in another form, cleaned at its own times, is equal in its offsets alone
             log_end = await self._context.cluster.log_end(stream.key.topic, stream.key.partition)
             return _truncated(end, log_end) if log_end < end else None
         ours = await last_batch(
             self._context, stream.topic_id, stream.key.partition, stream.broker_id, end, stream.leader_epoch
         )
-        if ours is not None and ours[:4] == theirs[:4]:
+        if ours is not None and theirs is not None and ours[:4] == theirs[:4]:
             return None
         if ours is None or ours.base_offset >= end:
             # The source has nothing there (any more, or not yet, or not to be read): the log's limits say which.
@@ -541,26 +602,36 @@ class LeaderEnd:
             if log_start >= end or ours is not None:
                 return None  # it expired: what comes after it is the source's
             return reasons.SOURCE_UNAVAILABLE, f"the source's batch at offset {end - 1} cannot be read now"
-        if not (ours.control and theirs.control):  # one that was encoded again is equal record by record
-            answer = await stream.connection.call(
-                "digest",
-                {
-                    "topic": stream.remote_topic,
-                    "partition": stream.key.partition,
-                    "from": end - 1,
-                    "to": end,
-                    "level": CONTENTS,  # the end of a transaction may not be copied yet
-                },
-            )
-            mine = await self._verification.digest_of(stream.key.topic, stream.key.partition, end - 1, end)
-            if mine.digest == answer["digest"] or (ours.holes and not mine.records):
-                return None  # it is the same, or the cleaner has taken it since
-        elif ours.holes or theirs.holes:
-            return None  # a marker that a cleaner has taken
+        cleaned = theirs is None or theirs.holes
+        if ours.control and theirs is not None and theirs.control:
+            if ours.holes or cleaned:
+                return None  # a marker that a cleaner has taken
+        elif not await self._differs(stream, end - 1, ours.holes, cleaned):
+            return None
         return (
             ReasonCode.TARGET_WRITTEN_BY_OTHERS,
             f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",
         )
+
+    async def _differs(self, stream: LeaderStream, offset: int, cleaned_here: bool, cleaned_there: bool) -> bool:
+        """Whether the follower has another record at an offset: one that was encoded again is equal all the same."""
+        key = stream.key
+        theirs = await stream.connection.call(
+            "digest",
+            {
+                "topic": stream.remote_topic,
+                "partition": key.partition,
+                "from": offset,
+                "to": offset + 1,
+                "level": CONTENTS,  # the end of a transaction may not be copied yet
+            },
+        )
+        ours = await self._verification.digest_of(key.topic, key.partition, offset, offset + 1)
+        if ours.digest == theirs["digest"] or (cleaned_here and not ours.records):
+            return False
+        if not cleaned_there or theirs["records"]:
+            return True
+        return not await self._verification.may_be_gone(key.topic, key.partition, offset)
 
     async def ended_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         """Which of the follower's open transactions have no records left in the source's log before a gap.

@@ -11,6 +11,7 @@ from typing import Final
 
 from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_control.truncations import Succession
+from isthmus_plugins.api import KafkaRefused
 
 MOVED: Final = "MOVED"
 """The follower partition is led by another broker, or its log was cut: the leader end looks for it again."""
@@ -49,6 +50,17 @@ STOPPED: Final = frozenset(
         ReasonCode.INTERNAL_ERROR,
     }
 )
+
+
+_NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
+"""TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED."""
+
+
+def refused(error: KafkaRefused, operation: str, resource: str) -> str:
+    """What a broker said, and the access that is missing, if it is that: an ACL operation on a resource."""
+    if error.error_code not in _NOT_AUTHORIZED:
+        return str(error)
+    return f"{error} (the proxy's own identity needs ALLOW {operation} on {resource})"
 
 
 def deleted(source_topic: str, topic: str) -> str:

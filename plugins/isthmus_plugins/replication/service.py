@@ -732,7 +732,8 @@ class LinkService:
             lag_seconds=round(stream.lag_seconds, 3),
         )
         refused = self._follower_topics.refused.get(stream.topic)
-        settings = self._follower_topics.settings_refused.get(stream.topic)
+        topics = self._follower_topics
+        settings = topics.settings_refused.get(stream.topic) or topics.settings_waiting.get(stream.topic)
         if refused is not None:
             reason = StopReason(refused.code, refused.message)
         if reason is not None:

@@ -46,6 +46,7 @@ from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower import LOST_REQUEST_MARGIN_S, FollowerEnd
+from isthmus_plugins.replication.follower_configs import CLEANUP_POLICY
 from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.refill import RefillFailed, refill
@@ -78,6 +79,8 @@ CATCH_UP_POLL_S: Final = 0.5
 MESSAGE_BYTES_MAX: Final = "max.message.bytes"
 FROZEN: Final = "0"
 """As ``max.message.bytes``, it keeps everybody from appending to a topic: clients, transaction coordinators, us."""
+FREEZING: Final = {MESSAGE_BYTES_MAX: FROZEN, CLEANUP_POLICY: "delete"}
+"""Nothing is appended, and no cleaner takes anything out."""
 NO_EXPIRY_OF_ITS_OWN: Final = -1
 NOT_A_MEMBER: Final = frozenset({22, 25})
 """ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID: the group has members."""
@@ -354,13 +357,13 @@ class Truncations:
         return connections[0]
 
     async def _freeze(self, truncation: Truncation, info: TopicInfo) -> Mapping[int, int]:
-        """Keep everybody from appending to the topic; its log ends when nothing can land any more.
+        """Keep everybody from changing the topic; its log ends when nothing can land any more.
 
         By partition, in their order, whichever broker answered first.
         """
         cluster = self._context.cluster
         await self._still_owner(truncation)
-        await cluster.alter_topic_configs(truncation.topic, {MESSAGE_BYTES_MAX: FROZEN})
+        await cluster.alter_topic_configs(truncation.topic, FREEZING)
         places = [(truncation.topic, partition) for partition in range(len(info.partitions))]
         before: Mapping[tuple[str, int], int] = {}
         settled_from = monotonic()
@@ -439,7 +442,8 @@ class Truncations:
             await context.control.enforced(context.control.state.applied_offset)
         old = await self._old_topic(truncation)
         configs = await context.cluster.topic_configs(truncation.topic)
-        if configs[MESSAGE_BYTES_MAX][0] != FROZEN:  # a proxy that did not know yet gave it the source's settings
+        # A proxy that did not know yet may have given it the source's settings.
+        if any(configs[name][0] != value for name, value in FREEZING.items()):
             await self._freeze(truncation, old)
         info = await self._unchanged(truncation)
         if info is None:

@@ -11,7 +11,8 @@ Copies of offsets topics that are not whole are counted (``offsets_verify``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -25,10 +26,12 @@ from isthmus_plugins.api import (
 )
 from isthmus_plugins.links import OperationError, PartitionVerdict, VerifyReport
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.follower_configs import CLEANUP_POLICY, is_compacted
 from isthmus_plugins.replication.group_verify import GroupVerification
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_verify import NOTE, OffsetsCount, is_compared
 from isthmus_plugins.replication.reading import CHUNK_BYTES, read_batches
+from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.record_equality import LatestDigest, RecordsDigest, batch_digest
 from isthmus_protocol.records import BatchError
 
@@ -121,13 +124,57 @@ class Verification:
         """The digest of those records in ``[offset, to)`` that are the latest of their keys before ``until``."""
         found = LatestDigest()
         start = await self._context.cluster.log_start(topic.name, partition)
-        async for batch, header, aborted in read_batches(
-            self._context, topic, partition, start, until, read_committed=True
-        ):
-            if not aborted and header.next_offset <= until:
-                found.add(batch)
+        async for batch, _, aborted in read_batches(self._context, topic, partition, start, until, read_committed=True):
+            if not aborted:
+                found.add(batch, start, until)
         digest, records = found.digest(offset, to)
         return Digest(digest.hex(), records, to)
+
+    async def latest_at(
+        self, topic: TopicInfo, partition: int, start: int, offsets: Sequence[int], whole_batches: bool = False
+    ) -> list[tuple[int, str]]:
+        """For each of some rising offsets: (the offset, the digest of the latest records of all keys before it).
+
+        ``whole_batches``: in the place of an offset in the middle of a batch, where that begins.
+        """
+        found = LatestDigest()
+        digests: list[tuple[int, str]] = []
+        async for batch, header, aborted in read_batches(
+            self._context, topic, partition, start, offsets[-1], read_committed=True
+        ):
+            first = start
+            while len(digests) < len(offsets) and offsets[len(digests)] < header.next_offset:
+                at = offsets[len(digests)]
+                if whole_batches:
+                    at = max(start, min(at, header.base_offset))
+                if not aborted:
+                    found.add(batch, first, at)
+                digests.append((at, found.total.hex()))
+                first = max(first, at)
+            if not aborted:
+                found.add(batch, first)
+        return digests + [(at, found.total.hex()) for at in offsets[len(digests) :]]
+
+    async def may_be_gone(self, topic: str, partition: int, offset: int) -> bool:
+        """Whether a cleaner may have taken what this log has at an offset from a log in which nothing comes after it.
+
+        It takes tombstones, records without a key, what was aborted, and markers. Raises BrokerUnavailable.
+        """
+        info = (await self._context.cluster.topics()).get(topic)
+        if info is None:
+            raise BrokerUnavailable(f"{topic} does not exist")
+        try:
+            async for batch, header, aborted in read_batches(
+                self._context, info, partition, offset, offset + 1, read_committed=True
+            ):
+                if header.is_control or aborted:
+                    continue
+                for record in decode_records(batch):
+                    if record.offset == offset and record.key is not None and record.value is not None:
+                        return False
+        except (OperationError, BatchError) as error:
+            raise BrokerUnavailable(str(error)) from error
+        return await self._context.cluster.last_stable_offset(topic, partition) > offset
 
     async def digest_of(self, topic: str, partition: int, offset: int, to: int) -> Digest:
         """The digest of the records of ``[offset, to)``, whatever became of them. Raises BrokerUnavailable."""
@@ -139,13 +186,16 @@ class Verification:
         except (OperationError, BatchError) as error:
             raise BrokerUnavailable(str(error)) from error
 
-    async def compacts(self, topic: TopicInfo) -> bool:
-        """Whether the cleaner compacts a topic. Raises BrokerUnavailable."""
+    async def compacts(self, topic: str, topic_id: bytes) -> bool:
+        """Whether this cluster's cleaner compacts a topic, or did so while it followed. Raises BrokerUnavailable."""
+        record = self._context.control.state.follower_topics.get(topic)
+        if record is not None and record.cleaned and record.topic_id == str(uuid.UUID(bytes=topic_id)):
+            return True
         try:
-            configs = await self._context.cluster.topic_configs(topic.name)
+            configs = await self._context.cluster.topic_configs(topic)
         except KafkaRefused as error:
             raise BrokerUnavailable(str(error)) from error
-        return "compact" in (configs["cleanup.policy"][0] or "")
+        return is_compacted({CLEANUP_POLICY: configs[CLEANUP_POLICY][0]})
 
     # ---- the peer's calls ----
 
@@ -156,6 +206,9 @@ class Verification:
             raise LinkRejected("NOT_COMPARED", f"{topic.name} is copied in a form that is not compared")
         partition, offset, to = int(params["partition"]), int(params["from"]), int(params["to"])
         try:
+            if params["level"] == LATEST and "at" in params:
+                found_at = await self.latest_at(topic, partition, offset, [int(at) for at in params["at"]])
+                return {"digests": [digest for _, digest in found_at]}
             if params["level"] == LATEST:
                 found = await self.latest(topic, partition, int(params["until"]), offset, to)
             else:
@@ -169,7 +222,7 @@ class Verification:
         topic, _ = await self.linked_topic(connection, str(params["topic"]))
         try:
             ends = await asyncio.gather(*(self.ends(topic, partition) for partition in range(len(topic.partitions))))
-            compacts = await self.compacts(topic)
+            compacts = await self.compacts(topic.name, topic.topic_id)
         except BrokerUnavailable as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
         return {"partitions": [list(each) for each in ends], "compacts": compacts}
@@ -350,14 +403,15 @@ class Comparison:
         offset = start
         while offset < to:
             mine = await self._local(offset, to, BATCHES, CHUNK_BYTES)
-            theirs = await self._far(offset, mine.to, BATCHES)
+            reached = mine.to
+            theirs = await self._far(offset, reached, BATCHES)
             if mine.digest != theirs.digest:
-                difference = await self._lasting_difference(start, offset, mine.to, here, there)
+                difference, reached = await self._lasting_difference(start, offset, reached, to, here, there)
                 if difference is not None:
                     return difference
             self._records += mine.records
-            compared(mine.to - offset)
-            offset = mine.to
+            compared(reached - offset)
+            offset = reached
         return None
 
     async def _counted(self, mapping: NamespaceMapping, here: Ends, there: Ends, counter: _Counter) -> PartitionVerdict:
@@ -383,19 +437,40 @@ class Comparison:
         verdict.note = NOTE.format(form=mapping.offsets.form.value, source=leaving, copy=copied)
         return verdict
 
-    async def _lasting_difference(self, start: int, offset: int, to: int, here: Ends, there: Ends) -> int | None:
-        """Where ``[offset, to)`` differs, if it does so for a while: both sides may be on the move."""
+    async def _lasting_difference(
+        self, start: int, offset: int, to: int, last: int, here: Ends, there: Ends
+    ) -> tuple[int | None, int]:
+        """Where ``[offset, to)`` differs, if it does so for a while, since both sides may be on the move; and up to
+        where that was looked at, at most ``last``.
+
+        Either cleaner takes out what a later record makes superfluous, wherever that stands: of compacted topics, the
+        latest records of all that is stable are compared at once. Above that nothing has been cleaned.
+        """
+        difference, reached = None, to
         for again in range(RECHECK_TIMES):
-            difference = await self._first_difference(offset, to)
-            if difference is not None and (self._compacts or await self._verification.compacts(self._topic)):
-                stable = min(to, here.last_stable_offset, there.last_stable_offset)
-                difference = await self._first_latest_difference(start, stable)
-                if difference is None and stable < to:
-                    difference = await self._first_difference(max(offset, stable), to)
+            difference, reached = await self._first_difference(offset, to), to
+            if difference is not None and await self._is_cleaned():
+                if again:  # the source's cleaner may have been where the follower was not yet
+                    here, there = await self._limits()
+                stable = min(here.last_stable_offset, there.last_stable_offset)
+                if offset < stable:
+                    difference = await self._first_latest_difference(start, stable)
+                    reached = min(last, max(to, stable))
+                    if difference is None and stable < to:
+                        difference = await self._first_difference(stable, to)
             if difference is None or again == RECHECK_TIMES - 1:
                 break
             await asyncio.sleep(RECHECK_S)
-        return difference
+        return difference, reached
+
+    async def _limits(self) -> tuple[Ends, Ends]:
+        """Both logs' limits now, the own one's first."""
+        answer = await self._connection.call("ends", {"topic": self._remote})
+        here = await self._verification.ends(self._topic, self._partition)
+        return here, Ends(*answer["partitions"][self._partition])
+
+    async def _is_cleaned(self) -> bool:
+        return self._compacts or await self._verification.compacts(self._topic.name, self._topic.topic_id)
 
     async def _first_difference(self, offset: int, to: int) -> int | None:
         """The first offset at which the records differ, None if they do not: batches may be cut differently."""

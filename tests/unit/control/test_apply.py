@@ -488,6 +488,40 @@ def test_recreating_a_topic() -> None:
     log.refused(recreate, Rejection.NOT_FOUND)
 
 
+def test_a_follower_is_compacted_and_not_any_more() -> None:
+    log = Following()
+    record = log.state.follower_topics["in-t"]
+    assert not record.compacts
+    compact = c.CompactFollowerTopic("in-t", log.topic_id, True, record.compacts_since_offset)
+    log.refused(replace(compact, topic="in-u"), Rejection.NOT_FOUND)
+    log.refused(replace(compact, topic_id=uid()), Rejection.NOT_FOUND)
+    log.refused(replace(compact, since_offset=compact.since_offset + 1), Rejection.CONFLICT, "anew")
+    assert log.ok(replace(compact, compacts=False)) == ()
+    (change,) = log.ok(compact)
+    assert (change.after.compacts, change.after.cleaned) == (True, True)
+    assert change.after.compacts_since_offset > compact.since_offset
+    # Who decided before that looks again; the record of the same topic stays as it is.
+    log.refused(replace(compact, compacts=False), Rejection.CONFLICT, "anew")
+    assert log.ok(log.topic(TopicState.FOLLOWING, topic_id=log.topic_id)) == ()
+    since = change.after.compacts_since_offset
+    (change,) = log.ok(replace(compact, compacts=False, since_offset=since))
+    assert (change.after.compacts, change.after.cleaned) == (False, True)
+    log.ok(replace(compact, since_offset=change.after.compacts_since_offset))
+    # A topic that follows again may have been written meanwhile: it is filled first.
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.refused(replace(compact, compacts=False), Rejection.NOT_FOUND)
+    log.ok(c.AttachNamespace("b", TOPIC, "in-", "out-", FOLLOWER))
+    log.ok(log.topic(TopicState.FOLLOWING, topic_id=log.topic_id))
+    record = log.state.follower_topics["in-t"]
+    assert (record.compacts, record.cleaned) == (False, True)
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.ok(c.AttachNamespace("b", TOPIC, "in-", "out-", FOLLOWER))
+    log.topic_id = uid()
+    log.ok(log.topic(TopicState.CREATING))
+    log.ok(log.topic(TopicState.FOLLOWING, topic_id=log.topic_id))
+    assert not log.state.follower_topics["in-t"].cleaned
+
+
 def test_provenance_of_attach_detach_and_local_writes() -> None:
     log = Following()
     (change,) = log.ok(c.OpenProvenance("b", log.at(0)))

@@ -66,6 +66,7 @@ BODIES: list[c.Body] = [
     c.SetOffsetsTopic("l", Role.LEADER, OffsetsCopy(OffsetsForm.REDACTED, ("app-*", "one"))),
     c.SetOffsetsTopic("l", Role.FOLLOWER, None),
     c.SetFollowerTopic("l", "t", "s", UID, TopicState.REFUSED, None, Reason("CODE", "words")),
+    c.CompactFollowerTopic("t", UID, True, 7),
     c.ForgetFollowerTopic("l", "t"),
     c.RecreateFollowerTopic("l", "t", UID),
     c.OpenProvenance("l", AT),

@@ -91,7 +91,7 @@ def test_a_batch_that_the_target_does_not_want_stops_the_partition(
     async def work(replicas: Replicas) -> None:
         source, target = await one_record(replicas)
         asked = answering(monkeypatch, code, "SOME_ERROR", 1000)
-        source.write_values(b"second")
+        source.write_values(b"second", keys=[b"key"])
         await replicas.until("it stops", lambda: stream(replicas).follower_log.state is LogState.STOPPED)
         reason = stream(replicas).reason
         assert reason is not None

@@ -557,10 +557,8 @@ class TestGaps:
                 log.resume(0, log.end, {})
         assert found == [(0, FILLER_TOMBSTONES_MAX, 0), (FILLER_TOMBSTONES_MAX, gap + 5, FILLER_TOMBSTONES_MAX)]
 
-    def test_what_is_before_the_sources_start_has_a_key_where_the_target_compacts(self) -> None:
-        log = FollowerLog(NUMBERING, compacted=True)
-        log.epoch = 0
-        log.resume(0, 0, {})
+    def test_what_is_before_the_sources_start_has_a_key_since_the_target_may_compact(self) -> None:
+        log = opened()
         log.offer(three(10), source_start=10)
         operation = taken(log)
         assert (operation.first_offset, operation.next_offset, operation.filler) == (0, 10, True)
@@ -647,11 +645,33 @@ class TestGaps:
         assert log.doubtful == {translate(7, 3): 4}
 
 
+class TestAnswersAfterTheEnd:
+    """What is under way is still answered when the stream has ended, and nothing goes on."""
+
+    @pytest.mark.parametrize("answer", ["out_of_sequence", "unknown", "not_written"])
+    def test_of_a_batch(self, answer: str) -> None:
+        log = opened()
+        log.offer(three(0, producer_id=7, producer_epoch=0, base_sequence=3))
+        taken(log)
+        log.stop(StopReason("CODE", "the connection was lost"))
+        getattr(log, answer)()
+        assert log.state is LogState.STOPPED
+
+    @pytest.mark.parametrize("answer", ["fenced", "unknown", "marked"])
+    def test_of_a_marker(self, answer: str) -> None:
+        log = opened()
+        log.offer(memoryview(control_batch(0, True, producer_id=7, producer_epoch=0)))
+        assert isinstance(log.take(), Mark)
+        log.stop(StopReason("CODE", "the connection was lost"))
+        getattr(log, answer)()
+        assert log.state is LogState.STOPPED
+
+
 class TestLogStart:
     def test_offsets_before_the_sources_start_are_filled_and_deleted(self) -> None:
         log = opened()
         log.offer(three(2_500_000), 2_500_000)
-        assert append_all(log) == [0, 1_000_000, 2_000_000]
+        assert append_all(log) == list(range(0, 2_500_000, FILLER_TOMBSTONES_MAX))
         assert (log.end, log.trim_to) == (2_500_000, 2_500_000)
         assert log.take() is None  # not before that is done
         log.trimmed(2_500_000)

@@ -176,3 +176,118 @@ def test_settings_that_the_target_refuses_show_and_records_go_on() -> None:
         assert replicas.b.found["remote-t"].configs["max.message.bytes"] == "9"
 
     following(work)
+
+
+def compaction(work: Callable[[Replicas], Awaitable[None]]) -> None:
+    """A follower that has all of a compacted source, with two partitions."""
+
+    async def filled(replicas: Replicas) -> None:
+        for partition in replicas.a.found["local-t"].partitions:
+            partition.write_values(b"v", keys=[b"k"])
+        await replicas.until("filled", replicas.equal)
+        await work(replicas)
+
+    following(filled, **{"cleanup.policy": "compact"})
+
+
+def policy(replicas: Replicas) -> str:
+    return replicas.b.found["remote-t"].configs["cleanup.policy"]
+
+
+def test_a_follower_is_compacted_when_every_partition_was_filled() -> None:
+    async def work(replicas: Replicas) -> None:
+        topics = replicas.ends["B"].topics
+        await replicas.until("compacted", lambda: policy(replicas) == "compact,delete", 10.0)
+        assert topics.overrides("remote-t")["cleanup.policy"] == "compact,delete"
+        (record,) = replicas.controls["B"].state.follower_topics.values()
+        assert record.compacts
+        assert record.cleaned
+        replicas.a.found["local-t"].configs["cleanup.policy"] = "delete"
+        await replicas.until("not compacted", lambda: policy(replicas) == "delete", 3.0)
+        assert topics.overrides("remote-t")["cleanup.policy"] == "delete"
+
+    compaction(work)
+
+
+def test_one_that_lacks_records_is_not_compacted() -> None:
+    async def work(replicas: Replicas) -> None:
+        target = replicas.b.partition("remote-t", 1)
+        produce = target.produce
+        target.produce = lambda data: (19, -1)  # type: ignore[method-assign]
+        replicas.a.partition("local-t", 1).write_values(b"w", keys=[b"k"])
+        await asyncio.sleep(30)
+        assert policy(replicas) == "delete"
+        target.produce = produce  # type: ignore[method-assign]
+        await replicas.until("compacted", lambda: policy(replicas) == "compact,delete", 30.0)
+
+    following(work, **{"cleanup.policy": "compact"})
+
+
+def test_what_is_decided_does_not_flap_when_connections_and_proxies_go() -> None:
+    async def work(replicas: Replicas) -> None:
+        await replicas.until("compacted", lambda: policy(replicas) == "compact,delete", 10.0)
+        altered: list[Any] = []
+        alter = replicas.b.alter_topic_configs
+
+        async def watched(topic: str, configs: Any) -> None:
+            altered.append(configs)
+            await alter(topic, configs)
+
+        replicas.b.alter_topic_configs = watched  # type: ignore[method-assign]
+        for which in ("A", "B", "AB"):
+            await replicas.stop(which)
+            replicas.a.partition("local-t").write_values(b"w", keys=[b"k"])
+            replicas.start(which)
+            await replicas.connect()
+            await replicas.until("equal", replicas.equal)
+            await asyncio.sleep(10)
+        assert altered == []
+        assert policy(replicas) == "compact,delete"
+
+    compaction(work)
+
+
+def test_records_without_a_key_are_copied_before_it_is_compacted_again() -> None:
+    async def work(replicas: Replicas) -> None:
+        await replicas.until("compacted", lambda: policy(replicas) == "compact,delete", 10.0)
+        await replicas.stop("B")
+        replicas.a.partition("local-t").write_values(b"no key", b"neither")  # it was not compacted for a moment
+        replicas.a.partition("local-t").write_values(b"v", keys=[b"k"])
+        other = replicas.b.partition("remote-t", 1)
+        produce = other.produce
+        other.produce = lambda data: (19, -1)  # type: ignore[method-assign]
+        replicas.a.partition("local-t", 1).write_values(b"w", keys=[b"k"])
+        replicas.start("B")
+        await replicas.connect()
+        await replicas.until("it is copied", lambda: replicas.b.partition("remote-t").end == 4)
+        assert policy(replicas) == "delete"
+        waiting = replicas.ends["B"].topics.settings_waiting
+        await replicas.until("it shows", lambda: "remote-t" in waiting, 10.0)
+        assert waiting["remote-t"].code == "NOT_COMPACTED_YET"
+        other.produce = produce  # type: ignore[method-assign]
+        await replicas.until("compacted again", lambda: policy(replicas) == "compact,delete", 15.0)
+        await replicas.until("it shows no more", lambda: "remote-t" not in waiting, 10.0)
+
+    compaction(work)
+
+
+def test_a_target_that_refuses_the_policy_shows_and_goes_on() -> None:
+    async def work(replicas: Replicas) -> None:
+        await replicas.until("compacted", lambda: policy(replicas) == "compact,delete", 10.0)
+        alter = replicas.b.alter_topic_configs
+
+        async def refuse(topic: str, configs: Any) -> None:
+            raise KafkaRefused(29, "TOPIC_AUTHORIZATION_FAILED", "")
+
+        replicas.b.alter_topic_configs = refuse  # type: ignore[method-assign]
+        replicas.a.partition("local-t").write_values(b"no key")
+
+        def reason() -> Any:
+            return next(each.reason for each in replicas.ends["B"].follower.streams() if each.partition == 0)
+
+        await replicas.until("it shows", lambda: reason() is not None and reason().code == "TARGET_REFUSES_SETTINGS")
+        assert "cleanup.policy=delete" in reason().message
+        replicas.b.alter_topic_configs = alter  # type: ignore[method-assign]
+        await replicas.until("it goes on", replicas.equal, 20.0)
+
+    compaction(work)

@@ -136,7 +136,11 @@ def test_what_became_of_a_transaction_is_compared() -> None:
     on_a_link(work)
 
 
-def test_of_compacted_topics_the_latest_records_are_compared() -> None:
+@pytest.mark.parametrize("chunk", [verify.CHUNK_BYTES, 1])
+def test_of_compacted_topics_the_latest_records_are_compared(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what makes a record superfluous is read much later."""
+    monkeypatch.setattr(verify, "CHUNK_BYTES", chunk)
+
     async def work(two: Two) -> None:
         topic = two.clusters["A"].add_topic("l-t", configs={"cleanup.policy": "compact"})
         source = topic.partitions[0]
@@ -147,7 +151,9 @@ def test_of_compacted_topics_the_latest_records_are_compared() -> None:
             "copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end == source.end
         )
         target = two.clusters["B"].partition("r-t")
-        source.clean({0, 3})
+        source.write(batch(source.end, [b"no key"]))
+        await two.until("copied", lambda: two.clusters["B"].partition("r-t").end == source.end)
+        source.clean({0, 3, 7})
         target.clean({1, 2, 3, 6})
         for by in "ab":
             assert (await report(two, by)).equal
