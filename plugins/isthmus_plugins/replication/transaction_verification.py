@@ -24,6 +24,7 @@ from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext
 from isthmus_plugins.links import TransactionVerificationPlan, TransactionVerificationStatus
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -89,7 +90,10 @@ class TransactionVerification:
         plan = TransactionVerificationPlan(setting=TRANSACTION_VERIFICATION, enabled=enabled, action="none")
         if consent and (enabled or held):
             # Without the right to change it the operator had better know before anything follows.
-            await self._context.cluster.alter_cluster_config(TRANSACTION_VERIFICATION, OFF, validate_only=True)
+            try:
+                await self._context.cluster.alter_cluster_config(TRANSACTION_VERIFICATION, OFF, validate_only=True)
+            except KafkaRefused as error:
+                raise KafkaRefused(error.error_code, error.error_name, _refused(error)) from error
             plan.action = "disable"
             plan.message = f"{LOST}; it is restored when the last namespace that needs it is detached"
         elif not consent and (enabled or held) and kind is ResourceType.CONSUMER_GROUP:
@@ -141,7 +145,7 @@ class TransactionVerification:
             try:
                 await self._reconcile()
             except (BrokerUnavailable, KafkaRefused) as error:
-                self._note(f"the brokers refuse: {error}" if isinstance(error, KafkaRefused) else str(error))
+                self._note(_refused(error) if isinstance(error, KafkaRefused) else str(error))
                 raise
             self._note(None)
 
@@ -193,3 +197,8 @@ class TransactionVerification:
                     "of its own, which goes before"
                 )
             await asyncio.sleep(EFFECTIVE_POLL_S)
+
+
+def _refused(error: KafkaRefused) -> str:
+    why = reasons.refused(error, "AlterConfigs and DescribeConfigs", "the cluster")
+    return f"the brokers refuse the setting {TRANSACTION_VERIFICATION}: {why}"
