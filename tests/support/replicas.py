@@ -359,7 +359,9 @@ class Replicas:
         superfluous = _superfluous(history, target.end) if target.cleaned else set()
         for committed in (False, True):
             # The follower's end of what is stable may be behind the source's, and its aborted transactions still open.
-            end = min(target.end, target.last_stable_offset if committed else target.end)
+            # And where the source deleted an open transaction whole, what it ever had is stable only up to that.
+            stable = min(target.last_stable_offset, history.last_stable_offset)
+            end = min(target.end, stable if committed else target.end)
             ours, ever, theirs = (
                 {offset: record for offset, record in log.records(committed).items() if start <= offset < end}
                 for log in (target, history, source)
