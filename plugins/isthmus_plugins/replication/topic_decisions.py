@@ -85,7 +85,8 @@ class TopicDecisions:
         try:
             existing = (await self._context.cluster.topics()).get(topic)
             goes_on = record.state is TopicState.FOLLOWING and existing is not None and _id(existing) == record.topic_id
-            if fate == "unchanged" and goes_on and not self._is_offsets_copy(topic):
+            # A copy of an offsets topic gets the form chosen now, a compacted topic loses keys deleted at the source.
+            if fate == "unchanged" and goes_on and not (record.cleaned or self._is_offsets_copy(topic)):
                 raise OperationError(
                     "CONFLICT", f"{topic} follows {record.source_topic} as it is: there is no need to lose it", 409
                 )

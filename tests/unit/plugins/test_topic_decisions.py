@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.plugins import Two, on_two
 
-from isthmus_control.commands import AdvanceTruncation, BeginTruncation
+from isthmus_control.commands import AdvanceTruncation, BeginTruncation, CompactFollowerTopic
 from isthmus_control.model import Reason, TopicState
 from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionCut, PartitionView, SalvageFile, TopicLayout, TruncationPhase
@@ -68,6 +68,24 @@ def test_while_the_source_has_the_topic_there_is_nothing_to_decide() -> None:
         with pytest.raises(OperationError) as raised:
             await two.a.links.recreate_topic("l-t")
         assert raised.value.code == "NOT_FOUND"
+
+    on_following(work)
+
+
+def test_recreate_a_topic_that_its_own_cleaner_compacts() -> None:
+    """It may have missed tombstones that the source's cleaner took, and keep keys that are deleted there."""
+
+    async def work(two: Two) -> None:
+        target, control = two.clusters["B"], two.controls["B"]
+        old = target.found["r-t"].topic_id
+        record = control.state.follower_topics["r-t"]
+        assert record.topic_id is not None
+        compact = CompactFollowerTopic("r-t", record.topic_id, True, record.compacts_since_offset)
+        assert isinstance(await control.append(compact), Accepted)
+        planned = await two.b.links.recreate_topic("r-t", dry_run=True)
+        assert (planned.source, planned.records_lost) == ("unchanged", 3)
+        await two.b.links.recreate_topic("r-t")
+        await two.until("it follows anew", lambda: ends(two) == [3] and target.found["r-t"].topic_id != old)
 
     on_following(work)
 
