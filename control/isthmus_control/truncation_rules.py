@@ -121,6 +121,7 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
         attempt=before.attempt if body.attempt is None else body.attempt,
         layout=before.layout if body.layout is None else body.layout,
         positions_lost=before.positions_lost or body.positions_lost,
+        given_up=before.given_up and body.phase is not _P.RECREATING,  # that was agreed to for what was there then
     )
     _check(after)
     if after.phase is _P.DONE:

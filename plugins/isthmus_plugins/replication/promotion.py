@@ -3,7 +3,8 @@
 1. Nothing is missing: every partition has what the source has. Else it is refused, with what is missing.
 2. It is recorded, with the source's values of what is overridden here: the source may be gone before the end.
 3. The namespace is detached at both ends, the leader's first. In between, when nothing more is sent, it looks again: if
-   the source has more by then, the leader's end is attached again, and the promotion is abandoned.
+   the source has more by then, the leader's end is attached again, and the promotion is abandoned, with those of the
+   same request that have not come so far.
 4. Transactions that are open in the follower's logs are aborted: no coordinator of this cluster knows them.
 5. Topics get the source's settings instead of the overrides.
 6. The reservation is cleared, and the record with it.
@@ -40,6 +41,7 @@ ARRIVAL_S: Final = 10.0
 """How long what was sent before the leader's end was detached may take to be in the follower's logs."""
 ARRIVAL_POLL_S: Final = 0.1
 LANE: Final = "promotion"
+NOT_DRAINED: Final = "NOT_DRAINED"
 
 Progress = Callable[[int, int], None]
 
@@ -90,7 +92,7 @@ class Promotions:
                 return result
             if blocked:
                 raise _not_drained(blocked)
-            # All are recorded first, so that all of them end promoted whatever happens from here on.
+            # All are recorded first, so that all of them end promoted whoever dies from here on.
             for wanted, report in zip(namespaces, reports, strict=True):
                 if not report.begun:
                     await self._begin(link.name, wanted)
@@ -98,9 +100,20 @@ class Promotions:
                 progress(number, len(reports))
                 promotion = self._begun(wanted)
                 if promotion is not None:
-                    await self._carry_out(promotion, report)
+                    try:
+                        await self._carry_out(promotion, report)
+                    except OperationError as error:
+                        if error.code == NOT_DRAINED:
+                            await self._abandon_all(namespaces[number + 1 :])
+                        raise
             progress(len(reports), len(reports))
             return result
+
+    async def _abandon_all(self, namespaces: Sequence[NamespaceRef]) -> None:
+        """Abandon the promotions that were asked for with one that is abandoned, and not carried out yet."""
+        for wanted in namespaces:
+            if (promotion := self._begun(wanted)) is not None:
+                await self._append(AbandonPromotion(promotion.type, promotion.prefix, self._context.incarnation))
 
     def _begun(self, wanted: NamespaceRef) -> Promotion | None:
         promotions = self._context.control.state.promotions.values()
@@ -363,7 +376,7 @@ class Promotions:
 def _not_drained(missing: Sequence[str]) -> OperationError:
     more = f", and {len(missing) - MISSING_LISTED} more" if len(missing) > MISSING_LISTED else ""
     return OperationError(
-        "NOT_DRAINED",
+        NOT_DRAINED,
         f"the follower does not have all of the source yet: {'; '.join(missing[:MISSING_LISTED])}{more}. Stop the "
         "writers, wait until the link is Following without lag, and try again",
         409,

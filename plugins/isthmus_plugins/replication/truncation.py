@@ -240,7 +240,7 @@ class Truncations:
 
     async def _run(self, topic: str, topic_id: str) -> None:
         """Go on with a truncation until it is over or somebody else's."""
-        failures = 0
+        failures = damaged = 0
         try:
             while (truncation := self._now(topic, topic_id)) is not None:
                 try:
@@ -252,7 +252,7 @@ class Truncations:
                     if monotonic() > self._context.lease_deadline:
                         return
                     await self._steps[truncation.phase](truncation)
-                    failures = 0
+                    failures = damaged = 0
                 except (
                     HeldUp,
                     BrokerUnavailable,
@@ -265,8 +265,10 @@ class Truncations:
                     SpoolDamaged,
                 ) as error:
                     failures += 1
+                    # One broker that has just come back may not know of the spool yet: it is lost when it stays so.
+                    damaged = damaged + 1 if isinstance(error, SpoolDamaged) else 0
                     await self._failed(truncation, error, failures)
-                    if isinstance(error, SpoolDamaged) and failures >= SHOWN_AFTER:
+                    if damaged >= SHOWN_AFTER:
                         await self._spool_lost(truncation)
                     await asyncio.sleep(HELD_UP_RETRY_S if isinstance(error, HeldUp) else RETRY_S)
         except NotOwner as error:
@@ -342,6 +344,7 @@ class Truncations:
                 cuts.append(PartitionCut(partition, starts[partition], max(starts[partition], common), log_end))
         except SourceReplaced as error:
             log.warning("truncation not gone on with", extra={"topic": truncation.topic, "detail": str(error)})
+            self._follower_topics.succeeded.pop(truncation.topic, None)  # until the source says what it is by now
             await self._advance(truncation, _P.CANCELLING)
             return
         if any(cut.records for cut in cuts):

@@ -288,6 +288,15 @@ def test_a_topic_whose_spool_is_lost_follows_its_source_from_the_start() -> None
     log.refused(give_up, Rejection.NOT_FOUND, "not being truncated")
 
 
+def test_what_was_given_up_is_what_a_topic_lacked_that_is_still_there() -> None:
+    log = Log().at(P.CATCHING_UP)
+    log.ok(c.GiveUpTruncation("in-t", log.topic_id))
+    log.ok(log.advance(P.RECREATING))
+    log.ok(log.advance(P.REFILLING, new_topic_id=log.uid()))
+    log.ok(log.advance(P.CATCHING_UP))
+    assert not log.truncation.given_up
+
+
 def test_only_the_owner_goes_on_and_only_while_nobody_took_over() -> None:
     log = Log().at(P.SALVAGING)
     other = log.uid()

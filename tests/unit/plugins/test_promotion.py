@@ -166,6 +166,33 @@ def test_what_was_written_since_is_seen_after_the_source_was_detached(monkeypatc
     on_following(work)
 
 
+def test_what_was_asked_for_with_an_abandoned_promotion_is_abandoned_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
+
+    async def work(two: Two) -> None:
+        groups = links.Attach(
+            local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True
+        )
+        await two.a.links.attach("a-to-b", groups)
+        await two.until("attached", lambda: len(two.b.status().mappings) == 2)
+        control = two.controls["B"]
+        append = control.append
+
+        async def decided(body: Any) -> Any:
+            if isinstance(body, BeginPromotion):
+                two.clusters["A"].completing.append("payments")
+            return await append(body)
+
+        control.append = decided  # type: ignore[method-assign]
+        request = Promote(namespaces=[NamespaceRef(local="r-"), NamespaceRef(local="gr-", type="consumer-group")])
+        with pytest.raises(OperationError, match="'payments' of the source is being completed"):
+            await two.b.links.promote("a-to-b", request, lambda done, total: None)
+        assert not control.state.promotions
+        assert [mapping.role for mapping in two.b.status().mappings] == ["follower", "follower"]
+
+    on_following(work)
+
+
 async def follows_on(two: Two) -> None:
     """Nothing is promoted, and both ends are attached."""
     assert not two.controls["B"].state.promotions

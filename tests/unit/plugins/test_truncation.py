@@ -23,11 +23,19 @@ from isthmus_control.commands import (
 )
 from isthmus_control.model import Reason, TopicState
 from isthmus_control.outcome import Accepted
-from isthmus_control.truncations import PartitionCut, PartitionView, SalvageFile, Truncation, TruncationPhase
-from isthmus_plugins.api import CommittedOffset
+from isthmus_control.truncations import (
+    PartitionCut,
+    PartitionView,
+    SalvageFile,
+    Succession,
+    Truncation,
+    TruncationPhase,
+)
+from isthmus_plugins.api import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.replication import truncation as module
-from isthmus_plugins.replication.common_log import CommonLog
+from isthmus_plugins.replication.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.spool import SpoolDamaged
 from isthmus_plugins.replication.truncation import FROZEN, MESSAGE_BYTES_MAX, NotOwner, Truncations
 from isthmus_plugins.replication.verify import Verification
 
@@ -239,5 +247,48 @@ def test_settings_do_not_follow_into_a_topic_that_is_truncated(monkeypatch: pyte
         wanted = {"topic": "local-t", "configs": {MESSAGE_BYTES_MAX: "5000"}}
         await FollowerTopics(scene.context)._follow_configs(wanted, existing, {MESSAGE_BYTES_MAX: FROZEN})
         assert scene.topic.configs[MESSAGE_BYTES_MAX] == FROZEN
+
+    on_scene(monkeypatch, work)
+
+
+def test_a_spool_is_lost_when_it_stays_so_whatever_failed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers that come back after a while may not know of it at once."""
+
+    async def work(scene: Scene) -> None:
+        failures = [BrokerUnavailable("down")] * 4 + [SpoolDamaged("gone")] * 2 + [BrokerUnavailable("down")]
+        failures += [SpoolDamaged("gone")] * 2
+        seen = []
+
+        async def restore(truncation: Truncation) -> None:
+            seen.append(truncation.phase)
+            if not failures:
+                raise NotOwner("enough was seen")
+            raise failures.pop(0)
+
+        scene.at(P.RESTORING)
+        scene.truncations._steps[P.RESTORING] = restore
+        await scene.truncations._run(TOPIC, scene.now.topic_id)
+        assert len(seen) == 10
+        assert scene.now.phase is P.RESTORING
+        assert not scene.now.positions_lost
+
+    on_scene(monkeypatch, work)
+
+
+def test_a_succession_that_is_out_of_date_is_told_again_before_a_topic_is_frozen_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(scene: Scene) -> None:
+        class Replaced(CommonLog):
+            async def end(self, *arguments: Any) -> int:
+                raise SourceReplaced("the source's local-t is another topic by now")
+
+        topics = FollowerTopics(scene.context)
+        topics.succeeded[TOPIC] = Succession(SOURCE_ID, str(uuid.UUID(int=11, version=4)), (1, 1, 1))
+        scene.truncations._follower_topics = topics
+        scene.truncations._common_log = Replaced(scene.context, Verification(scene.context))
+        await scene.truncations._compare(scene.now)
+        assert scene.now.phase is P.CANCELLING
+        assert not topics.succeeded
 
     on_scene(monkeypatch, work)
