@@ -329,3 +329,39 @@ def test_no_record_is_missing_that_a_cleaner_took_for_one_that_was_cut(
     seed: int, harm: Callable[[Scene], None], tmp_path: Path
 ) -> None:
     run_simulated(simulate_cleaned(Scene(seed, tmp_path), harm))
+
+
+@pytest.mark.parametrize("kill_at", [set(), {P.CATCHING_UP}, {P.RESTORING}])
+def test_what_is_written_while_the_source_refills_is_salvaged_too(
+    kill_at: set[TruncationPhase], tmp_path: Path
+) -> None:
+    """What has come from the source by then may be gone there: it is not deleted unsaved."""
+    scene = Scene(12, tmp_path)
+    replicas = scene.replicas
+
+    async def run() -> None:
+        topic = replicas.a.add_topic("local-t", 2)
+        for partition in topic.partitions:
+            for _ in range(20):
+                partition.write_values(b"x", producer_id=-1)
+        scene.start()
+        await replicas.connect()
+        await replicas.until("it has everything", replicas.equal)
+        rogue(scene)
+        scene.at[P.REFILLING] = scene.lose_spool
+        scene.at[P.CATCHING_UP] = replicas.cut
+        await replicas.until("the spool is lost", lambda: P.CATCHING_UP in scene.came_to)
+        scene.kill_at = set(kill_at)
+        await replicas.until("it is there", lambda: TOPIC in scene.cluster.found)
+        await asyncio.sleep(5)
+        scene.cluster.partition(TOPIC).write_values(b"another")
+        await replicas.connect()
+        control = replicas.controls["B"]
+        await replicas.until("both are over", lambda: scene.over() and len(control.state.past_truncations) == 2, 300)
+        await replicas.until("it has everything again", replicas.equal, 300)
+        for index in range(2):
+            replicas.check(TOPIC, index)
+        await replicas.stop()
+
+    run_simulated(run())
+    assert sorted(salvaged(tmp_path), key=str) == sorted([*ROGUE, b"another"], key=str)

@@ -507,6 +507,8 @@ class Truncations:
                 await self._whole_spool(truncation).check_there()  # what is deleted now
             elif await self._is_blank(info, len(truncation.partitions), layout):
                 break
+            else:
+                await self._whole_spool(truncation).check_there()  # nobody else may have what came from the source
             # Whoever took over since would have made a topic of another id than the one just seen.
             await self._still_owner(truncation)
             await cluster.delete_topic_id(info.topic_id)
@@ -574,6 +576,9 @@ class Truncations:
         if truncation.phase is _P.RECREATING and info is not None and _id(info) == truncation.topic_id:
             log.error("spool lost, filled again", extra=why)
             await self._advance(truncation, _P.COMPARING)
+        elif truncation.phase is _P.RECREATING and info is not None and _id(info) == truncation.new_topic_id:
+            log.error("spool lost, the new topic is kept", extra=why)
+            await self._advance(truncation, _P.REFILLING)
         elif truncation.phase is _P.REFILLING:
             log.error("spool lost, the source is followed from its start", extra=why)
             await self._settled(truncation)
@@ -590,18 +595,23 @@ class Truncations:
         await asyncio.sleep(LOST_REQUEST_MARGIN_S)
 
     async def _catch_up(self, truncation: Truncation) -> None:
-        """Wait until the link has refilled what the spool held, or the operator gives that up."""
+        """Wait until the link has refilled what the spool held, or the operator gives that up.
+
+        Or until it can refill no more, because the topic diverged, or the source's was truncated as well: what has
+        come stays, nobody else may have it, and the next truncation deals with it.
+        """
         info = (await self._context.cluster.topics()).get(truncation.topic)
-        streams = [each for each in self._follower_end.streams() if each.topic == truncation.topic]
-        written = any(each.follower_log.reason and each.follower_log.reason.code in DIVERGENCES for each in streams)
-        if written or info is None or _id(info) != truncation.new_topic_id:
+        if info is None or _id(info) != truncation.new_topic_id:
             await self._advance(truncation, _P.RECREATING)
             return
+        streams = [each for each in self._follower_end.streams() if each.topic == truncation.topic]
+        diverged = any(each.follower_log.reason and each.follower_log.reason.code in DIVERGENCES for each in streams)
+        enough = truncation.given_up or diverged or truncation.topic in self._follower_topics.succeeded
         places = {cut.partition: (truncation.topic, cut.partition) for cut in truncation.cuts}
         found = await self._context.cluster.log_ends(list(places.values()))
         ends = {partition: found[place] for partition, place in places.items() if place in found}
         lacking = sum(max(0, cut.offset - ends.get(cut.partition, 0)) for cut in truncation.cuts)
-        if len(ends) == len(places) and (truncation.given_up or not lacking):
+        if len(ends) == len(places) and (enough or not lacking):
             await self._advance(truncation, _P.RESTORING, cuts=tuple(_kept(cut, ends) for cut in truncation.cuts))
             return
         message = (
