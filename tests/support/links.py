@@ -111,7 +111,8 @@ class Side:
         """A client of the proxies, or of the brokers themselves."""
         if direct not in self._admins:
             servers = self.kafka.bootstrap_servers if direct else self.bootstrap
-            self._admins[direct] = AdminClient({"bootstrap.servers": servers})
+            # Of two threads at once the first one's stays: a client that is dropped fails what it was asked.
+            self._admins.setdefault(direct, AdminClient({"bootstrap.servers": servers}))
         return self._admins[direct]
 
     def create_topic(
