@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
+from support import groups
 from support.kafka import unique
 from support.links import Linked, Side, linked, truncated, until, whole
 
@@ -65,9 +66,7 @@ def commit(side: Side, group: str, topic: str, offset: int) -> None:
 
 
 def committed(side: Side, group: str, topic: str) -> int | None:
-    found = side.admin(direct=True).list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
-    offsets = [each.offset for each in found.result(20).topic_partitions or () if each.topic == topic]
-    return offsets[0] if offsets else None
+    return groups.offsets(side, group).get((topic, 0))
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
+from confluent_kafka import Consumer
+from support import groups
 from support.kafka import unique
 from support.links import Linked, linked, taking_transactions, truncated, until
 
@@ -27,9 +28,7 @@ def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
 
 def committed(link: Linked, group: str, topic: str) -> dict[int, int]:
     """A group's positions in a topic, as B's coordinator has them."""
-    request = [ConsumerGroupTopicPartitions(group)]
-    found = link.b.admin(direct=True).list_consumer_group_offsets(request)[group].result(20)
-    return {each.partition: each.offset for each in found.topic_partitions or () if each.topic == topic}
+    return {partition: offset for (name, partition), offset in groups.offsets(link.b, group).items() if name == topic}
 
 
 class Reader:

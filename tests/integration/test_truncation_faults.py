@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
+from support import groups
 from support.kafka import unique
 from support.links import Linked, linked, truncated, until, whole
 
@@ -37,9 +38,7 @@ def commit(link: Linked, group: str, topic: str, offset: int) -> None:
 
 
 def committed(link: Linked, group: str, topic: str) -> int | None:
-    found = link.b.admin(direct=True).list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
-    offsets = [each.offset for each in found.result(20).topic_partitions or () if each.topic == topic]
-    return offsets[0] if offsets else None
+    return groups.offsets(link.b, group).get((topic, 0))
 
 
 def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked) -> None:

@@ -7,25 +7,50 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from isthmus_protocol.schema import ApiKey
 from support.links import Side, until
 from support.wire import Wire
 
 Position = tuple[int, str]
+COORDINATOR_MOVES: Final = (14, 15, 16)
 
 
 def committed(side: Side, group: str, direct: bool = True) -> dict[tuple[str, int], Position]:
-    """Offsets and metadata that a group has, by topic and partition."""
-    asked = ConsumerGroupTopicPartitions(group)
-    answer = side.admin(direct).list_consumer_group_offsets([asked])[group].result(30)
+    """Offsets and metadata that a group has, by topic and partition.
+
+    Asked without librdkafka, whose AdminClient crashes where a coordinator is not ready (its issue 5040). Metadata that
+    librdkafka committed has a NUL at its end.
+    """
+    servers = (side.kafka.bootstrap_servers if direct else side.bootstrap).split(",")
+
+    def told() -> list[Any]:
+        for server in servers:
+            try:
+                with Wire(server) as wire:
+                    asked = {"key_type": 0, "coordinator_keys": [group]}
+                    (found,) = wire.request(ApiKey.FIND_COORDINATOR, 4, asked).coordinators
+                if found.error_code:
+                    continue
+                with Wire(f"{found.host}:{found.port}") as wire:
+                    wanted = {"groups": [{"group_id": group, "topics": None}], "require_stable": False}
+                    (answer,) = wire.request(ApiKey.OFFSET_FETCH, 8, wanted).groups
+            except OSError:
+                continue  # it is dead, or dies
+            if answer.error_code not in COORDINATOR_MOVES:
+                return [answer]
+        return []
+
+    (answer,) = until(f"the coordinator of {group} tells", told)
+    assert not answer.error_code, answer
     return {
-        (each.topic, each.partition): (each.offset, each.metadata or "")
-        for each in answer.topic_partitions
-        if each.offset >= 0
+        (topic.name, each.partition_index): (each.committed_offset, (each.metadata or "").rstrip("\0"))
+        for topic in answer.topics
+        for each in topic.partitions
+        if each.committed_offset >= 0
     }
 
 
