@@ -57,38 +57,47 @@ def _take_over(state: ControlState, before: Promotion, body: c.BeginPromotion) -
     return state.evolve(promotions={**state.promotions, before.key: after}), (PromotionChanged(before, after),)
 
 
-def _abandon(state: ControlState, offset: int, command: c.Command, body: c.AbandonPromotion) -> Result:
+def _owned(state: ControlState, body: c.AbandonPromotion | c.EndPromotion) -> Promotion | None:
+    """The promotion that its owner ends, None if there is none any more. Raises Refuse: somebody took over."""
     key = NamespaceKey(body.type, body.prefix)
-    before = state.promotions.get(key)
+    found = state.promotions.get(key)
+    if found is not None:
+        require(found.owner == body.owner, Rejection.CONFLICT, f"another proxy took over to promote the {key}")
+    return found
+
+
+def _without(state: ControlState, key: NamespaceKey) -> dict[NamespaceKey, Promotion]:
+    return {other: promotion for other, promotion in state.promotions.items() if other != key}
+
+
+def _abandon(state: ControlState, offset: int, command: c.Command, body: c.AbandonPromotion) -> Result:
+    before = _owned(state, body)
     if before is None:
         return state, ()
-    require(before.owner == body.owner, Rejection.CONFLICT, f"another proxy took over to promote the {key}")
+    key = before.key
     require(
         any(mapping.role is Role.FOLLOWER for _, mapping in state.attachments(key)),
         Rejection.CONFLICT,
         f"the {key} follows no more: its promotion can only go on",
     )
-    promotions = {other: promotion for other, promotion in state.promotions.items() if other != key}
-    return state.evolve(promotions=promotions), (PromotionChanged(before, None),)
+    return state.evolve(promotions=_without(state, key)), (PromotionChanged(before, None),)
 
 
 def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromotion) -> Result:
-    key = NamespaceKey(body.type, body.prefix)
-    before = state.promotions.get(key)
+    before = _owned(state, body)
     if before is None:
         return state, ()
-    require(before.owner == body.owner, Rejection.CONFLICT, f"another proxy took over to promote the {key}")
+    key = before.key
     require(
         all(mapping.role is not Role.FOLLOWER for _, mapping in state.attachments(key)),
         Rejection.CONFLICT,
         f"the {key} still follows: detach it first",
     )
-    promotions = {other: promotion for other, promotion in state.promotions.items() if other != key}
     namespace = state.namespaces[key]
     after = replace(namespace, reserved=False, reserved_reason=None, reserved_at_offset=None)
     state, changes = own_again(state, namespace)
     return (
-        state.evolve(promotions=promotions, namespaces={**state.namespaces, key: after}),
+        state.evolve(promotions=_without(state, key), namespaces={**state.namespaces, key: after}),
         (PromotionChanged(before, None), NamespaceChanged(namespace, after), *changes),
     )
 

@@ -103,6 +103,27 @@ def test_a_batch_that_the_target_does_not_want_stops_the_partition(
     on_replicas(monkeypatch, work)
 
 
+def lose_first(monkeypatch: pytest.MonkeyPatch, lost: Callable[[bytes], None]) -> None:
+    """The next request gets no answer; ``lost`` gets its first batch, and says what becomes of it."""
+    produce = FakeProduceConnection.produce
+    first = True
+
+    async def lose(
+        self: FakeProduceConnection,
+        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        timeout_ms: int,
+        transactional_id: str | None = None,
+    ) -> list[dict[tuple[str, int], ProduceResult]]:
+        nonlocal first
+        if not first:
+            return await produce(self, requests, timeout_ms, transactional_id)
+        first = False
+        lost(next(iter(requests[0].values())))
+        raise module.BrokerUnavailable("no answer")
+
+    monkeypatch.setattr(FakeProduceConnection, "produce", lose)
+
+
 def test_a_lost_request_is_not_sent_again_before_it_must_have_landed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker slept with the request in its hands; where producer states are gone, nothing else tells duplicates."""
 
@@ -110,28 +131,17 @@ def test_a_lost_request_is_not_sent_again_before_it_must_have_landed(monkeypatch
         source, target = await one_record(replicas)
         target.producers.clear()
         loop = asyncio.get_running_loop()
-        produce = FakeProduceConnection.produce
-        late: list[float] = []
 
-        async def lose(
-            self: FakeProduceConnection,
-            requests: Sequence[Mapping[tuple[str, int], bytes]],
-            timeout_ms: int,
-            transactional_id: str | None = None,
-        ) -> list[dict[tuple[str, int], ProduceResult]]:
-            if late:
-                return await produce(self, requests, timeout_ms, transactional_id)
-            late.append(loop.time())
+        def lost(batch: bytes) -> None:
             replicas.b.down.add(1)  # for a minute it answers nothing; then all at once
 
             def awake() -> None:
                 replicas.b.down.clear()
-                loop.call_later(1.5, target.produce, next(iter(requests[0].values())))
+                loop.call_later(1.5, target.produce, batch)
 
             loop.call_later(60, awake)
-            raise module.BrokerUnavailable("no answer")
 
-        monkeypatch.setattr(FakeProduceConnection, "produce", lose)
+        lose_first(monkeypatch, lost)
         source.write_values(b"second")
         await replicas.until("it is there", replicas.equal)
         await asyncio.sleep(10)
@@ -147,24 +157,15 @@ def test_a_stream_waits_for_what_the_one_before_a_detach_may_have_sent(monkeypat
         await asyncio.sleep(5)  # what an older process may have sent is not waited for any more
         target.producers.clear()
         loop = asyncio.get_running_loop()
-        produce = FakeProduceConnection.produce
-        lost: list[bytes] = []
+        batches: list[bytes] = []
 
-        async def lose(
-            self: FakeProduceConnection,
-            requests: Sequence[Mapping[tuple[str, int], bytes]],
-            timeout_ms: int,
-            transactional_id: str | None = None,
-        ) -> list[dict[tuple[str, int], ProduceResult]]:
-            if lost:
-                return await produce(self, requests, timeout_ms, transactional_id)
-            lost.extend(requests[0].values())
-            loop.call_later(1.8, target.produce, lost[0])
-            raise module.BrokerUnavailable("no answer")
+        def lost(batch: bytes) -> None:
+            batches.append(batch)
+            loop.call_later(1.8, target.produce, batch)
 
-        monkeypatch.setattr(FakeProduceConnection, "produce", lose)
+        lose_first(monkeypatch, lost)
         source.write_values(b"second")
-        await replicas.until("it is sent", lambda: bool(lost))
+        await replicas.until("it is sent", lambda: bool(batches))
         await asyncio.sleep(0.05)
         replicas.controls["B"].apply(DetachNamespace(LINK, ResourceType.TOPIC, "remote-"))
         await asyncio.sleep(0.05)
