@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from support import groups
 from support.kafka import unique
 from support.links import Linked, Side, linked, truncated, until, whole
@@ -58,13 +57,6 @@ def chain(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Chain]:
             first.b.proxy.cli("link", "delete", second, check=False)
 
 
-def commit(side: Side, group: str, topic: str, offset: int) -> None:
-    """Commit a position as a group without members, at the broker."""
-    consumer = Consumer({"bootstrap.servers": side.kafka.bootstrap_servers, "group.id": group})
-    consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
-    consumer.close()
-
-
 def committed(side: Side, group: str, topic: str) -> int | None:
     return groups.offsets(side, group).get((topic, 0))
 
@@ -80,10 +72,10 @@ def test_the_last_of_a_chain_is_cut_with_the_middle(chain: Chain, killed: bool) 
     b.produce(middle, [b"rogue-%d" % number for number in range(5)], direct=True)
     until("C has what the rogue wrote", lambda: c.end(last) == 105)
     kept, moved, followed = unique("kept-"), unique("moved-"), unique(GROUPS)
-    commit(b, followed, middle, 30)
+    groups.commit(b, followed, {(middle, 0): 30}, direct=True)
     until("its position is at C", lambda: committed(c, followed, last) == 30)
-    commit(c, kept, last, 40)
-    commit(c, moved, last, 104)
+    groups.commit(c, kept, {(last, 0): 40}, direct=True)
+    groups.commit(c, moved, {(last, 0): 104}, direct=True)
 
     until("C waits for B", lambda: chain.partition(last)["reason"] == "SOURCE_TRUNCATING")
     seen = set()

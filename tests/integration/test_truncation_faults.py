@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from support import groups
 from support.kafka import unique
 from support.links import Linked, linked, truncated, until, whole
@@ -30,13 +29,6 @@ def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
         yield pair
 
 
-def commit(link: Linked, group: str, topic: str, offset: int) -> None:
-    """Commit a position as a group without members, at the broker."""
-    consumer = Consumer({"bootstrap.servers": link.b.kafka.bootstrap_servers, "group.id": group})
-    consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
-    consumer.close()
-
-
 def committed(link: Linked, group: str, topic: str) -> int | None:
     return groups.offsets(link.b, group).get((topic, 0))
 
@@ -50,10 +42,10 @@ def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked) -
     link.a.produce(source, values[:10], partition=1)
     link.wait_end(target, 1000)
     link.wait_end(target, 10, partition=1)
-    groups = {unique("kept-"): 400, unique("moved-"): 1003}
+    positions = {unique("kept-"): 400, unique("moved-"): 1003}
     link.b.produce(target, [b"rogue"] * 5, direct=True)
-    for group, offset in groups.items():
-        commit(link, group, target, offset)
+    for group, offset in positions.items():
+        groups.commit(link.b, group, {(target, 0): offset}, direct=True)
     until("it is truncated", lambda: link.follower_state(target) == "Diverged", 30)
     for _ in range(2):
         time.sleep(rng.uniform(0.0, 4.0))  # another step each time; tests/sim goes through all of them
@@ -65,7 +57,7 @@ def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked) -
     link.wait_following()
     assert link.b.read(target) == link.a.read(source)
     assert link.b.read(target, 1) == link.a.read(source, 1)
-    kept, moved = groups
+    kept, moved = positions
     assert (committed(link, kept, target), committed(link, moved, target)) == (400, 1000)
     assert [(each["group"], each["offset"], each["moved_to"]) for each in told["moved_positions"]] == [
         (moved, 1003, 1000)
@@ -82,7 +74,7 @@ def test_a_spool_that_somebody_deletes_is_made_up_for_by_the_source(link: Linked
     link.wait_end(target, 3000)
     group = unique("lost-")
     link.b.produce(target, [b"rogue"] * 5, direct=True)
-    commit(link, group, target, 400)
+    groups.commit(link.b, group, {(target, 0): 400}, direct=True)
 
     def truncation() -> dict[str, Any]:
         found = link.b.proxy.get(f"/v1/links/{link.name}/truncations")["items"]
