@@ -12,6 +12,7 @@ from isthmus.cli.output import EXIT_CODES, Output, OutputOption, example
 from isthmus_bench import tables as table_text
 from isthmus_bench.command import carry_out
 from isthmus_bench.replicate_cli import replicate
+from isthmus_bench.sync_cli import sync
 from isthmus_bench.tables import Table, number, text_lines
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ bench_app.command(
     epilog=example("isthmus bench replicate", "isthmus bench replicate --rounds 3 --no-mirror-maker -o json")
     + EXIT_CODES
 )(replicate)
+bench_app.command(
+    epilog=example(
+        "isthmus bench sync --report sync.html",
+        "isthmus bench sync --rtt 0 --rtt 2 --rtt 20 --rtt 100",
+        "isthmus bench sync --scenario proxied --scenario async --load open-500 --rounds 1 -o json",
+    )
+    + EXIT_CODES
+)(sync)
 
 
 @bench_app.callback()

@@ -34,7 +34,9 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self.port: int = self.read().get("port", 0)
+        self.said = self.read()
+        """What it told when it was ready."""
+        self.port: int = self.said.get("port", 0)
 
     @property
     def pid(self) -> int:

@@ -14,7 +14,7 @@ from isthmus.cli.output import CliError, Exit, Output, show
 
 class Verdict(Protocol):
     @property
-    def met(self) -> bool: ...
+    def met(self) -> bool | None: ...  # None: not measured
 
 
 class Report(Protocol):
@@ -55,5 +55,5 @@ def carry_out(
     if markdown is not None:
         markdown.write_text("\n".join(document(report)) + "\n")
     show(report.as_dict(), output, lambda _: text(report))
-    if judged and not all(verdict.met for verdict in report.verdicts):
+    if judged and any(verdict.met is False for verdict in report.verdicts):
         raise typer.Exit(Exit.FAILED)

@@ -17,6 +17,7 @@ from typing import IO, Any, Final, Self
 import httpx
 
 from isthmus_bench.kafka import ports
+from isthmus_bench.kafka.settings import Reach
 
 START_TIMEOUT_S: Final = 40.0
 STOP_TIMEOUT_S: Final = 30.0
@@ -34,7 +35,7 @@ class ProxyProcess:
 
     Whole-cluster mode, or with ``broker_id`` the sidecar of one broker. ``extra`` adds to the tables of the
     configuration: ``{"plugins": {"enabled": []}}``. A proxy in the ``background`` goes on when its starter ends.
-    ``environment`` adds variables to the starter's.
+    ``environment`` adds variables to the starter's. ``link_reach``: where links listen, and where they are reached.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ProxyProcess:
         extra: Mapping[str, Mapping[str, Any]] | None = None,
         background: bool = False,
         environment: Mapping[str, str] | None = None,
+        link_reach: Reach = Reach(bind=HOST, advertised=HOST),
     ) -> None:
         self._owned = None if directory is not None else tempfile.TemporaryDirectory(prefix="isthmus-proxy-")
         self.directory = directory or Path(self._owned.name if self._owned else "")
@@ -57,13 +59,13 @@ class ProxyProcess:
         self._ports += listening
         client = listening[0]
         self.bootstrap = f"{HOST}:{client}"
-        self.link_address = f"{HOST}:{link}"
+        self.link_address = f"{link_reach.advertised}:{link}"
         self.url = f"http://{HOST}:{admin}"
         tables: dict[str, dict[str, Any]] = {
             "proxy": {"name": name, "lease_s": 10.0, "drain_timeout_s": 5.0},
             "cluster": {"bootstrap_servers": bootstrap_servers},
             "client_listener": {"bind": self.bootstrap},
-            "link_listener": {"bind": self.link_address},
+            "link_listener": {"bind": f"{link_reach.bind}:{link}", "advertised": self.link_address},
             "admin_listener": {"bind": f"{HOST}:{admin}"},
             "data": {"directory": str(self.directory / f"{name}-data")},
         }

@@ -538,7 +538,8 @@ class KafkaCluster:
         self._write_state()
 
     def _own_address(self, broker_id: int) -> tuple[str, int]:
-        return self.spec.host, self.state.ports[broker_id][self.spec.inter_broker]
+        listener = self.spec.inter_broker
+        return self.spec.bind_host(listener), self.state.ports[broker_id][listener]
 
     def _own_credentials(self) -> tuple[str, str] | None:
         return (BROKER_USER, self.state.password) if self.spec.secured else None

@@ -18,7 +18,7 @@ ListenerName = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 MAX_BROKERS: Final = 32
 CONTROLLER: Final = "CONTROLLER"
 INTERNAL: Final = "INTERNAL"
-"""The brokers' own listener, where clients' listeners ask for credentials."""
+"""The brokers' own listener, where clients' listeners ask for credentials, or brokers meet elsewhere than clients."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -43,6 +43,15 @@ OURS: Final = frozenset(
 """Settings that make the cluster what it is; they cannot be chosen."""
 
 
+class Reach(BaseModel):
+    """An address to listen on and the one by which others reach it, such as through a WAN (isthmus_bench.wan)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bind: str
+    advertised: str
+
+
 class ClusterSpec(BaseModel):
     """One cluster. Broker ids count from 1."""
 
@@ -61,6 +70,8 @@ class ClusterSpec(BaseModel):
     """Clients' listeners, the first one is the main one."""
     security: Security = Security()
     host: str = "127.0.0.1"
+    between_brokers: Reach | None = None
+    """Where brokers and controllers talk to each other; else it is ``host``, too."""
     heap_mb: int = 256
     jvm_flags: tuple[str, ...] = ()
     """After our own, so they win: ``-XX:TieredStopAtLevel=4`` for benchmarks of throughput."""
@@ -102,12 +113,22 @@ class ClusterSpec(BaseModel):
 
     @property
     def inter_broker(self) -> str:
-        return INTERNAL if self.secured else "PLAINTEXT"
+        return INTERNAL if self.secured or self.between_brokers is not None else "PLAINTEXT"
+
+    def bind_host(self, listener: str) -> str:
+        """Where a listener listens."""
+        reach = self.between_brokers
+        return self.host if reach is None or listener not in (INTERNAL, CONTROLLER) else reach.bind
+
+    def advertised_host(self, listener: str) -> str:
+        """Where a listener is reached."""
+        reach = self.between_brokers
+        return self.host if reach is None or listener not in (INTERNAL, CONTROLLER) else reach.advertised
 
     def port_names(self, broker_id: int) -> list[str]:
         """The listeners that a broker needs ports for, the main one first."""
         names: list[str] = list(self.listeners)
-        if self.secured:
+        if self.inter_broker == INTERNAL:
             names.append(INTERNAL)
         if broker_id in self.controllers:
             names.append(CONTROLLER)
@@ -127,16 +148,19 @@ def broker_properties(
     client = {name: own[name] for name in own if name != CONTROLLER}
     protocols: dict[str, str] = {name: name for name in spec.listeners}
     protocols[CONTROLLER] = "SASL_PLAINTEXT" if spec.secured else "PLAINTEXT"
-    if spec.secured:
-        protocols[INTERNAL] = "SASL_PLAINTEXT"
+    protocols[spec.inter_broker] = protocols[CONTROLLER]
     properties = {
         "node.id": str(broker_id),
         "process.roles": "broker,controller" if broker_id in spec.controllers else "broker",
-        "controller.quorum.voters": ",".join(f"{i}@{spec.host}:{ports[i][CONTROLLER]}" for i in spec.controllers),
+        "controller.quorum.voters": ",".join(
+            f"{i}@{spec.advertised_host(CONTROLLER)}:{ports[i][CONTROLLER]}" for i in spec.controllers
+        ),
         "controller.listener.names": CONTROLLER,
         "inter.broker.listener.name": spec.inter_broker,
-        "listeners": ",".join(f"{name}://{spec.host}:{port}" for name, port in own.items()),
-        "advertised.listeners": ",".join(f"{name}://{spec.host}:{port}" for name, port in client.items()),
+        "listeners": ",".join(f"{name}://{spec.bind_host(name)}:{port}" for name, port in own.items()),
+        "advertised.listeners": ",".join(
+            f"{name}://{spec.advertised_host(name)}:{port}" for name, port in client.items()
+        ),
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "log.dirs": str(directory / "data"),
         # Fewer threads and smaller buffers than for a machine of its own.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isthmus_bench.kafka import ClusterSpec, EmbeddedKafkaError, KafkaCluster, Security
-from isthmus_bench.kafka.settings import broker_properties, properties_text
+from isthmus_bench.kafka.settings import Reach, broker_properties, properties_text
 
 
 def ports_of(spec: ClusterSpec) -> dict[int, dict[str, int]]:
@@ -115,3 +115,18 @@ def test_values_are_escaped_as_java_reads_them(value: str, line: str) -> None:
 
 def test_keys_are_escaped_too() -> None:
     assert properties_text({"a b:c=d": "e"}) == "a\\ b\\:c\\=d=e\n"
+
+
+def test_brokers_may_meet_elsewhere_than_clients() -> None:
+    spec = ClusterSpec(brokers=2, between_brokers=Reach(bind="198.18.0.1", advertised="198.18.0.2"))
+    ports = ports_of(spec)
+    properties = broker_properties(spec, 1, ports, Path("/c/broker"), Path("/c/tls"), "own-secret")
+    client, internal, controller = (ports[1][name] for name in ("PLAINTEXT", "INTERNAL", "CONTROLLER"))
+    assert properties["listeners"] == (
+        f"PLAINTEXT://127.0.0.1:{client},INTERNAL://198.18.0.1:{internal},CONTROLLER://198.18.0.1:{controller}"
+    )
+    assert properties["advertised.listeners"] == (f"PLAINTEXT://127.0.0.1:{client},INTERNAL://198.18.0.2:{internal}")
+    assert properties["controller.quorum.voters"] == f"1@198.18.0.2:{controller}"
+    assert properties["inter.broker.listener.name"] == "INTERNAL"
+    protocols = properties["listener.security.protocol.map"].split(",")
+    assert sorted(protocols) == ["CONTROLLER:PLAINTEXT", "INTERNAL:PLAINTEXT", "PLAINTEXT:PLAINTEXT"]
