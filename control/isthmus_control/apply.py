@@ -27,6 +27,7 @@ from isthmus_control import commands as c
 from isthmus_control.acl_rules import ACL_HANDLERS, own_again
 from isthmus_control.clock import Hlc, Register, tick
 from isthmus_control.control_state import ControlState
+from isthmus_control.deletion_rules import DELETION_HANDLERS
 from isthmus_control.model import (
     INTERNAL_TOPIC_PREFIXES,
     KAFKA_INTERNAL_TOPICS,
@@ -710,7 +711,7 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
         compacts_since_offset=offset,
     )
     if before is not None and before.topic_id == after.topic_id:
-        after = replace(after, cleaned=before.cleaned)
+        after = replace(after, cleaned=before.cleaned, doubted=before.doubted)
         if before.state is body.state:
             after = replace(after, compacts=before.compacts, compacts_since_offset=before.compacts_since_offset)
     if before is not None and replace(after, recorded_ms=before.recorded_ms) == before:
@@ -796,6 +797,7 @@ def _recreate_follower_topic(
         compacts=False,
         compacts_since_offset=before.compacts_since_offset if before.state is TopicState.CREATING else offset,
         cleaned=False,
+        doubted={},
     )
     if replace(after, recorded_ms=before.recorded_ms) == before:
         return state, ()
@@ -1137,6 +1139,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.CloseProvenance: _close_provenance,
     c.TruncateProvenance: _truncate_provenance,
     c.RecordSourceEpochs: _record_source_epochs,
+    **DELETION_HANDLERS,
     **TRUNCATION_HANDLERS,
     **PROMOTION_HANDLERS,
     **ACL_HANDLERS,

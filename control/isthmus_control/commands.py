@@ -362,6 +362,25 @@ class RecordSourceEpochs(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class DoubtDeletions(Body):
+    """Before these offsets the source may have deleted keys without the link's knowing.
+
+    Recorded before what the source has behind the tombstones that are gone is appended.
+    """
+
+    KIND: ClassVar[str] = "doubt-deletions"
+    partitions: tuple[PartitionOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettleDeletions(Body):
+    """Up to these offsets both sides have the same latest records: no deletion was missed."""
+
+    KIND: ClassVar[str] = "settle-deletions"
+    partitions: tuple[PartitionOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BeginTruncation(Body):
     """The topic's log is not the source's any more, and will be cut (:mod:`isthmus_control.truncations`)."""
 
@@ -555,6 +574,8 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             CloseProvenance,
             TruncateProvenance,
             RecordSourceEpochs,
+            DoubtDeletions,
+            SettleDeletions,
             BeginTruncation,
             TakeOverTruncation,
             AdvanceTruncation,

@@ -10,7 +10,7 @@ mirrored settings. ``*_offset`` without further words is an offset in the comman
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -301,7 +301,8 @@ class FollowerTopic:
 
     ``topic_id`` of one that is CREATING: the topic that the operator agreed to lose for it. ``compacts``: this
     cluster's own cleaner compacts it while it follows, decided at ``compacts_since_offset``; ``cleaned``: it does, or
-    did, so records may be missing here that the source still has.
+    did, so records may be missing here that the source still has. ``doubted``: by partition, before which offset the
+    source may have deleted keys of which this topic still has a record; to be compared.
     """
 
     link: str
@@ -315,6 +316,7 @@ class FollowerTopic:
     compacts: bool = False
     compacts_since_offset: int = -1
     cleaned: bool = False
+    doubted: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import NamespaceMapping, ProvenanceRange, Reason, TopicHistory, TopicState
+from isthmus_control.model import FollowerTopic, NamespaceMapping, ProvenanceRange, Reason, TopicHistory, TopicState
 from isthmus_control.outcome import (
     Change,
     FollowerTopicChanged,
@@ -139,7 +139,7 @@ def _follows_already(state: ControlState, after: Truncation, at_ms: int, changes
     if record is None or record.state is not TopicState.FOLLOWING or link is None or topic_id is None:
         raise Refuse(Rejection.CONFLICT, f"topic {after.topic!r} does not follow over link {after.link!r}")
     source_id = record.source_topic_id if after.source is None else after.source.successor
-    renewed = replace(record, topic_id=topic_id, source_topic_id=source_id, recorded_ms=at_ms)
+    renewed = replace(record, topic_id=topic_id, source_topic_id=source_id, recorded_ms=at_ms, doubted={})
     opened = ProvenanceRange(link.remote_cluster_id, source_id, 0, None, at_ms)
     partitions = dict.fromkeys(range(len(after.partitions)), (opened,))
     return (
@@ -209,8 +209,10 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
             epoch_shifts={**state.epoch_shifts, after.topic: after.epoch_shift},
             successions={**state.successions, after.topic: chain},
         )
-    elif after.source is None or not after.cuts or after.records:
+    elif not after.cuts or after.records:
         return state, tuple(changes)  # it was cancelled, and not because nothing had to be cut
+    elif after.source is None:
+        return _settled(state, after, changes, at_ms)
     record, history = state.follower_topics.get(after.topic), state.histories.get(after.topic)
     topic_id = after.topic_id if made is None else made.successor
     source = after.source
@@ -218,7 +220,8 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
         source = None
     if record is not None and record.topic_id == after.topic_id:
         source_id = record.source_topic_id if source is None else source.successor
-        renewed = replace(record, topic_id=topic_id, source_topic_id=source_id, recorded_ms=at_ms)
+        doubted = _doubted(record, after) if made is None else {}
+        renewed = replace(record, topic_id=topic_id, source_topic_id=source_id, recorded_ms=at_ms, doubted=doubted)
         state = state.evolve(follower_topics={**state.follower_topics, after.topic: renewed})
         changes.append(FollowerTopicChanged(record, renewed))
     if history is not None and history.topic_id == after.topic_id:
@@ -231,6 +234,22 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
         state = state.evolve(histories={**state.histories, after.topic: left})
         changes.append(ProvenanceChanged(after.topic, topic_id, tuple(sorted(ranges))))
     return state, tuple(changes)
+
+
+def _settled(state: ControlState, after: Truncation, changes: list[Change], at_ms: int) -> Result:
+    """Nothing differed: no deletion was missed before the ends of the logs that were compared."""
+    record = state.follower_topics.get(after.topic)
+    if record is None or record.topic_id != after.topic_id or (doubted := _doubted(record, after)) == record.doubted:
+        return state, tuple(changes)
+    renewed = replace(record, doubted=doubted, recorded_ms=at_ms)
+    state = state.evolve(follower_topics={**state.follower_topics, after.topic: renewed})
+    return state, (*changes, FollowerTopicChanged(record, renewed))
+
+
+def _doubted(record: FollowerTopic, after: Truncation) -> dict[int, int]:
+    """What is still to be compared of a topic that was compared up to the ends of its logs."""
+    ends = {cut.partition: cut.log_end for cut in after.cuts}
+    return {partition: until for partition, until in record.doubted.items() if until > ends.get(partition, -1)}
 
 
 def _ranges_left(known: tuple[ProvenanceRange, ...], cut: PartitionCut) -> tuple[ProvenanceRange, ...]:

@@ -77,6 +77,7 @@ LATE_MAX_S: Final = 1.9
 SOME_CONFIGS: Final = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
+    "delete.retention.ms": "86400000",
     "max.message.bytes": "1048588",
     "message.timestamp.after.max.ms": "3600000",
     "message.timestamp.before.max.ms": str(2**63 - 1),

@@ -47,7 +47,7 @@ TIMESTAMP: Final = 1_700_000_000_000
 
 def batch(
     base_offset: int,
-    values: Sequence[bytes],
+    values: Sequence[bytes | None],
     *,
     producer_id: int = -1,
     producer_epoch: int = -1,
@@ -214,7 +214,7 @@ class Partition:
             return max(found, key=lambda each: (each[1], -each[0]), default=(-1, -1))
         return next((each for each in found if each[1] >= time), (-1, -1))
 
-    def write_values(self, *values: bytes, **more: Any) -> None:
+    def write_values(self, *values: bytes | None, **more: Any) -> None:
         self.write(batch(self.end, values, leader_epoch=self.leader_epoch, **more))
 
     def _learn(self, header: BatchHeader, data: bytes) -> None:

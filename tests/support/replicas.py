@@ -181,6 +181,7 @@ class End:
             "prepare_topics": self.topics.prepare_topics,
             "open_stream": self.follower.open_stream,
             "close_stream": self.follower.close_stream,
+            "doubt_deletions": self.follower.doubt_deletions,
             "ended_transactions": self.leader.ended_transactions,
             "digest": self.verification.on_digest,
             "ends": self.verification.on_ends,

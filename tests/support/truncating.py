@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from isthmus_plugins.replication import missed_deletions as missed_deletions_module
 from isthmus_plugins.replication import truncation as truncation_module
 from isthmus_plugins.replication.common_log import CommonLog
+from isthmus_plugins.replication.missed_deletions import MissedDeletions
 from isthmus_plugins.replication.truncation import Truncations
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.salvage import read_salvage
@@ -50,9 +52,14 @@ class Truncating(End):
         self.truncations = Truncations(
             self.context, self.peers, self.follower, self.verification, common_log, self.topics
         )
+        self.missed_deletions = MissedDeletions(
+            self.context, self.peers, self.follower, common_log, self.truncations.begin
+        )
         self.truncations.start()
+        self.missed_deletions.start()
 
     async def stop(self) -> None:
+        await self.missed_deletions.stop()
         await self.truncations.stop()
         await super().stop()
 
@@ -75,4 +82,5 @@ def simulate_truncations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have truncations run on the simulated loop's clock."""
     simulate_clock(monkeypatch)
     monkeypatch.setattr(truncation_module, "monotonic", simulated_now)
+    monkeypatch.setattr(missed_deletions_module, "monotonic", simulated_now)
     monkeypatch.setattr(asyncio, "to_thread", _inline)

@@ -20,6 +20,7 @@
 ``acls``              the access control bindings of principal namespaces, both ends
 ``reading``           reads a range of a log
 ``verify``            compares both sides; ``group_verify`` their groups
+``lateness``          whether a hole in the source's log may have been a deletion; ``missed_deletions`` compares then
 ``common_log``        up to where both logs are the same
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
@@ -49,6 +50,7 @@ from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_epochs import LeaderEpochs
+from isthmus_plugins.replication.missed_deletions import MissedDeletions
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
 from isthmus_plugins.replication.time_offsets import TimeOffsets
@@ -109,6 +111,7 @@ class ReplicationPlugin:
                 "prepare_topics": follower_topics.prepare_topics,
                 "open_stream": self._follower_end.open_stream,
                 "close_stream": self._follower_end.close_stream,
+                "doubt_deletions": self._follower_end.doubt_deletions,
                 "ended_transactions": lambda connection, params: self._leader_end.ended_transactions(
                     connection, params
                 ),
@@ -166,6 +169,9 @@ class ReplicationPlugin:
         self._truncations = Truncations(
             context, self._peers, self._follower_end, verification, common_log, follower_topics
         )
+        self._missed_deletions = MissedDeletions(
+            context, self._peers, self._follower_end, common_log, self._truncations.begin
+        )
         context.control.subscribe(self._control_changed)
         await self._peers.start()
         self._control_changed(context.control.state)
@@ -177,6 +183,7 @@ class ReplicationPlugin:
         self._group_leader.start()
         self._acls.leader.start()
         self._truncations.start()
+        self._missed_deletions.start()
 
     def _wake_leaders(self) -> None:
         self._leader_end.wake()
@@ -200,6 +207,7 @@ class ReplicationPlugin:
     @hookimpl
     async def isthmus_stop(self) -> None:
         await self._acls.leader.stop()
+        await self._missed_deletions.stop()
         await self._truncations.stop()
         await self._group_leader.stop()
         await self._leader_end.stop()

@@ -136,6 +136,25 @@ class CommonLog:
         await place.limits()  # it was that topic, and whole, all the time
         return found
 
+    async def same_latest(
+        self, connection: LinkConnection, topic: TopicInfo, record: FollowerTopic, partition: int, offset: int
+    ) -> tuple[int, bool] | None:
+        """(Up to where a partition was compared, whether the latest records of all keys before that are the same).
+
+        Nobody stops for it. None: the logs are not stable up to ``offset`` yet. Raises as :meth:`end`.
+        """
+        place = _Place(connection, record.source_topic, record.source_topic_id, partition)
+        source, last_stable_offset, _ = await place.limits()
+        here = await self._verification.ends(topic, partition)
+        until = min(here.last_stable_offset, last_stable_offset)
+        if until < offset:
+            return None
+        start = min(max(here.log_start, source.log_start), until)
+        ((_, ours),) = await self._verification.latest_at(topic, partition, start, [until])
+        theirs = await self._latest_there(place, start, [until])
+        await place.limits()  # it was that topic all the time
+        return until, ours == theirs[until]
+
     async def _end(
         self, place: _Place, topic: TopicInfo, succession: Succession | None, log_start: int, log_end: int
     ) -> int:
@@ -212,7 +231,11 @@ class CommonLog:
         """For rising offsets: (offset, where the batch here begins that it is in, whether the latest records before
         that are the same on both sides)."""
         here = await self._verification.latest_at(topic, place.partition, start, probes, whole_batches=True)
-        offsets = sorted({at for at, _ in here})
+        there = await self._latest_there(place, start, sorted({at for at, _ in here}))
+        return [(probe, at, digest == there[at]) for probe, (at, digest) in zip(probes, here, strict=True)]
+
+    async def _latest_there(self, place: _Place, start: int, offsets: Sequence[int]) -> Mapping[int, str]:
+        """For rising offsets of the source: the digest of the latest records of all keys before it."""
         answer = await place.connection.call(
             "digest",
             {
@@ -221,12 +244,11 @@ class CommonLog:
                 "from": start,
                 "to": offsets[-1],
                 "level": LATEST,
-                "at": offsets,
+                "at": list(offsets),
             },
             COMPARE_TIMEOUT_S,
         )
-        there = dict(zip(offsets, answer["digests"], strict=True))
-        return [(probe, at, digest == there[at]) for probe, (at, digest) in zip(probes, here, strict=True)]
+        return dict(zip(offsets, answer["digests"], strict=True))
 
     async def _ends_with_another(self, place: _Place, topic: TopicInfo, end: int) -> bool:
         """Whether both logs have a record before an offset, and not the same."""

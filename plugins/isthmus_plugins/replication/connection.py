@@ -35,6 +35,8 @@ SILENCE_MAX_S: Final = 8.0
 """A peer that says nothing for so long is taken for dead: several lost heartbeats, less than a client's time-out."""
 CALL_TIMEOUT_S: Final = 30.0
 WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
+UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
+"""What a peer answers to a call that its version does not know."""
 FLUSH_TIMEOUT_S: Final = 2.0
 """How long a connection that ends may still send what is queued (the reason of a rejection, say)."""
 
@@ -423,7 +425,7 @@ class LinkConnection(asyncio.Protocol):
         handler = self.handlers.get(str(call.get("method")))
         try:
             if handler is None:
-                raise LinkRejected("UNKNOWN_METHOD", f"no such call for this connection: {call.get('method')}")
+                raise LinkRejected(UNKNOWN_METHOD, f"no such call for this connection: {call.get('method')}")
             answer["result"] = await handler(self, call.get("params") or {})
         except LinkRejected as error:
             answer["error"] = {"code": error.code, "message": error.message}

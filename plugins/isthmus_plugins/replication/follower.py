@@ -16,7 +16,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
-from isthmus_control.commands import CompactFollowerTopic, PartitionEpoch, RecordSourceEpochs
+from isthmus_control.commands import (
+    CompactFollowerTopic,
+    DoubtDeletions,
+    PartitionEpoch,
+    PartitionOffset,
+    RecordSourceEpochs,
+)
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Counterpart
 from isthmus_control.model import (
@@ -393,6 +399,18 @@ class FollowerEnd:
             self._log_stopped(stream)
         await self._end(stream, StopReason(code, message))
         return {"end_offset": stream.follower_log.end}
+
+    async def doubt_deletions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Record that deletions before an offset may be missing, before the leader end sends what comes after them."""
+        stream = self._streams.get((connection, int(params["stream"])))
+        if stream is None or stream.follower_log.ended:
+            raise LinkRejected(reasons.CLOSED, "the stream was closed")
+        entry = PartitionOffset(stream.topic, stream.topic_id, stream.partition, int(params["offset"]))
+        outcome = await self._context.control.append(DoubtDeletions((entry,)))
+        if isinstance(outcome, Rejected):
+            raise LinkRejected(reasons.NOT_FOLLOWING, outcome.message)
+        log.info("deletions doubted", extra={"topic": entry.topic, "partition": entry.partition, "until": entry.offset})
+        return {}
 
     async def open_refill(
         self, connection: LinkConnection, topic: str, topic_id: str, partition: int, uncertain: bool

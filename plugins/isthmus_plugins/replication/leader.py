@@ -27,8 +27,9 @@ from isthmus_plugins.api import (
     TopicInfo,
 )
 from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.connection import UNKNOWN_METHOD, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower_configs import copied, is_compacted
+from isthmus_plugins.replication.lateness import Lateness
 from isthmus_plugins.replication.leader_stream import (
     REOPEN_DELAY_S,
     STOPPED_RETRY_S,
@@ -58,6 +59,7 @@ PREPARE_TIMEOUT_S: Final = 60.0
 POLICY_KNOWN_S: Final = 5.0
 """How long a topic's cleanup policy is taken to be what it was."""
 OPENING_AT_ONCE: Final = 32
+OFFSET_MAX: Final = 2**63 - 1
 
 
 class PreparedTopic(NamedTuple):
@@ -125,6 +127,8 @@ class LeaderEnd:
         self._tells: Set[str] = frozenset()
         """Topics whose settings are this proxy's to tell."""
         self._flows: dict[LinkConnection, Flow] = {}
+        self._lateness: dict[tuple[LedPartition, bytes], Lateness] = {}
+        """By partition and topic id."""
         self._policies: dict[bytes, tuple[float, bool]] = {}
         """By topic id: when its cleanup policy was read, and whether it compacts."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
@@ -184,6 +188,7 @@ class LeaderEnd:
             self._keep({}, {})
             self._configs.watch(())
             self._tells = frozenset()
+            self._lateness.clear()
             self.led = {}
             self.stopped.clear()
             return
@@ -220,6 +225,7 @@ class LeaderEnd:
         for link_name, names in every.items():
             self._prepare(link_name, mine.get(link_name, {}), sorted(names))
         self.led = led
+        self._learn_retention(topics)
         self._keep(led, topics)
         now = monotonic()
         for key in led:
@@ -229,6 +235,15 @@ class LeaderEnd:
                     self._open(key, topics[key.topic])
         for key in [key for key in self.stopped if key not in led]:
             del self.stopped[key]
+
+    def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
+        """Keep what is known of led partitions true, also while the link is away; forget the others."""
+        for place, lateness in list(self._lateness.items()):
+            (key, topic_id), topic = place, topics.get(place[0].topic)
+            if key not in self.led or topic is None or topic.topic_id != topic_id:
+                del self._lateness[place]
+            else:
+                lateness.learn(self._configs.of(topic))
 
     def _wait_for_truncation(
         self,
@@ -498,6 +513,7 @@ class LeaderEnd:
             next(self._stream_ids),
             self._flows.setdefault(connection, Flow(connection.round_trip_s)),
             self._copy(key),
+            self._lateness.setdefault((key, topic.topic_id), Lateness()),
         )
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))
 
@@ -530,6 +546,8 @@ class LeaderEnd:
                         f"records of epoch {answer['epoch']}"
                     )
                 stream.opened(int(answer["end_offset"]))
+                empty = int(answer.get("start_offset", -1)) == stream.acked
+                stream.lateness.opened(stream.acked, empty, stream.leader_epoch, monotonic())
                 stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
                 objection = await self._objection(stream, answer)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
@@ -668,6 +686,7 @@ class LeaderEnd:
         if appended.end_offset > stream.acked:
             self._went_on(stream.key)
         stream.confirmed(appended.end_offset)
+        stream.lateness.confirmed(stream.acked)
         if stream.blocked is not None and stream.acked >= stream.next_offset:
             stream.blocked()
         elif was_full and not stream.full:
@@ -733,6 +752,35 @@ class LeaderEnd:
             end()
         else:
             stream.blocked = end
+
+    def doubt(self, stream: LeaderStream, until: int) -> None:
+        """Tell the follower that deletions before ``until`` may be missing, and read on when it has recorded that."""
+        stream.doubting = True
+        self._tasks.start(f"doubt-{stream.key.topic}-{stream.key.partition}", self._doubt(stream, until))
+
+    async def _doubt(self, stream: LeaderStream, until: int) -> None:
+        key = stream.key
+        try:
+            _, effective = await self._context.cluster.effective_configs([key.topic])
+            stream.lateness.learn(copied((effective or {}).get(key.topic, {})))
+            if stream.lateness.late(monotonic()):
+                asked = {"stream": stream.stream_id, "offset": until}
+                await stream.connection.call("doubt_deletions", asked)
+                stream.doubted = until
+        except LinkRejected as error:
+            if error.code != UNKNOWN_METHOD:
+                self._stop_if_current(stream, error.code, str(error))
+                return
+            stream.doubted = OFFSET_MAX  # a peer of a version before this one cannot look after it
+        except (LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            self._stop_if_current(stream, reasons.SOURCE_UNAVAILABLE, str(error) or "the peer did not answer in time")
+            return
+        stream.doubting = False
+        self._resume_tails(key.link)
+
+    def _stop_if_current(self, stream: LeaderStream, code: str, message: str) -> None:
+        if self._streams.get(stream.key) is stream:
+            self.stop_stream(stream, code, message, REOPEN_DELAY_S)
 
     def out_of_range(self, stream: LeaderStream) -> None:
         """The source has no such offset: find out what it has, and go on there or stop."""

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from isthmus_control.model import OffsetsCopy
 from isthmus_plugins.api import FetchPartition
 from isthmus_plugins.replication.connection import LinkConnection
+from isthmus_plugins.replication.lateness import Lateness
 
 REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
@@ -69,10 +70,13 @@ class LeaderStream:
         "compacted",
         "connection",
         "copy",
+        "doubted",
+        "doubting",
         "flow",
         "in_flight_bytes",
         "key",
         "last_read",
+        "lateness",
         "leader_epoch",
         "next_offset",
         "read_from",
@@ -96,6 +100,7 @@ class LeaderStream:
         stream_id: int,
         flow: Flow,
         copy: OffsetsCopy | None = None,
+        lateness: Lateness | None = None,
     ) -> None:
         self.key = key
         self.topic_id = topic_id
@@ -107,6 +112,11 @@ class LeaderStream:
         self.flow = flow
         self.copy = copy
         """The form in which an offsets topic leaves; None for any other topic."""
+        self.lateness = Lateness() if lateness is None else lateness
+        self.doubted = 0
+        """The follower knows that deletions may be missing before this."""
+        self.doubting = False
+        """It is being told."""
         self.next_offset = 0
         """The next offset to read."""
         self.read_from = 0
@@ -201,6 +211,7 @@ class LeaderStream:
         """Whether to read no further for now."""
         return (
             self.seeking
+            or self.doubting
             or self.blocked is not None
             or self.in_flight_bytes >= self.flow.stream_bytes_max
             or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX

@@ -24,10 +24,19 @@ from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, EndPromotion
-from isthmus_control.model import Link, NamespaceMapping, Promotion, ResourceType, Role, TopicState, contains
+from isthmus_control.model import (
+    FollowerTopic,
+    Link,
+    NamespaceMapping,
+    Promotion,
+    ResourceType,
+    Role,
+    TopicState,
+    contains,
+)
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
-from isthmus_plugins.replication import follower_configs
+from isthmus_plugins.replication import follower_configs, reasons
 from isthmus_plugins.replication.verify import Ends
 from isthmus_plugins.tasks import Tasks
 
@@ -165,6 +174,7 @@ class Promotions:
             if here is None or record is None or not follows or record.source_topic_id != source["topic_id"]:
                 report.missing.append(f"{source['topic']} is not followed")
                 continue
+            report.missing += _doubted(record)
             there = (await self._call(link_name, "ends", {"topic": source["topic"]}))["partitions"]
             places = [(name, partition) for partition in range(len(here.partitions))]
             ends = await self._context.cluster.log_ends(places)
@@ -299,6 +309,7 @@ class Promotions:
                 lacking.append(f"{source} is not followed")
             else:
                 ours |= {(name, partition): int(end) for partition, end in enumerate(told["ends"])}
+                lacking += _doubted(record)
         ends = await self._context.cluster.log_ends(list(ours)) if ours else {}
         for (name, partition), source_end in ours.items():
             end = ends.get((name, partition))
@@ -371,6 +382,11 @@ class Promotions:
                 changes[name] = None if inherited == value else value
         if changes:
             await self._context.cluster.alter_topic_configs(topic, changes)
+
+
+def _doubted(record: FollowerTopic) -> list[str]:
+    """Why a topic may have keys that its source has deleted."""
+    return [str(why.message) for partition in sorted(record.doubted) if (why := reasons.doubted(record, partition))]
 
 
 def _not_drained(missing: Sequence[str]) -> OperationError:

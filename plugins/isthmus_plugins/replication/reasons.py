@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from isthmus_control.model import FollowerTopic, Reason
 from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_control.truncations import Succession
 from isthmus_plugins.api import KafkaRefused
@@ -84,6 +85,18 @@ def source_truncated(source_topic: str, succession: Succession) -> str:
     return (
         f"the source's {source_topic} was truncated to correspond with its own source, and made anew as "
         f"{succession.successor}"
+    )
+
+
+def doubted(record: FollowerTopic | None, partition: int) -> Reason | None:
+    """What is shown of a partition that may have missed deletions, until it was compared."""
+    until = None if record is None else record.doubted.get(partition)
+    if record is None or until is None:
+        return None
+    return Reason(
+        ReasonCode.DELETIONS_DOUBTED,
+        f"the cleaner of the source's {record.source_topic} may have taken tombstones before they were copied: what "
+        f"{record.topic} has before offset {until} is compared when it is there",
     )
 
 

@@ -733,7 +733,9 @@ class LinkService:
         )
         refused = self._follower_topics.refused.get(stream.topic)
         topics = self._follower_topics
+        record = self._context.control.state.follower_topics.get(stream.topic)
         settings = topics.settings_refused.get(stream.topic) or topics.settings_waiting.get(stream.topic)
+        settings = settings or reasons.doubted(record, stream.partition)
         if refused is not None:
             reason = StopReason(refused.code, refused.message)
         if reason is not None:

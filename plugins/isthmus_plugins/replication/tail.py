@@ -22,8 +22,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, KafkaRefused, PluginContext
+from isthmus_plugins.api import (
+    BrokerUnavailable,
+    FetchConnection,
+    Fetched,
+    FetchPartition,
+    KafkaRefused,
+    PluginContext,
+)
 from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.lateness import hole_end
 from isthmus_plugins.replication.leader_stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Lane, LeaderStream
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
@@ -66,6 +74,8 @@ class Tail:
             Lane.OFFSETS: self._offsets,
         }
         """What leaves of what a lane has read."""
+        self._quiet: tuple[float, dict[tuple[bytes, int], tuple[LeaderStream, FetchPartition]]] = (0.0, {})
+        """When the last read of idle streams began, and those of which it had nothing to tell."""
         for lane in Lane:
             self._tasks.start(lane.value, self._read_for_ever(lane))
 
@@ -78,6 +88,7 @@ class Tail:
 
     def remove(self, stream: LeaderStream) -> None:
         key = (stream.topic_id, stream.key.partition)
+        self._note_quiet(stream)
         if self._streams.get(key) is stream:
             del self._streams[key]
 
@@ -123,6 +134,7 @@ class Tail:
 
     async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
+        asked_at = monotonic()
         fetched = await connection.fetch(
             [wanted for _, wanted in asked.values()],
             0 if lane is Lane.SETTLING else TAIL_WAIT_MS,  # what has ended is there, or nothing is
@@ -136,13 +148,31 @@ class Tail:
             stream, wanted = asked[place]
             # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the log.
             if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
-                self._take(stream, part, lane, now)
+                self._take(stream, part, lane, asked_at, now)
+        if lane is Lane.IDLE:
+            for part in fetched:
+                del asked[part.topic_id, part.partition]
+            self._quiet = asked_at, asked
 
-    def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, now: float) -> None:
+    def _note_quiet(self, stream: LeaderStream) -> None:
+        """What the last read of idle streams says of one of which it told nothing: that its log has not grown."""
+        asked_at, asked = self._quiet
+        read, wanted = asked.get((stream.topic_id, stream.key.partition), (None, None))
+        if read is stream and wanted is not None and wanted.offset == stream.next_offset and stream.at_end:
+            stream.lateness.saw_end(stream.source_end, asked_at, stream.acked)
+
+    def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, asked_at: float, now: float) -> None:
         if part.error_code:
             self._refused(stream, part)
             return
+        self._note_quiet(stream)
         stream.saw_end(part.high_watermark, now)
+        if stream.copy is None and stream.lateness.late(now):
+            hole = hole_end(part.records, stream.next_offset, stream.doubted)
+            if hole is not None:
+                self._end.doubt(stream, max(hole, part.last_stable_offset))  # the cleaner works below that
+                return
+        stream.lateness.saw_end(part.high_watermark, asked_at, stream.acked)
         try:
             records, next_offset, broken = self._ways[lane](stream, part)
         except KeyringError as error:

@@ -174,24 +174,28 @@ class Truncations:
                 continue
             if stream.topic.startswith(COPY_PREFIX):
                 continue  # it is not compared with the source's: the operator makes it anew
-            if stream.topic not in self._begun and self._peers.connections(stream.link_name):
+            if self._peers.connections(stream.link_name):
                 why = Reason(str(reason.code), f"partition {stream.partition}: {reason.message}")
-                work = self._begin(stream.link_name, stream.topic, stream.topic_id, why)
-                self._begun[stream.topic] = self._tasks.start(f"begin-{stream.topic}", work)
+                self.begin(stream.link_name, stream.topic, stream.topic_id, why)
         for topic, succession in self._follower_topics.succeeded.items():
             record = state.follower_topics.get(topic)
             if record is None or record.source_topic_id != succession.former or topic in state.truncations:
                 continue
-            if topic not in self._begun and record.topic_id is not None:
+            if record.topic_id is not None:
                 why = Reason(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, succession))
-                work = self._begin(record.link, topic, record.topic_id, why, succession)
-                self._begun[topic] = self._tasks.start(f"begin-{topic}", work)
+                self.begin(record.link, topic, record.topic_id, why, succession)
         for topic in [topic for topic, task in self._begun.items() if task.done()]:
             del self._begun[topic]
         for topic, truncation in state.truncations.items():
             task = self._running.get(topic)
             if (task is None or task.done()) and self._may_run(state, truncation):
                 self._running[topic] = self._tasks.start(f"truncate-{topic}", self._run(topic, truncation.topic_id))
+
+    def begin(self, link_name: str, topic: str, topic_id: str, why: Reason, source: Succession | None = None) -> None:
+        """Have a topic truncated, unless that is being begun. Does not wait."""
+        if topic not in self._begun:
+            work = self._begin(link_name, topic, topic_id, why, source)
+            self._begun[topic] = self._tasks.start(f"begin-{topic}", work)
 
     def _may_run(self, state: ControlState, truncation: Truncation) -> bool:
         """Whether it is this proxy's to carry out, or its owner is gone for sure."""

@@ -12,6 +12,7 @@ from isthmus_control import apply as rules
 from isthmus_control import commands as c
 from isthmus_control.apply import apply
 from isthmus_control.clock import Hlc, Register
+from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
     TRANSACTION_VERIFICATION,
@@ -486,6 +487,41 @@ def test_recreating_a_topic() -> None:
     assert (change.after.state, change.after.reason) == (TopicState.CREATING, None)
     log.ok(c.DetachNamespace("b", TOPIC, "in-"))
     log.refused(recreate, Rejection.NOT_FOUND)
+
+
+def test_deletions_are_doubted_until_they_were_compared() -> None:
+    log = Following()
+
+    def at(offset: int, partition: int = 0) -> c.PartitionOffset:
+        return c.PartitionOffset("in-t", log.topic_id, partition, offset)
+
+    def doubted() -> dict[int, int]:
+        return dict(log.state.follower_topics["in-t"].doubted)
+
+    log.refused(c.DoubtDeletions(()), Rejection.INVALID)
+    log.refused(c.DoubtDeletions((replace(at(5), topic="in-u"),)), Rejection.NOT_FOUND)
+    log.refused(c.DoubtDeletions((replace(at(5), topic_id=uid()),)), Rejection.NOT_FOUND)
+    log.refused(c.DoubtDeletions((at(-1),)), Rejection.INVALID)
+    log.refused(c.SettleDeletions((replace(at(5), topic_id=uid()),)), Rejection.NOT_FOUND)
+    assert log.ok(c.SettleDeletions((at(5),))) == ()
+    (change,) = log.ok(c.DoubtDeletions((at(5), at(7, 2))))
+    assert dict(change.after.doubted) == doubted() == {0: 5, 2: 7}
+    assert log.ok(c.DoubtDeletions((at(5), at(6, 2)))) == ()
+    log.ok(c.DoubtDeletions((at(8),)))
+    # What was compared before the last one was doubted says nothing about that.
+    assert log.ok(c.SettleDeletions((at(7),))) == ()
+    # It goes with the topic, whatever it follows meanwhile.
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.refused(c.DoubtDeletions((at(9),)), Rejection.NOT_FOUND)
+    log.ok(c.AttachNamespace("b", TOPIC, "in-", "out-", FOLLOWER))
+    log.ok(log.topic(TopicState.FOLLOWING, topic_id=log.topic_id))
+    assert doubted() == {0: 8, 2: 7}
+    assert from_json(ControlState, parse(canonical(log.state)), "s") == log.state
+    log.ok(c.SettleDeletions((at(8), at(7, 2))))
+    assert doubted() == {}
+    log.ok(c.DoubtDeletions((at(8),)))
+    log.ok(c.RecreateFollowerTopic("b", "in-t", log.topic_id))
+    assert doubted() == {}
 
 
 def test_a_follower_is_compacted_and_not_any_more() -> None:

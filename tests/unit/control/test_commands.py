@@ -73,6 +73,8 @@ BODIES: list[c.Body] = [
     c.CloseProvenance(AT),
     c.TruncateProvenance(AT),
     c.RecordSourceEpochs((c.PartitionEpoch("t", UID, 0, 3, 9),)),
+    c.DoubtDeletions(AT),
+    c.SettleDeletions(AT),
     c.BeginTruncation("l", "t", UID, Reason("CODE", "words"), (PartitionView(1, 5),), "1000", "p", UID),
     c.BeginTruncation(
         "l", "t", UID, Reason("CODE", "words"), (PartitionView(1, 5),), None, "p", UID, Succession(UID, UID, (7,))

@@ -61,6 +61,9 @@ class Log:
         self.state, outcome = apply(self.state, offset, command)
         return outcome
 
+    def at_offset(self, partition: int, offset: int) -> c.PartitionOffset:
+        return c.PartitionOffset("in-t", self.topic_id, partition, offset)
+
     def ok(self, body: c.Body) -> tuple[Any, ...]:
         outcome = self.do(body)
         assert isinstance(outcome, Accepted), outcome
@@ -174,6 +177,24 @@ def test_in_the_end_the_topic_follows_under_its_new_id_with_what_is_left_of_its_
     log.topic_id = new_id or ""
     log.ok(log.begin())
     assert log.truncation.shown_epoch(0) == 5 + 1007 + 1000
+
+
+def test_deletions_are_not_doubted_any_more_where_the_logs_were_compared_or_the_topic_is_another() -> None:
+    log = Log()
+    doubt = c.DoubtDeletions((log.at_offset(0, 90), log.at_offset(1, 91)))
+    log.ok(doubt)
+    log.ok(log.begin())
+    log.ok(log.advance(P.CANCELLING))  # it was not compared
+    log.ok(log.advance(P.DONE))
+    assert dict(log.state.follower_topics["in-t"].doubted) == {0: 90, 1: 91}
+    log.ok(log.begin())
+    log.ok(log.advance(P.CANCELLING, cuts=tuple(replace(cut, offset=90, log_end=90) for cut in CUTS)))
+    log.ok(log.advance(P.DONE))
+    assert dict(log.state.follower_topics["in-t"].doubted) == {1: 91}
+    log.ok(doubt)
+    log.at(P.CLEANING)
+    log.ok(log.advance(P.DONE))
+    assert dict(log.state.follower_topics["in-t"].doubted) == {}
 
 
 def successor(log: Log, *offsets: int, former: str | None = None) -> Succession:
