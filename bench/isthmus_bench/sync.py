@@ -371,6 +371,7 @@ class Environment:
         self.proxies: list[int] = []
         self._cluster = self._start("a", scenarios[0])
         self._proxy: ProxyProcess | None = None
+        self._proxies: list[ProxyProcess] = []
         if any(each.proxied for each in scenarios):
             self._start_proxies(any(each.linked for each in scenarios))
         for each in scenarios:
@@ -413,6 +414,7 @@ class Environment:
             for each in clusters
         ]
         self._proxy = proxies[0]
+        self._proxies = proxies
         self.proxies = [each.pid for each in proxies]
         if linked:
             remote = ("--remote", proxies[1].link_address, "--token-file", str(token))
@@ -453,6 +455,10 @@ class Environment:
             client.close()
         (broker,) = (each for each in answer.brokers if each.node_id == COORDINATOR)
         return Target(broker.host, broker.port, topic)
+
+    def log(self) -> str:
+        """The end of what the proxies said."""
+        return "\n".join(each.log[-3000:] for each in self._proxies)
 
     @property
     def pids(self) -> dict[str, list[int]]:
@@ -582,14 +588,18 @@ class Measured:
             self._probes.append(wan.round_trips(PROBES))
             environment = Environment(scenarios, self._plan.version, wan, stack)
             generator = stack.enter_context(Child("isthmus_bench.sync_load"))
-            for scenario in scenarios:
-                self._warm(environment, generator, scenario)
-            for load in self._loads:
+            try:
                 for scenario in scenarios:
-                    self._say(f"{scenario.title}: {load.title}")
-                    wan.stats()
-                    self._measure(environment, generator, scenario, load)
-                    self._late_us.append(wan.stats()["p99_late_us"])
+                    self._warm(environment, generator, scenario)
+                for load in self._loads:
+                    for scenario in scenarios:
+                        self._say(f"{scenario.title}: {load.title}")
+                        wan.stats()
+                        self._measure(environment, generator, scenario, load)
+                        self._late_us.append(wan.stats()["p99_late_us"])
+            except ChildFailed as error:
+                error.add_note(environment.log())
+                raise
 
     def _warm(self, environment: Environment, generator: Child, scenario: Scenario) -> None:
         connections = connections_for(WARMUP_PER_S, self._rtt_ms)
@@ -615,7 +625,7 @@ class Measured:
                 )
         except (ChildFailed, ToolFailed, ValueError) as error:
             self._say(f"failed: {error}")
-            self.missing.append(Missing(self._rtt_ms, scenario.name, load.name, str(error)))
+            self.missing.append(Missing(self._rtt_ms, scenario.name, load.name, str(error).strip()[-500:]))
             return
         self._said.setdefault((scenario.name, load.name), []).append(said)
 

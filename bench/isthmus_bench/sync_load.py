@@ -138,8 +138,8 @@ def said_of(latencies_ns: Sequence[int], seconds: float, cpu: Mapping[str, float
 class Connection:
     """One connection that requests are sent on without waiting, and answered in order."""
 
-    def __init__(self, target: Target, version: int, poll: select.epoll) -> None:
-        self.socket = target.connect()
+    def __init__(self, connected: socket.socket, version: int, poll: select.epoll) -> None:
+        self.socket = connected
         self.socket.setblocking(False)
         self.waiting: deque[tuple[int, bool]] = deque()
         """Of each request under way: since when it counts, and whether it does."""
@@ -187,6 +187,13 @@ class Connection:
             yield self.waiting.popleft()
 
 
+def greeted(target: Target) -> socket.socket:
+    """A connection that was used once, as clients begin with ApiVersions: it is whole, also behind a proxy."""
+    client = RawClient(target)
+    client.ask_frame(ApiKey.API_VERSIONS, 3, {"client_software_name": "bench", "client_software_version": "1"})
+    return client.socket
+
+
 class Producing:
     """Connections to a topic, and requests for each of its partitions. To be closed."""
 
@@ -203,7 +210,7 @@ class Producing:
             produce_frame(target.topic, identity, version, [index], data) for index in range(shape.partitions)
         ]
         self._poll = select.epoll()
-        self.connections = [Connection(target, version, self._poll) for _ in range(shape.connections)]
+        self.connections = [Connection(greeted(target), version, self._poll) for _ in range(shape.connections)]
         self._by_fd = {each.socket.fileno(): each for each in self.connections}
 
     def close(self) -> None:

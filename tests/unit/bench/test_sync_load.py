@@ -104,7 +104,7 @@ class _Producing(sync_load.Producing):
         self.shape = shape
         self.frames = [b"ab"]
         self._poll = sync_load.select.epoll()
-        self.connections = [sync_load.Connection(target, 9, self._poll)]
+        self.connections = [sync_load.Connection(target.connect(), 9, self._poll)]
         self._by_fd = {each.socket.fileno(): each for each in self.connections}
 
 
