@@ -20,6 +20,7 @@ from isthmus_control.sealing import Sealer, Secret
 from isthmus_plugins.replication import _Ends
 from isthmus_plugins.replication import connection as connection_module
 from isthmus_plugins.replication import follower as follower_module
+from isthmus_plugins.replication import follower_stream as follower_stream_module
 from isthmus_plugins.replication import group_follower as group_follower_module
 from isthmus_plugins.replication import group_leader as group_leader_module
 from isthmus_plugins.replication import group_status as group_status_module
@@ -28,6 +29,7 @@ from isthmus_plugins.replication import leader_stream as leader_stream_module
 from isthmus_plugins.replication import source_configs as source_configs_module
 from isthmus_plugins.replication import tail as tail_module
 from isthmus_plugins.replication import verify as verify_module
+from isthmus_plugins.replication import writers as writers_module
 from isthmus_plugins.replication.connection import Credential, LinkConnection
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_log import FILLER_KEY
@@ -48,6 +50,7 @@ SECRET: Final = b"secret"
 CLOCKED: Final = (
     connection_module,
     follower_module,
+    follower_stream_module,
     group_follower_module,
     group_leader_module,
     group_status_module,
@@ -56,6 +59,7 @@ CLOCKED: Final = (
     tail_module,
     source_configs_module,
     verify_module,
+    writers_module,
 )
 """Modules that look at the clock."""
 INDEX: Final = {"A": 11, "B": 22}

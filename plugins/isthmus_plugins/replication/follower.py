@@ -1,9 +1,7 @@
 """The follower end of links: takes batches from leader ends and appends them to this cluster's topics.
 
 A stream is one partition over one connection. It is opened by the leader end, which is told where the follower's log
-ends and sends what comes after. Batches are appended by writers, several connections to each broker that this proxy
-fronts: a writer sends one request at a time, with the next batch of every stream of its that has one; or a few in a
-row, where a stream has small batches that no fate of those before them can shift (``FollowerLog.take_more``).
+ends and sends what comes after. Batches are appended by the ``writers`` of the partition's broker.
 """
 
 from __future__ import annotations
@@ -11,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic, time
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from isthmus_control.commands import (
     CompactFollowerTopic,
@@ -38,45 +35,34 @@ from isthmus_plugins.api import (
     BrokerUnavailable,
     KafkaRefused,
     PluginContext,
-    ProduceConnection,
-    ProduceResult,
-    TransactionMarkers,
 )
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.follower_configs import CLEANUP_POLICY, OVERRIDES, is_compacted
 from isthmus_plugins.replication.follower_log import (
-    Append,
     FollowerLog,
     LogState,
-    Mark,
     Numbering,
-    Operation,
     StopReason,
 )
+from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_plugins.replication.log_ends import last_batch
 from isthmus_plugins.replication.transaction_verification import ASK
+from isthmus_plugins.replication.writers import NOT_ENOUGH_REPLICAS, Writers
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
-from isthmus_protocol.offsets_copy import COPY_PREFIX
-from isthmus_protocol.producer_ids import ProducerIdOverflow
-from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import BatchError
 from isthmus_protocol.wire import MalformedFrame
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-WRITERS_PER_BROKER: Final = 2
-"""A broker reads a connection's next request only when it has answered the last: several connections overlap."""
-REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 PRODUCER_EXPIRATION: Final = "producer.id.expiration.ms"
 """How old a producer's latest record is when brokers forget the producer: a day by default."""
 RECENT_S: Final = 3600.0
 """Batches with older records wait for each other's answers. Brokers must remember producers for twice as long at least,
 or all do."""
 EXPIRATION_INTERVAL_S: Final = 60.0
-PRODUCE_TIMEOUT_MS: Final = 30_000
 LOST_REQUEST_MARGIN_S: Final = 2.0
 """After its connection broke, a request may still be taken up by the broker. From when the broker answers again, it is
 not sent again before this time."""
@@ -94,128 +80,6 @@ CHECK_INTERVAL_S: Final = 5.0
 EPOCHS_AT_ONCE: Final = 1000
 """In one command of the control log, which must stay below a record's size."""
 EPOCH_MAX: Final = 2**31 - 1
-REFUSALS_MAX: Final = 5
-"""A broker that answers a batch so often with an error that may pass, with nothing stored, does not want it."""
-
-UNVERIFIED_MAX: Final = 3
-"""How often a transactional batch is refused before the target is asked whether it verifies transactions (KIP-890): the
-error that says so may pass, too."""
-TRANSACTIONAL_ID_PREFIX: Final = "isthmus-"
-"""Brokers want a transactional id with transactional batches, and ask for WRITE on it; they do nothing else with it."""
-
-MESSAGE_TOO_LARGE: Final = 10
-NOT_ENOUGH_REPLICAS: Final = 19
-INVALID_RECORD: Final = 87
-OUT_OF_ORDER_SEQUENCE: Final = 45
-TRANSACTION_COORDINATOR_FENCED: Final = 52
-_UNVERIFIED: Final = frozenset({NOT_ENOUGH_REPLICAS, 48, 49})
-"""NOT_ENOUGH_REPLICAS, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING: what the verification of KIP-890 answers."""
-_NOT_STORED: Final = frozenset(
-    {
-        NOT_ENOUGH_REPLICAS,  # refused before the append
-        5,  # LEADER_NOT_AVAILABLE
-        89,  # THROTTLING_QUOTA_EXCEEDED
-    }
-)
-_MOVED: Final = frozenset({3, 6, 100})
-"""UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_ID: the leader end looks for the leader again."""
-_FATE_UNKNOWN: Final = frozenset({7, 13, 20, 56, -1})
-"""Timed out, connection trouble, too few replicas after the append, storage error."""
-_DOUBTFUL: Final = frozenset({45, 46, 59})
-"""Sequence trouble: passes if a request of ours landed that we took for lost, else it is an objection."""
-
-
-class FollowerStream:
-    """One partition that follows over one connection."""
-
-    __slots__ = (
-        "broker_id",
-        "closed",
-        "connection",
-        "end_age_ms",
-        "end_age_noted",
-        "follower_log",
-        "held",
-        "keyless",
-        "link_name",
-        "partition",
-        "refusals",
-        "source_topic",
-        "stream_id",
-        "told_end",
-        "told_stopped",
-        "topic",
-        "topic_id",
-        "trouble",
-        "unverified",
-        "waits_for",
-        "writer",
-    )
-
-    def __init__(
-        self,
-        connection: LinkConnection,
-        stream_id: int,
-        topic: str,
-        topic_id: str,
-        source_topic: str,
-        partition: int,
-        broker_id: int,
-        follower_log: FollowerLog,
-        writer: Writer,
-    ) -> None:
-        self.connection = connection
-        self.link_name = connection.link_name
-        self.stream_id = stream_id
-        self.topic = topic
-        self.topic_id = topic_id
-        self.source_topic = source_topic
-        self.partition = partition
-        self.broker_id = broker_id
-        self.follower_log = follower_log
-        self.writer = writer
-        self.closed = False
-        """The leader end pushes it no more."""
-        self.held: StopReason | None = None
-        """Why the partition's stream before this one stopped, until this one has come further."""
-        self.trouble: StopReason | None = None
-        """What keeps it from appending right now, if it is expected to pass."""
-        self.refusals = 0
-        self.unverified: int | None = None
-        """The error that may say that the target verifies transactions, until it was asked whether it does."""
-        self.keyless = False
-        """The next record has no key, and the topic is compacted: it cannot be, for now."""
-        self.waits_for: dict[str, asyncio.Task[None]] = {}
-        """What is under way before the next record can be written: see ``FollowerEnd.proceed``."""
-        self.told_end = False
-        """Whether the leader end has said where the source's log ends."""
-        self.told_stopped = False
-        self.end_age_ms = 0
-        self.end_age_noted = monotonic()
-
-    @property
-    def place(self) -> tuple[str, int]:
-        return self.topic, self.partition
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether it is of a copy of an offsets topic."""
-        return self.topic.startswith(COPY_PREFIX)
-
-    @property
-    def lag(self) -> int:
-        """Offsets that are not here, as far as the source has told."""
-        return max(0, self.follower_log.source_end - self.follower_log.end)
-
-    @property
-    def lag_seconds(self) -> float:
-        """Age of the oldest record of the source that is not here, as far as the source has told."""
-        return self.end_age_ms / 1000 + monotonic() - self.end_age_noted if self.lag else 0.0
-
-    @property
-    def reason(self) -> StopReason | None:
-        """Why it does not go on, or has not come further than the stream before it."""
-        return self.follower_log.reason or self.held or self.trouble
 
 
 class FollowerEnd:
@@ -230,7 +94,7 @@ class FollowerEnd:
         self._dropped: dict[tuple[str, int], FollowerStream] = {}
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
-        self._writers: dict[tuple[int, int], Writer] = {}
+        self._writers: dict[int, Writers] = {}
         self._epochs_due: dict[FollowerStream, None] = {}
         self._epoch_task: asyncio.Task[None] | None = None
         self._seen: tuple[object, ...] = (None, None, None)
@@ -247,8 +111,8 @@ class FollowerEnd:
 
     async def stop(self) -> None:
         await self._tasks.close()
-        for writer in self._writers.values():
-            await writer.stop()
+        for writers in self._writers.values():
+            await writers.stop()
 
     def streams(self) -> list[FollowerStream]:
         """The latest stream of each partition that was ever opened here."""
@@ -302,7 +166,7 @@ class FollowerEnd:
             partition,
             leader,
             follower_log,
-            self._writer(leader, topic, partition),
+            self._writers_of(leader),
         )
         uncertain = any(before is not None and before.follower_log.uncertain for before in (dropped, old))
         await self._read_position(stream, uncertain or monotonic() < self._alone_from)
@@ -383,7 +247,7 @@ class FollowerEnd:
         stream.closed = True
         stream.follower_log.stop(reason)
         self._tell_stopped(stream)
-        await stream.writer.leave(stream)
+        await stream.writers.leave(stream)
         if (changing := stream.waits_for.get("uncompact")) is not None:  # or it might come after a promotion's settings
             await asyncio.wait([changing])
 
@@ -427,8 +291,8 @@ class FollowerEnd:
         link_ = state.links.get(connection.link_name)
         follower_log = FollowerLog(Numbering(own_index, own_index, 0 if link_ is None else link_.number))
         follower_log.epoch = EPOCH_MAX
-        writer = self._writer(leader, topic, partition)
-        stream = FollowerStream(connection, partition, topic, topic_id, topic, partition, leader, follower_log, writer)
+        writers = self._writers_of(leader)
+        stream = FollowerStream(connection, partition, topic, topic_id, topic, partition, leader, follower_log, writers)
         await self._read_position(stream, uncertain)
         self._streams[connection, partition] = stream
         return stream
@@ -574,7 +438,7 @@ class FollowerEnd:
         elif follower_log.doubtful:
             self._start_once(stream, "ask", self._ask_ended)
         elif follower_log.queued:
-            stream.writer.wake(stream)
+            stream.writers.wake(stream)
 
     def _start_once(
         self, stream: FollowerStream, what: str, work: Callable[[FollowerStream], Coroutine[Any, Any, None]]
@@ -793,258 +657,8 @@ class FollowerEnd:
             },
         )
 
-    # ---- writers ----
-
-    def _writer(self, broker_id: int, topic: str, partition: int) -> Writer:
-        slot = (zlib.crc32(topic.encode()) + partition) % WRITERS_PER_BROKER
-        writer = self._writers.get((broker_id, slot))
-        if writer is None:
-            writer = self._writers[broker_id, slot] = Writer(self, self._context, broker_id, slot)
-        return writer
-
-
-Writes: TypeAlias = dict[tuple[str, int], tuple[FollowerStream, list[Append] | Mark]]
-"""What is written to each partition."""
-
-
-class Writer:
-    """One connection to a broker, over which the batches of some streams are appended."""
-
-    def __init__(self, end: FollowerEnd, context: PluginContext, broker_id: int, slot: int) -> None:
-        self._end = end
-        self._context = context
-        self._broker_id = broker_id
-        self._lane = f"append-{slot}"
-        self._tasks = Tasks(f"writer-{broker_id}-{slot}")
-        self._ready: dict[FollowerStream, None] = {}
-        """Streams that may have a batch to send, in the order in which they asked."""
-        self._under_way: list[FollowerStream] = []
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._work = asyncio.Event()
-        self._connection: ProduceConnection | None = None
-        self._tasks.start("append", self._run())
-
-    async def stop(self) -> None:
-        await self._tasks.close()
-        if self._connection is not None:
-            self._connection.close()
-
-    def wake(self, stream: FollowerStream) -> None:
-        """The stream has a batch to send."""
-        self._ready[stream] = None
-        self._work.set()
-
-    async def leave(self, stream: FollowerStream) -> None:
-        """Return when no request of the stream is under way, nor will be."""
-        self._ready.pop(stream, None)
-        while stream in self._under_way:
-            self._idle.clear()
-            await self._idle.wait()
-
-    async def _run(self) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            while self._ready:
-                writes = self._collect()
-                if writes:
-                    try:
-                        await self._write(writes)
-                    except Exception:
-                        # A bug of ours must not leave all streams of this writer waiting for ever.
-                        log.exception("write failed", extra={"broker": self._broker_id})
-                        for stream in self._under_way:
-                            stream.follower_log.unknown()
-                        self._settled()
-
-    def _collect(self) -> Writes:
-        """The next operation of every stream that has one, or a burst of them, up to a request's size."""
-        writes: Writes = {}
-        transaction_of: int | None = None
-        recent = self._end.recent
-        size = 0
-        for stream in list(self._ready):
-            if size >= REQUEST_BYTES_MAX:
-                break
-            producer_id = stream.follower_log.transaction_of
-            if producer_id is not None and transaction_of not in (None, producer_id):
-                continue  # a request holds transactional batches of one producer
-            del self._ready[stream]
-            try:
-                operation = stream.follower_log.take()
-            except (BatchError, ProducerIdOverflow) as error:
-                stream.follower_log.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(error)))
-                self._end.proceed(stream)
-                continue
-            except Exception as error:  # a bug of ours must not end this writer, which other streams share
-                log.exception("batch not prepared", extra={"topic": stream.topic, "partition": stream.partition})
-                stream.follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, repr(error)))
-                self._end.proceed(stream)
-                continue
-            if operation is None and stream.follower_log.doubtful:
-                self._end.proceed(stream)
-            if isinstance(operation, Mark):
-                writes[stream.place] = (stream, operation)
-            elif operation is not None:
-                appends = [operation, *(() if recent is None else stream.follower_log.take_more(recent))]
-                writes[stream.place] = (stream, appends)
-                size += sum(len(append.data) for append in appends)
-                if operation.transactional:
-                    transaction_of = producer_id
-        return writes
-
-    async def _write(self, writes: Writes) -> None:
-        self._under_way = [stream for stream, _ in writes.values()]
-        try:
-            if monotonic() > self._context.lease_deadline:  # another proxy may write by now
-                raise BrokerUnavailable("this proxy has no lease now")
-            self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
-        except BrokerUnavailable as error:
-            for stream in self._under_way:
-                stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
-                stream.follower_log.not_written()
-                stream.follower_log.unknown()
-            self._settled()
-            return
-        try:
-            results = await self._request(self._connection, writes)
-        except (BrokerUnavailable, KafkaRefused) as error:
-            log.warning("append unanswered", extra={"broker": self._broker_id, "detail": str(error)})
-            self._connection.close()
-            for stream in self._under_way:
-                stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
-                stream.follower_log.unknown()
-        else:
-            for place, (stream, written) in writes.items():
-                self._result(stream, written, results.get(place, []))
-        self._settled()
-
-    async def _request(
-        self, connection: ProduceConnection, writes: Writes
-    ) -> dict[tuple[str, int], list[ProduceResult]]:
-        """Write batches and markers. Raises BrokerUnavailable: the fate of all is unknown.
-
-        What a partition has under way ends with the last Produce request, which is the one with acks=all.
-        """
-        longest = max((len(written) for _, written in writes.values() if isinstance(written, list)), default=0)
-        requests: list[dict[tuple[str, int], bytes]] = [{} for _ in range(longest)]
-        markers: list[TransactionMarkers] = []
-        transactional_id: str | None = None
-        for place, (stream, written) in writes.items():
-            if isinstance(written, Mark):
-                markers.append(
-                    TransactionMarkers(
-                        *place,
-                        written.producer_id,
-                        written.producer_epoch,
-                        written.committed,
-                        written.coordinator_epoch,
-                        written.next_offset - written.first_offset,
-                    )
-                )
-                continue
-            for request, append in zip(requests[-len(written) :], written, strict=True):
-                request[place] = append.data
-            if written[0].transactional:
-                transactional_id = TRANSACTIONAL_ID_PREFIX + stream.link_name
-        results: dict[tuple[str, int], list[ProduceResult]] = {}
-        if requests:
-            for answer in await connection.produce(requests, PRODUCE_TIMEOUT_MS, transactional_id):
-                for place, result in answer.items():
-                    results.setdefault(place, []).append(result)
-        if markers:
-            answer = await connection.write_markers(markers, PRODUCE_TIMEOUT_MS)
-            results |= {place: [result] for place, result in answer.items()}
-        return results
-
-    def _settled(self) -> None:
-        streams, self._under_way = self._under_way, []
-        self._idle.set()
-        for stream in streams:
-            self._end.proceed(stream)
-        if self._ready:
-            self._work.set()
-
-    def _result(self, stream: FollowerStream, written: list[Append] | Mark, results: Sequence[ProduceResult]) -> None:
-        follower_log = stream.follower_log
-        operations: Sequence[Operation] = written if isinstance(written, list) else [written]
-        refused = next((result for result in results if result.error_code), None)
-        if len(results) != len(operations):
-            follower_log.unknown()
-        elif refused is None:
-            if isinstance(written, list):
-                follower_log.appended(*(result.base_offset for result in results))
-                self._end.bytes_appended += sum(len(append.data) for append in written)
-            else:
-                follower_log.marked()
-            if follower_log.state is not LogState.DIVERGED:
-                stream.held = stream.trouble = None
-                stream.refusals = 0
-                self._end.batches_appended += len(operations)
-                self._end.tell_appended(stream)
-        elif len(operations) == 1:
-            self._refused(stream, operations[0], refused)
-        else:  # what is wrong shows when the first that was refused is sent alone
-            stream.trouble = self._objection(stream, refused)
-            follower_log.partly_appended([None if each.error_code else each.base_offset for each in results])
-
-    @staticmethod
-    def _objection(stream: FollowerStream, result: ProduceResult) -> StopReason:
-        return StopReason(
-            ReasonCode.TARGET_REFUSES_RECORDS,
-            f"the target refused the batch at offset {stream.follower_log.end}: "
-            f"{result.error_name} {result.message}".rstrip(),
-        )
-
-    def _refused(self, stream: FollowerStream, operation: Operation, result: ProduceResult) -> None:
-        """The broker answered an error."""
-        follower_log, code = stream.follower_log, result.error_code
-        transactional = isinstance(operation, Append) and operation.transactional
-        objection = self._objection(stream, result)
-        if code in _MOVED:
-            follower_log.not_written()
-            follower_log.stop(StopReason(reasons.MOVED, f"the broker answered {result.error_name}"))
-        elif code in _UNVERIFIED and transactional:
-            stream.trouble = objection
-            stream.refusals += 1
-            if stream.refusals > UNVERIFIED_MAX:
-                stream.unverified = code
-            follower_log.not_written()
-            follower_log.unknown()
-        elif code in _NOT_STORED:
-            stream.trouble = objection
-            if isinstance(operation, Append):  # of markers, some may have been written
-                follower_log.not_written()
-            follower_log.unknown()
-        elif code in _FATE_UNKNOWN:
-            stream.trouble = objection
-            follower_log.unknown()
-        elif code == MESSAGE_TOO_LARGE and isinstance(operation, Append) and operation.divisible:
-            follower_log.too_large()
-        elif stream.refusals >= REFUSALS_MAX:
-            follower_log.not_written()
-            follower_log.stop(objection)
-        elif code == INVALID_RECORD and isinstance(operation, Append) and _is_keyless(operation) and not stream.is_copy:
-            stream.trouble = objection
-            stream.refusals += 1
-            stream.keyless = True
-            follower_log.not_written()
-        elif code == OUT_OF_ORDER_SEQUENCE and not follower_log.renumbering:
-            stream.refusals += 1
-            follower_log.out_of_sequence()
-        elif code == TRANSACTION_COORDINATOR_FENCED and isinstance(operation, Mark):
-            stream.refusals += 1
-            follower_log.fenced()
-        elif code in _DOUBTFUL:
-            stream.trouble = objection
-            stream.refusals += 1
-            follower_log.unknown()
-        else:
-            follower_log.not_written()
-            follower_log.stop(objection)
-
-
-def _is_keyless(operation: Append) -> bool:
-    """Whether some record of a batch has no key."""
-    return any(record.key is None for record in decode_records(operation.data))
+    def _writers_of(self, broker_id: int) -> Writers:
+        writers = self._writers.get(broker_id)
+        if writers is None:
+            writers = self._writers[broker_id] = Writers(self, self._context, broker_id)
+        return writers

@@ -22,7 +22,8 @@ from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
+from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.records import BatchError

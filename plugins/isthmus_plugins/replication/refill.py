@@ -14,7 +14,8 @@ from isthmus_control.truncations import PartitionCut
 from isthmus_plugins.api import BrokerUnavailable
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection
-from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
+from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_plugins.replication.spool import Spool
 from isthmus_protocol import link
 from isthmus_protocol.records import NO_SEQUENCE, BatchHeader, seal, walk

@@ -53,8 +53,9 @@ from isthmus_plugins.links import (
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.acls import AclEnds, check_access
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.follower import FollowerEnd, FollowerStream
+from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_log import LogState, StopReason
+from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_status import GroupStatuses

@@ -15,11 +15,11 @@ from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
 from isthmus_control.outcome import Outcome, Rejected, Rejection
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.api import KafkaRefused, ProduceResult, ProducerState, TransactionMarkers
+from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, ProduceResult, ProducerState, TransactionMarkers
 from isthmus_plugins.replication import follower as module
-from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.follower import FollowerStream
+from isthmus_plugins.replication import reasons, writers
 from isthmus_plugins.replication.follower_log import LogState
+from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_protocol.records import BatchHeader, whole_header
 
 
@@ -83,7 +83,7 @@ def test_trouble_that_passes_is_told_and_waited_for(code: int, name: str, monkey
 
 
 @pytest.mark.parametrize(
-    ("code", "times"), [(10, 1), (87, 1), (45, module.REFUSALS_MAX + 1)], ids=["large", "invalid", "out of order"]
+    ("code", "times"), [(10, 1), (87, 1), (45, writers.REFUSALS_MAX + 1)], ids=["large", "invalid", "out of order"]
 )
 def test_a_batch_that_the_target_does_not_want_stops_the_partition(
     code: int, times: int, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +119,7 @@ def lose_first(monkeypatch: pytest.MonkeyPatch, lost: Callable[[bytes], None]) -
             return await produce(self, requests, timeout_ms, transactional_id)
         first = False
         lost(next(iter(requests[0].values())))
-        raise module.BrokerUnavailable("no answer")
+        raise BrokerUnavailable("no answer")
 
     monkeypatch.setattr(FakeProduceConnection, "produce", lose)
 
@@ -199,7 +199,7 @@ def test_whether_transactions_are_verified_is_asked_and_not_guessed(
         assert reason is not None
         expected = ReasonCode.TRANSACTION_VERIFICATION_ENABLED if verifies else ReasonCode.TARGET_REFUSES_RECORDS
         assert reason.code == expected
-        assert len(asked) == module.UNVERIFIED_MAX + 1
+        assert len(asked) == writers.UNVERIFIED_MAX + 1
         assert target.end == 1
 
     on_replicas(monkeypatch, work)
