@@ -413,7 +413,7 @@ class AdvanceTruncation(Body):
     """The owner has done what the phase names. What the next one needs to know comes with it."""
 
     KIND: ClassVar[str] = "advance-truncation"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     topic: str
     topic_id: str
     owner: str
@@ -426,6 +426,8 @@ class AdvanceTruncation(Body):
     attempt: str | None = None
     layout: TopicLayout | None = None
     positions_lost: bool = False
+    compared_at: tuple[PartitionView, ...] | None = None
+    refill_failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,9 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
         layout=before.layout if body.layout is None else body.layout,
         positions_lost=before.positions_lost or body.positions_lost,
         given_up=before.given_up and body.phase is not _P.RECREATING,  # that was agreed to for what was there then
+        compared_at=before.compared_at if body.compared_at is None else body.compared_at,
+        refills_failed=before.refills_failed + (body.refill_failure is not None),
+        refill_failure=before.refill_failure if body.refill_failure is None else body.refill_failure,
     )
     _check(after)
     if after.phase is _P.DONE:

@@ -8,8 +8,9 @@ begins; each can be done again from its beginning, by any proxy, until the next 
     COMPARING -> SALVAGING -> SPOOLING -> RECREATING -> REFILLING -> RESTORING -> CLEANING -> DONE
       ^   |         |  |         |         |  ^             |  |         ^
       |   |         |  |         |         |  +-------------+  |         |  the refilled log is not what was spooled
-      +---|---------+--|---------|---------+  |                |         |  somebody wrote although it is frozen, or
-          |            |         |            |                |         |  the spool is lost and the old topic there
+      +---|---------+--|---------|---------+  |                |         |  somebody wrote although it is frozen, another
+          |            |         |            |                |         |  replica leads, or the spool is lost and the
+          |            |         |            |                |         |  old topic there
           |            |         |            +-- CATCHING_UP <+ --------+  the spool is lost: the link refills it
           +------------+---------+-> CANCELLING -> DONE        nothing to cut, or it follows no more
 
@@ -186,7 +187,9 @@ class Truncation:
     says why the phase does not end. ``attempt`` names the spool that is whole: each attempt to fill one has its own, so
     that nobody who slept through the loss of the truncation touches what the next owner made. ``source``: the source's
     topic succeeded the one that was followed. ``positions_lost``: the spool was lost with the positions of groups.
-    ``given_up``: the operator has what is there while it catches up taken for all there is.
+    ``given_up``: the operator has what is there while it catches up taken for all there is. ``compared_at``: who led
+    the partitions when the logs were compared: each replica of a compacted log is cleaned by itself. ``refills_failed``:
+    how often the new topic did not become what was spooled, the last time because of ``refill_failure``.
     """
 
     link: str
@@ -212,6 +215,9 @@ class Truncation:
     layout: TopicLayout | None = None
     positions_lost: bool = False
     given_up: bool = False
+    compared_at: tuple[PartitionView, ...] = ()
+    refills_failed: int = 0
+    refill_failure: str | None = None
 
     def spool(self, attempt: str | None) -> str:
         """The name of an attempt's spool topic."""
@@ -239,6 +245,8 @@ class Truncation:
     def describe(self) -> str:
         """What is being done, and what keeps it, for people."""
         trouble = f"; {self.trouble.message}" if self.trouble is not None else ""
+        if self.refills_failed:
+            trouble += f"; refilled {self.refills_failed} times in vain, the last time because {self.refill_failure}"
         return f"{self.topic} is being truncated ({self.phase} on proxy {self.proxy}): {self.reason.message}{trouble}"
 
     def shown_epoch(self, partition: int) -> int:

@@ -288,6 +288,8 @@ class TopicInfo(NamedTuple):
     partitions: tuple[PartitionInfo, ...]
     replication_factor: int
     internal: bool
+    pinned: bool = False
+    """Whether it is read from these leaders in these epochs only: each replica is cleaned by itself."""
 
 
 class CommittedOffset(NamedTuple):

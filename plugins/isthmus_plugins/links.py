@@ -386,6 +386,10 @@ class TruncationStatus(_Model):
     """So many groups had some."""
     given_up: bool = False
     """The operator went on without what was lost."""
+    refills_failed: int = 0
+    """How often the new topic did not become what was spooled, and was made anew once more."""
+    refill_failure: str | None = None
+    """What was wrong the last time."""
 
 
 class PartitionVerdict(_Model):

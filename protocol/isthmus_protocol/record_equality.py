@@ -32,6 +32,8 @@ _CANONICAL = struct.Struct(">qihqqiqhi")
 # Offset, timestamp, and how long key and value are (-1: null), then how many headers.
 _RECORD = struct.Struct(">qqqqi")
 _LENGTH = struct.Struct(">q")
+# Offset, producer id and epoch, commit or abort.
+_MARKER = struct.Struct(">qqhh")
 
 
 class Equality(IntEnum):
@@ -123,6 +125,18 @@ class RecordsDigest:
             if aborted:
                 parts.append(b"aborted")
         self._digest.update(b"".join(parts))
+
+    def add_marked(self, batch: Frame, from_offset: int, to_offset: int) -> None:
+        """Adds a batch's records of a range, or what a control batch says of its producer's transaction, and where.
+
+        A marker that was taken out adds nothing. Raises MalformedBatch, UnsupportedBatch, BatchTooLarge.
+        """
+        header = whole_header(batch)
+        if not header.is_control:
+            self.add(batch, from_offset=from_offset, to_offset=to_offset)
+        elif header.record_count and not is_filler(header.producer_id):
+            marker = decode_control(batch).marker
+            self._digest.update(_MARKER.pack(header.base_offset, header.producer_id, header.producer_epoch, marker))
 
     def digest(self) -> bytes:
         """16 bytes that stand for the records added so far."""

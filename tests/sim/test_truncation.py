@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_cluster import run_simulated
+from support.partition_log import Partition
 from support.replicas import LINK, Replicas
 from support.truncating import TruncatedCluster, Truncating, salvaged, simulate_truncations
 
@@ -19,7 +20,7 @@ from isthmus_control.commands import AdvanceTruncation, Body, GiveUpTruncation, 
 from isthmus_control.outcome import Accepted, Outcome
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import SPOOL_PREFIX, TruncationPhase
-from isthmus_plugins.api import CommittedOffset
+from isthmus_plugins.api import CommittedOffset, TransactionMarkers
 from isthmus_plugins.replication.common_log import CommonLog
 
 P = TruncationPhase
@@ -91,13 +92,20 @@ class Scene:
         return bool(state.past_truncations) and not state.truncations and all(kill.done() for kill in self.kills)
 
 
-async def simulate(scene: Scene, harm: Callable[[Scene], None], kill_at: set[TruncationPhase], trouble: float) -> None:
-    """Let a follower catch up, do it harm, and wait until it is the source's again."""
+async def simulate(
+    scene: Scene,
+    harm: Callable[[Scene], None],
+    kill_at: set[TruncationPhase],
+    trouble: float,
+    written: Callable[[Partition], None] = lambda partition: None,
+) -> None:
+    """Let a follower catch up (``written``: with what else), do it harm, and wait until it is the source's again."""
     replicas = scene.replicas
     topic = replicas.a.add_topic("local-t", 2)
     for index, partition in enumerate(topic.partitions):
         for number in range(20):
             partition.write_values(b"%d-%d" % (index, number), producer_id=-1)
+    written(topic.partitions[0])
     scene.start()
     await replicas.connect()
     await replicas.until("it has everything", replicas.equal)
@@ -274,6 +282,26 @@ def test_the_sources_leader_epochs_say_where_the_logs_part(tmp_path: Path) -> No
     assert truncation.cuts[0].offset == 17
     assert salvaged(tmp_path) == [b"0-17", b"0-18", b"0-19"]
     assert truncation.link == LINK
+
+
+def test_a_transaction_whose_end_is_cut_is_open_again(tmp_path: Path) -> None:
+    """Its records were aborted in the log that is spooled, and are not in the one that is made of it."""
+    scene = Scene(13, tmp_path)
+
+    def written(partition: Partition) -> None:
+        partition.transact(5, [b"kept"], committed=True)
+        partition.transact(5, [b"aborted"], committed=False)
+
+    def lost_marker(scene: Scene) -> None:
+        partition = scene.replicas.a.partition("local-t")
+        partition.cut(23)
+        partition.move(1)
+        assert partition.mark(TransactionMarkers("", 0, 5, 0, True, 0)) == 0
+
+    run_simulated(simulate(scene, lost_marker, set(), 0.0, written))
+    assert scene.came_to.count(P.RECREATING) == 1
+    (truncation,) = scene.replicas.controls["B"].state.past_truncations
+    assert truncation.cuts[0].offset == 23
 
 
 async def simulate_cleaned(scene: Scene, harm: Callable[[Scene], None]) -> None:

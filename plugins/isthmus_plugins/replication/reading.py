@@ -1,4 +1,4 @@
-"""Reads a range of one of this cluster's logs, wherever the partition's leader is by then."""
+"""Reads a range of one of this cluster's logs, wherever the partition's leader is by then, or from one leader alone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ READ_WAIT_MS: Final = 500
 READ_TRIES_MAX: Final = 20
 READ_RETRY_S: Final = 0.2
 LANE: Final = "verify"
+FENCED_LEADER_EPOCH: Final = 74
 
 
 async def read_batches(
@@ -29,18 +30,22 @@ async def read_batches(
 ) -> AsyncIterator[tuple[memoryview, BatchHeader, bool]]:
     """Whole batches that hold ``[offset, to)``: (bytes, header, whether aborted). Raises OperationError.
 
-    ``read_committed``: no further than the last stable offset; else nothing is known to be aborted.
+    Those of a ``pinned`` topic come from the leader that it names, or not at all. ``read_committed``: no further than the last stable offset; else nothing is known to be aborted.
     """
     connection: FetchConnection | None = None
+    leader_epoch = topic.partitions[partition].leader_epoch if topic.pinned else -1
     tries = 0
     while offset < to:
         try:
             if connection is None:
                 leader = await context.cluster.leader_of(topic.name, partition)
                 connection = await context.cluster.fetch_connection(-1 if leader is None else leader, lane)
-            asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES)]
+            asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES, leader_epoch)]
             wait_max_ms = 0 if read_committed else READ_WAIT_MS
             (part,) = await connection.fetch(asked, wait_max_ms, CHUNK_BYTES, read_committed)
+            if part.error_code == FENCED_LEADER_EPOCH:
+                moved = f"{topic.name}-{partition} has another leader since it was begun to be read"
+                raise OperationError("BROKER_UNAVAILABLE", moved, 503)
             if part.error_code:
                 raise BrokerUnavailable(f"{topic.name}-{partition}: error {part.error_code} at offset {offset}")
         except BrokerUnavailable as error:

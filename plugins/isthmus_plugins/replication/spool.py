@@ -10,6 +10,7 @@ from typing import Final
 from isthmus_control.truncations import PartitionCut, Truncation
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.replication.reading import read_batches
+from isthmus_protocol.record_equality import RecordsDigest
 from isthmus_protocol.records import verify_crc, walk
 from isthmus_protocol.spool import Manifest, decode_manifest, encode_manifest, spool_batch, spooled
 
@@ -128,9 +129,13 @@ class Spool:
             for value in spooled(batch):
                 yield value
 
-    async def check(self, cut: PartitionCut, batches: int) -> None:
-        """Raise SpoolDamaged unless all ``batches`` that were put in are there, undamaged and in order."""
+    async def check(self, cut: PartitionCut, batches: int) -> str:
+        """The digest (MARKED) of what is in it: all ``batches`` that were put in, undamaged and in order.
+
+        Raises SpoolDamaged, OperationError, BatchError.
+        """
         last, found = -1, 0
+        digest = RecordsDigest()
         async for value in self.read(cut.partition):
             for start, end, header in walk(value):
                 verify_crc(value[start:end])
@@ -138,12 +143,14 @@ class Spool:
                     continue  # written twice
                 if header.base_offset <= last:
                     raise SpoolDamaged(f"offset {header.base_offset} of partition {cut.partition} is out of order")
+                digest.add_marked(value[start:end], cut.log_start, cut.offset)
                 last = header.last_offset
                 found += 1
         if found != batches:
             raise SpoolDamaged(f"partition {cut.partition} has {found} batches in the spool, {batches} were put in")
         if last >= cut.offset:
             raise SpoolDamaged(f"partition {cut.partition} was spooled up to {last}, and is cut at {cut.offset}")
+        return digest.digest().hex()
 
     async def check_there(self) -> None:
         """Raise SpoolDamaged unless nothing of it was deleted since it was whole."""

@@ -52,7 +52,7 @@ from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.refill import RefillFailed, refill
 from isthmus_plugins.replication.salvage import SalvageFailed, write_salvage
 from isthmus_plugins.replication.spool import Spool, SpoolDamaged
-from isthmus_plugins.replication.verify import RECORDS, Verification
+from isthmus_plugins.replication.verify import MARKED, Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 from isthmus_protocol.records import BatchError
@@ -94,6 +94,10 @@ _P = TruncationPhase
 
 def _id(info: TopicInfo) -> str:
     return str(uuid.UUID(bytes=info.topic_id))
+
+
+def _views(info: TopicInfo) -> tuple[PartitionView, ...]:
+    return tuple(PartitionView(partition.leader, partition.leader_epoch) for partition in info.partitions)
 
 
 def _kept(cut: PartitionCut, ends: Mapping[int, int]) -> PartitionCut:
@@ -215,14 +219,13 @@ class Truncations:
                 return
             effective, inherited = (await cluster.topic_configs(topic))[MESSAGE_BYTES_MAX]
             own = effective if effective not in (inherited, FROZEN) else None
-            views = tuple(PartitionView(partition.leader, partition.leader_epoch) for partition in info.partitions)
             outcome = await self._context.control.append(
                 BeginTruncation(
                     link_name,
                     topic,
                     topic_id,
                     why,
-                    views,
+                    _views(info),
                     own,
                     self._context.proxy_name,
                     self._context.incarnation,
@@ -319,13 +322,14 @@ class Truncations:
         await self._hold_up(truncation, None if now is None else now.trouble)
 
     async def _old_topic(self, truncation: Truncation) -> TopicInfo:
+        """The topic, to be read from its present leaders alone."""
         info = (await self._context.cluster.topics()).get(truncation.topic)
         if info is None or _id(info) != truncation.topic_id:
             raise HeldUp(
                 ReasonCode.TARGET_TOPIC_MAY_BE_DELETED,
                 f"{truncation.topic} was deleted here behind the link's back: detach the namespace and attach it again",
             )
-        return info
+        return info._replace(pinned=True)
 
     # ---- the steps ----
 
@@ -352,7 +356,7 @@ class Truncations:
             await self._advance(truncation, _P.CANCELLING)
             return
         if any(cut.records for cut in cuts):
-            await self._advance(truncation, _P.SALVAGING, cuts=tuple(cuts))
+            await self._advance(truncation, _P.SALVAGING, cuts=tuple(cuts), compared_at=_views(info))
         else:
             log.info("nothing to truncate", extra={"topic": truncation.topic})
             await self._advance(truncation, _P.CANCELLING, cuts=tuple(cuts))
@@ -389,13 +393,19 @@ class Truncations:
         return {partition: await self._context.cluster.log_start(topic, partition) for partition in partitions}
 
     async def _unchanged(self, truncation: Truncation) -> TopicInfo | None:
-        """The old topic, if its logs still start and end where they were compared; else it is compared again."""
+        """The old topic, if its logs are those that were compared, with the same limits; else it is compared again.
+
+        Another leader's log holds the same, but for what either cleaner took, and it may have been for a record that is
+        to be cut.
+        """
         info = await self._old_topic(truncation)
         places = {(truncation.topic, cut.partition): cut.log_end for cut in truncation.cuts}
         starts = {cut.partition: cut.log_start for cut in truncation.cuts}
         same_ends = await self._context.cluster.log_ends(places) == places
-        if same_ends and await self._log_starts(truncation.topic, starts) == starts:
+        same_leaders = _views(info) == truncation.compared_at
+        if same_leaders and same_ends and await self._log_starts(truncation.topic, starts) == starts:
             return info
+        log.info("logs compared again", extra={"topic": truncation.topic, "new_leaders": not same_leaders})
         await self._advance(truncation, _P.COMPARING)
         return None
 
@@ -464,8 +474,11 @@ class Truncations:
         await spool.create(info.replication_factor)
         digests = []
         for cut in truncation.cuts:
-            await spool.check(cut, await spool.fill(info, cut))
-            digests.append(await self._digest(info, cut))
+            digests.append(await spool.check(cut, await spool.fill(info, cut)))
+            if digests[-1] != await self._digest(info, cut):  # what is refilled could not become that
+                log.warning("log changed while it was spooled", extra={"topic": truncation.topic})
+                await self._advance(truncation, _P.COMPARING)
+                return
         configs = await context.cluster.topic_configs(truncation.topic)
         own = {
             name: value
@@ -495,8 +508,8 @@ class Truncations:
         return Spool(self._context, truncation, truncation.attempt)
 
     async def _digest(self, info: TopicInfo, cut: PartitionCut) -> str:
-        """What stands for the records that stay."""
-        found = await self._verification.digest(info, cut.partition, cut.log_start, cut.offset, RECORDS, None)
+        """What stands for the records and markers that stay, whether what ends a transaction is cut or not."""
+        found = await self._verification.digest(info, cut.partition, cut.log_start, cut.offset, MARKED, None)
         return found.digest
 
     async def _recreate(self, truncation: Truncation) -> None:
@@ -567,7 +580,7 @@ class Truncations:
                     )
         except RefillFailed as error:
             log.error("topic not refilled", extra={"topic": truncation.topic, "detail": str(error)})
-            await self._advance(truncation, _P.RECREATING)
+            await self._advance(truncation, _P.RECREATING, refill_failure=str(error))
             return
         await self._advance(truncation, _P.RESTORING)
 

@@ -46,6 +46,8 @@ def _status(truncation: Truncation) -> TruncationStatus:
         positions_lost=truncation.positions_lost,
         groups_lost=truncation.layout.groups if truncation.positions_lost and truncation.layout is not None else 0,
         given_up=truncation.given_up,
+        refills_failed=truncation.refills_failed,
+        refill_failure=truncation.refill_failure,
         groups_moved=len({position.group for position in truncation.moved}),
         moved_positions=[
             MovedGroupPosition(
@@ -107,7 +109,14 @@ def truncation_metrics(state: ControlState, ended: Mapping[str, int], records: M
         active.add_metric((truncation.link, truncation.phase.value, reason), 1)
     over = CounterMetricFamily("isthmus_link_truncations", "Truncations that this proxy carried out", labels=("link",))
     cut = CounterMetricFamily("isthmus_link_truncated_records", "Offsets that they cut and salvaged", labels=("link",))
+    failed = GaugeMetricFamily(
+        "isthmus_link_truncation_refills_failed",
+        "How often topics that are being truncated did not become what was spooled of them",
+        labels=("link", "topic"),
+    )
+    for truncation in state.truncations.values():
+        failed.add_metric((truncation.link, truncation.topic), truncation.refills_failed)
     for link, count in sorted(ended.items()):
         over.add_metric((link,), count)
         cut.add_metric((link,), records.get(link, 0))
-    return (active, over, cut)
+    return (active, over, cut, failed)

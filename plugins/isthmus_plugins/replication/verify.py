@@ -38,6 +38,7 @@ from isthmus_protocol.records import BatchError
 BATCHES: Final = "batches"
 RECORDS: Final = "records"
 CONTENTS: Final = "contents"
+MARKED: Final = "marked"
 LATEST: Final = "latest"
 RECHECK_TIMES: Final = 3
 RECHECK_S: Final = 1.0
@@ -84,16 +85,20 @@ class Verification:
     ) -> Digest:
         """The digest of ``[offset, to)``; with ``bytes_max`` up to the batch that reaches so many bytes.
 
-        Levels: BATCHES, whole batches; RECORDS, records and whether they were aborted; CONTENTS, records alone.
+        Levels: BATCHES, whole batches; RECORDS, records and whether they were aborted; CONTENTS, records alone; MARKED,
+        records and markers, whatever comes after them.
         """
         own_index = self._context.control.state.producer_id_ranges[self._context.cluster_id]
         whole = blake2b(digest_size=16)
         single = RecordsDigest()
         size = records = 0
         reached = to
-        if level == CONTENTS:
+        if level in (CONTENTS, MARKED):
             async for batch, _, _ in read_batches(self._context, topic, partition, offset, to):
-                single.add(batch, from_offset=offset, to_offset=to)
+                if level == MARKED:
+                    single.add_marked(batch, offset, to)
+                else:
+                    single.add(batch, from_offset=offset, to_offset=to)
             return Digest(single.digest().hex(), single.records, to)
         if level == RECORDS:
             read = offset

@@ -32,11 +32,14 @@ from isthmus_control.truncations import (
     TruncationPhase,
 )
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset
+from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication import truncation as module
 from isthmus_plugins.replication.common_log import CommonLog, SourceReplaced
+from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.spool import SpoolDamaged
 from isthmus_plugins.replication.truncation import FROZEN, MESSAGE_BYTES_MAX, NotOwner, Truncations
+from isthmus_plugins.replication.truncation_status import truncation_metrics, truncation_statuses
 from isthmus_plugins.replication.verify import Verification
 
 TOPIC = "remote-t"
@@ -128,9 +131,10 @@ def on_scene(monkeypatch: pytest.MonkeyPatch, work: Callable[[Scene], Awaitable[
 OTHER = str(uuid.UUID(int=10, version=4))
 CUTS = (PartitionCut(0, 0, 2, 3), PartitionCut(1, 10, 11, 12), PartitionCut(2, 20, 21, 22))
 
+VIEWS = tuple(PartitionView(1, 0) for _ in CUTS)
 SAFE = tuple(SalvageFile(cut.partition, "p", "/salvage/x", 1) for cut in CUTS)
 WAY: tuple[tuple[TruncationPhase, dict[str, Any]], ...] = (
-    (P.SALVAGING, {"cuts": CUTS}),
+    (P.SALVAGING, {"cuts": CUTS, "compared_at": VIEWS}),
     (P.SPOOLING, {"salvaged": SAFE}),
     (P.RECREATING, {"attempt": "1"}),
     (P.REFILLING, {"new_topic_id": SOURCE_ID}),
@@ -164,7 +168,7 @@ def test_a_log_that_does_not_start_or_end_where_it_was_compared_is_compared_agai
     monkeypatch: pytest.MonkeyPatch, moved: PartitionCut
 ) -> None:
     async def work(scene: Scene) -> None:
-        scene.advance(P.SALVAGING, cuts=(CUTS[0], moved, CUTS[2]))
+        scene.advance(P.SALVAGING, cuts=(CUTS[0], moved, CUTS[2]), compared_at=VIEWS)
         await scene.truncations._salvage(scene.now)
         assert scene.now.phase is P.COMPARING
 
@@ -212,6 +216,79 @@ def test_who_slept_through_a_take_over_leaves_the_next_owners_spool_and_position
             await scene.truncations._steps[phase](slept)
         assert slept.spool("2") in scene.cluster.found
         assert scene.cluster.offsets == {"g": {place: CommittedOffset(2, "")}}
+
+    on_scene(monkeypatch, work)
+
+
+@pytest.mark.parametrize("when", ["before the spool is filled", "before its digest is made"])
+def test_a_log_whose_leader_moved_is_compared_again(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Each replica of a compacted topic is cleaned by itself: what is spooled is what was compared, and no other log."""
+
+    async def work(scene: Scene) -> None:
+        scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
+        before = scene.at(P.SPOOLING)
+        partition = scene.topic.partitions[0]
+        digest = scene.truncations._digest
+
+        async def moved(*arguments: Any) -> str:
+            if partition.leader_epoch == 0:
+                partition.move(1)
+                partition.clean({0})
+            return await digest(*arguments)
+
+        if when == "before its digest is made":
+            monkeypatch.setattr(scene.truncations, "_digest", moved)
+            with pytest.raises(OperationError, match="another leader"):
+                await scene.truncations._spool(before)
+        else:
+            partition.move(1)
+        await scene.truncations._spool(before)
+        assert scene.now.phase is P.COMPARING
+        await scene.truncations._compare(scene.now)
+        assert scene.now.compared_at == (PartitionView(1, 1), *VIEWS[1:])
+
+    on_scene(monkeypatch, work)
+
+
+def test_a_log_that_is_cleaned_while_it_is_spooled_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cleaner that was at it already ends later than the freezing."""
+
+    async def work(scene: Scene) -> None:
+        scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
+        before = scene.at(P.SPOOLING)
+        digest = scene.truncations._digest
+
+        async def cleaned(*arguments: Any) -> str:
+            scene.topic.partitions[0].clean({0})
+            return await digest(*arguments)
+
+        monkeypatch.setattr(scene.truncations, "_digest", cleaned)
+        await scene.truncations._spool(before)
+        assert scene.now.phase is P.COMPARING
+
+    on_scene(monkeypatch, work)
+
+
+def test_a_refill_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
+        await scene.truncations._spool(scene.at(P.SPOOLING))
+        scene.truncations._follower_end = FollowerEnd(scene.context)
+        scene.truncations._follower_end.start()
+        for number in (1, 2):
+            await scene.truncations._recreate(scene.now)
+            scene.cluster.partition(TOPIC, 0).write_values(b"somebody", b"else's", b"records")
+            await scene.truncations._refill(scene.now)
+            assert scene.now.phase is P.RECREATING
+            assert scene.now.refills_failed == number
+        await scene.truncations._follower_end.stop()
+        (told,) = truncation_statuses(scene.control.state, LINK)
+        assert told.refills_failed == 2
+        assert told.refill_failure is not None
+        assert told.refill_failure in scene.now.describe()
+        metrics = {metric.name: metric for metric in truncation_metrics(scene.control.state, {}, {})}
+        (sample,) = metrics["isthmus_link_truncation_refills_failed"].samples
+        assert (sample.labels, sample.value) == ({"link": LINK, "topic": TOPIC}, 2)
 
     on_scene(monkeypatch, work)
 
