@@ -25,6 +25,7 @@ from isthmus_control.model import (
     BrokerClaim,
     LinkMode,
     LinkSettings,
+    NamespaceKey,
     OffsetsCopy,
     Reason,
     ResourceType,
@@ -213,19 +214,31 @@ class ReleaseBrokerConfig(Body):
 
 @dataclass(frozen=True, slots=True)
 class BeginPromotion(Body):
-    """A follower namespace is to be written by clients; or, begun already, this proxy carries it on."""
+    """A follower namespace is to be written by clients, and ``more`` with it; or, begun already, this proxy carries it on."""
 
     KIND: ClassVar[str] = "begin-promotion"
+    VERSION: ClassVar[int] = 2
     link: str
     type: ResourceType
     prefix: str
     settings: Mapping[str, Mapping[str, str]]
     owner: str
+    more: tuple[NamespaceKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecidePromotion(Body):
+    """The follower has all that the source has, which is detached: the promotion can only go on."""
+
+    KIND: ClassVar[str] = "decide-promotion"
+    type: ResourceType
+    prefix: str
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndPromotion(Body):
-    """All else is done: the reservation is cleared."""
+    """All else is done: the reservations of all that are promoted together are cleared."""
 
     KIND: ClassVar[str] = "end-promotion"
     type: ResourceType
@@ -235,7 +248,7 @@ class EndPromotion(Body):
 
 @dataclass(frozen=True, slots=True)
 class AbandonPromotion(Body):
-    """The source had more than the follower after all: the namespace follows on."""
+    """The source had more than the follower after all: what was to be promoted together follows on."""
 
     KIND: ClassVar[str] = "abandon-promotion"
     type: ResourceType
@@ -565,6 +578,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             HoldBrokerConfig,
             ReleaseBrokerConfig,
             BeginPromotion,
+            DecidePromotion,
             EndPromotion,
             AbandonPromotion,
             SetOffsetsTopic,

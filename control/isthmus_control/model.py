@@ -379,7 +379,8 @@ class Promotion:
     """A follower namespace on its way to be written by clients (:mod:`isthmus_control.promotion_rules`).
 
     ``settings``: by topic, what the source has for those settings that are overridden while a topic follows. ``owner``:
-    the incarnation of the proxy that carries it out.
+    the incarnation of the proxy that carries it out. ``together``: all that were asked for at once, in the order in which
+    they are carried out; they are abandoned or end together. ``decided``: nothing was missing, so it can only go on.
     """
 
     link: str
@@ -389,10 +390,17 @@ class Promotion:
     settings: Mapping[str, Mapping[str, str]]
     owner: str
     begun_ms: int
+    together: tuple[NamespaceKey, ...] = ()
+    decided: bool = False
 
     @property
     def key(self) -> NamespaceKey:
         return NamespaceKey(self.type, self.prefix)
+
+    @property
+    def keys(self) -> tuple[NamespaceKey, ...]:
+        """All that are promoted together, this one among them."""
+        return self.together or (self.key,)
 
 
 @dataclass(frozen=True, slots=True)

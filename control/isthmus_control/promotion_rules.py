@@ -1,9 +1,10 @@
-"""What the control log accepts of a promotion: a follower namespace on its way to be written by clients.
+"""What the control log accepts of a promotion: follower namespaces on their way to be written by clients.
 
-A promotion is recorded before its first step, with what its steps need once the link is gone from the namespace, and
-each step can be done again by any proxy: detach at both ends, end open transactions, give topics the source's settings
-where they had overrides, clear the reservation. Until that last one nobody else may open or attach the namespace. While
-it follows still, a promotion can be abandoned.
+What is promoted at once (topics, their groups, principals) is recorded at once, before the first step, with what the
+steps need once the link is gone from the namespaces: all of it is promoted or none of it, whoever dies. Each step can be
+done again by any proxy: detach the source's end, see that nothing is missing, *decide*, detach the rest, end open
+transactions, give topics the source's settings where they had overrides, clear the reservations. Until that last one
+nobody else may open or attach the namespaces. Before it is decided, a promotion can be abandoned.
 
 One proxy, the *owner*, carries it out; who finds that the owner's lease is gone takes over, by beginning it again.
 """
@@ -17,32 +18,51 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.acl_rules import own_again
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import NamespaceKey, Promotion, ResourceType, Role
+from isthmus_control.model import NamespaceKey, Promotion, ResourceType, Role, contains
 from isthmus_control.outcome import Change, NamespaceChanged, PromotionChanged, Refuse, Rejection, require
 
 Result = tuple[ControlState, tuple[Change, ...]]
+_ORDER = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL)
+"""Positions of groups are compared when nothing more comes into their topics."""
 
 
 def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginPromotion) -> Result:
     require(c.is_uuid(body.owner), Rejection.INVALID, f"the owner {body.owner!r} is not a UUID")
-    key = NamespaceKey(body.type, body.prefix)
-    before = state.promotions.get(key)
+    first = NamespaceKey(body.type, body.prefix)
+    before = state.promotions.get(first)
     if before is not None:
+        missing = next((key for key in body.more if key not in before.keys), None)
+        require(missing is None, Rejection.CONFLICT, f"the {first} is being promoted already, without the {missing}")
         return _take_over(state, before, body)
+    keys = tuple(sorted(dict.fromkeys((first, *body.more)), key=lambda key: _ORDER.index(key.type)))
+    begun = {key: _begun(state, command, body, key, keys) for key in keys}
+    return (
+        state.evolve(promotions={**state.promotions, **begun}),
+        tuple(PromotionChanged(None, promotion) for promotion in begun.values()),
+    )
+
+
+def _begun(
+    state: ControlState, command: c.Command, body: c.BeginPromotion, key: NamespaceKey, keys: tuple[NamespaceKey, ...]
+) -> Promotion:
+    """What is recorded of one namespace. Raises Refuse."""
+    require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted already")
     link = state.links.get(body.link)
-    mapping = link.mapping(body.type, body.prefix) if link is not None else None
+    mapping = link.mapping(*key) if link is not None else None
     if mapping is None or mapping.role is not Role.FOLLOWER:
         raise Refuse(Rejection.NOT_FOUND, f"the {key} does not follow over link {body.link!r}")
     cut = next((topic for topic in sorted(state.truncations) if mapping.remote_name(topic) is not None), None)
     require(
-        body.type is not ResourceType.TOPIC or cut is None,
+        key.type is not ResourceType.TOPIC or cut is None,
         Rejection.CONFLICT,
         f"topic {cut!r} is being truncated: wait for that",
     )
-    begun = Promotion(
-        body.link, body.type, body.prefix, mapping.remote_prefix, body.settings, body.owner, command.at_ms
+    settings = {topic: values for topic, values in body.settings.items() if contains(*key, topic)}
+    if key.type is not ResourceType.TOPIC:
+        settings = {}
+    return Promotion(
+        body.link, key.type, key.prefix, mapping.remote_prefix, settings, body.owner, command.at_ms, keys
     )
-    return state.evolve(promotions={**state.promotions, key: begun}), (PromotionChanged(None, begun),)
 
 
 def _take_over(state: ControlState, before: Promotion, body: c.BeginPromotion) -> Result:
@@ -53,11 +73,19 @@ def _take_over(state: ControlState, before: Promotion, body: c.BeginPromotion) -
         Rejection.CONFLICT,
         f"another proxy promotes the {before.key}, and its lease may still run",
     )
-    after = replace(before, owner=body.owner)
-    return state.evolve(promotions={**state.promotions, before.key: after}), (PromotionChanged(before, after),)
+    return _changed(state, before, owner=body.owner)
 
 
-def _owned(state: ControlState, body: c.AbandonPromotion | c.EndPromotion) -> Promotion | None:
+def _changed(state: ControlState, promotion: Promotion, **what: Any) -> Result:
+    """The same change for all that are promoted together."""
+    after = {key: replace(state.promotions[key], **what) for key in promotion.keys}
+    return (
+        state.evolve(promotions={**state.promotions, **after}),
+        tuple(PromotionChanged(state.promotions[key], each) for key, each in after.items()),
+    )
+
+
+def _owned(state: ControlState, body: c.AbandonPromotion | c.DecidePromotion | c.EndPromotion) -> Promotion | None:
     """The promotion that its owner ends, None if there is none any more. Raises Refuse: somebody took over."""
     key = NamespaceKey(body.type, body.prefix)
     found = state.promotions.get(key)
@@ -66,44 +94,55 @@ def _owned(state: ControlState, body: c.AbandonPromotion | c.EndPromotion) -> Pr
     return found
 
 
-def _without(state: ControlState, key: NamespaceKey) -> dict[NamespaceKey, Promotion]:
-    return {other: promotion for other, promotion in state.promotions.items() if other != key}
+def _without(state: ControlState, promotion: Promotion) -> tuple[ControlState, tuple[Change, ...]]:
+    left = {key: each for key, each in state.promotions.items() if key not in promotion.keys}
+    gone = tuple(PromotionChanged(state.promotions[key], None) for key in promotion.keys)
+    return state.evolve(promotions=left), gone
+
+
+def _follows(state: ControlState, key: NamespaceKey) -> bool:
+    return any(mapping.role is Role.FOLLOWER for _, mapping in state.attachments(key))
+
+
+def _decide(state: ControlState, offset: int, command: c.Command, body: c.DecidePromotion) -> Result:
+    before = _owned(state, body)
+    if before is None:
+        raise Refuse(Rejection.NOT_FOUND, f"the {NamespaceKey(body.type, body.prefix)} is not being promoted")
+    return (state, ()) if before.decided else _changed(state, before, decided=True)
 
 
 def _abandon(state: ControlState, offset: int, command: c.Command, body: c.AbandonPromotion) -> Result:
     before = _owned(state, body)
     if before is None:
         return state, ()
-    key = before.key
     require(
-        any(mapping.role is Role.FOLLOWER for _, mapping in state.attachments(key)),
+        not before.decided and any(_follows(state, key) for key in before.keys),
         Rejection.CONFLICT,
-        f"the {key} follows no more: its promotion can only go on",
+        f"the {before.key} follows no more, or nothing was missing: its promotion can only go on",
     )
-    return state.evolve(promotions=_without(state, key)), (PromotionChanged(before, None),)
+    return _without(state, before)
 
 
 def _end(state: ControlState, offset: int, command: c.Command, body: c.EndPromotion) -> Result:
     before = _owned(state, body)
     if before is None:
         return state, ()
-    key = before.key
-    require(
-        all(mapping.role is not Role.FOLLOWER for _, mapping in state.attachments(key)),
-        Rejection.CONFLICT,
-        f"the {key} still follows: detach it first",
-    )
-    namespace = state.namespaces[key]
-    after = replace(namespace, reserved=False, reserved_reason=None, reserved_at_offset=None)
-    state, changes = own_again(state, namespace)
-    return (
-        state.evolve(promotions=_without(state, key), namespaces={**state.namespaces, key: after}),
-        (PromotionChanged(before, None), NamespaceChanged(namespace, after), *changes),
-    )
+    following = next((key for key in before.keys if _follows(state, key)), None)
+    require(following is None, Rejection.CONFLICT, f"the {following} still follows: detach it first")
+    state, gone = _without(state, before)
+    changes: list[Change] = list(gone)
+    for key in before.keys:
+        namespace = state.namespaces[key]
+        after = replace(namespace, reserved=False, reserved_reason=None, reserved_at_offset=None)
+        state, more = own_again(state, namespace)
+        state = state.evolve(namespaces={**state.namespaces, key: after})
+        changes += [NamespaceChanged(namespace, after), *more]
+    return state, tuple(changes)
 
 
 PROMOTION_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
     c.BeginPromotion: _begin,
+    c.DecidePromotion: _decide,
     c.EndPromotion: _end,
     c.AbandonPromotion: _abandon,
 }

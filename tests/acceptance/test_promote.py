@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from support.groups import commit, offsets
 from support.kafka import unique
 from support.links import Linked, linked, until
 
@@ -32,6 +33,13 @@ def namespaces(link: Linked) -> tuple[str, str]:
     link.a.produce(local + "t", [b"x"] * 3)
     link.wait_end(remote + "t", 3)
     return local, remote
+
+
+def attach_group(link: Linked, group: str) -> None:
+    link.a.proxy.cli(
+        *("link", "attach", link.name, "--type", "consumer-group", "--local", group, "--remote", group),
+        *("--role", "leader", "--disable-transaction-verification"),
+    )
 
 
 def reserved(link: Linked, prefix: str) -> str:
@@ -88,11 +96,16 @@ def test_refused_while_something_is_missing(link: Linked, namespaces: tuple[str,
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.3])
 def test_finished_after_kill_9(link: Linked, namespaces: tuple[str, str], delay_s: float) -> None:
+    """Topics with their groups, or none of them."""
     local, remote = namespaces
+    group = unique("killed-")
+    attach_group(link, group)
+    commit(link.a, group, {(local + "t", 0): 2})
+    until("the position is there", lambda: offsets(link.b, group) == {(remote + "t", 0): 2})
 
     def promote() -> None:
         try:
-            link.b.proxy.cli("link", "promote", link.name, "--local", remote)
+            link.b.proxy.cli("link", "promote", link.name, "--local-group", group, "--local", remote)
         except ProxyFailed:
             pass  # it was killed
 
@@ -109,19 +122,19 @@ def test_finished_after_kill_9(link: Linked, namespaces: tuple[str, str], delay_
     asked.join(60)
     link.b.proxy.start()
     until("it is promoted", lambda: reserved(link, remote) == "open")
+    assert link.b.proxy.get(f"/v1/namespaces/consumer-group?prefix={group}")["state"] == "open"
+    assert offsets(link.b, group) == {(remote + "t", 0): 2}
     until("A has found B again", lambda: link.a.link(link.name)["state"] != "Disconnected")
     assert link.b.topic_config(remote + "t")["retention.ms"] == "86400000"
-    assert all(mapping["local"] != local for mapping in link.a.link(link.name)["mappings"])
+    assert all(mapping["local"] not in (local, group) for mapping in link.a.link(link.name)["mappings"])
     assert link.b.produce(remote + "t", [b"here now"]) == [3]
+    commit(link.b, group, {(remote + "t", 0): 3})
 
 
 def test_groups_go_along(link: Linked, namespaces: tuple[str, str]) -> None:
     local, remote = namespaces
     group, place = unique("app-"), TopicPartition(remote + "t", 0)
-    link.a.proxy.cli(
-        *("link", "attach", link.name, "--type", "consumer-group", "--local", group, "--remote", group),
-        *("--role", "leader", "--disable-transaction-verification"),
-    )
+    attach_group(link, group)
 
     def consumer(bootstrap: str) -> Consumer:
         return Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})

@@ -1,13 +1,16 @@
 """Promotion: a drained follower namespace becomes one that clients write.
 
-1. Nothing is missing: every partition has what the source has. Else it is refused, with what is missing.
-2. It is recorded, with the source's values of what is overridden here: the source may be gone before the end.
-3. The namespace is detached at both ends, the leader's first. In between, when nothing more is sent, it looks again: if
-   the source has more by then, the leader's end is attached again, and the promotion is abandoned, with those of the
-   same request that have not come so far.
-4. Transactions that are open in the follower's logs are aborted: no coordinator of this cluster knows them.
-5. Topics get the source's settings instead of the overrides.
-6. The reservation is cleared, and the record with it.
+1. Nothing is missing: every partition has what the source has, every group its positions. Else it is refused, with what
+   is missing.
+2. All that was asked for is recorded at once, with the source's values of what is overridden here: the source may be
+   gone before the end.
+3. The source's ends of topic namespaces are detached. When nothing more is sent, it looks again, at topics and then at the
+   positions of groups: if the source has more by then, its ends are attached again, and all of it is abandoned.
+4. It is decided, which is recorded: from here on it can only go on.
+5. All that is attached still is detached, the source's ends first.
+6. Transactions that are open in the follower's logs are aborted: no coordinator of this cluster knows them.
+7. Topics get the source's settings instead of the overrides.
+8. The reservations are cleared, and the record with them.
 
 Each step can be done again from its beginning. The proxy that was asked carries it out; when it dies, another proxy of
 the cluster, or the next process of its name, goes on.
@@ -23,10 +26,11 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, EndPromotion
+from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, DecidePromotion, EndPromotion
 from isthmus_control.model import (
     FollowerTopic,
     Link,
+    NamespaceKey,
     NamespaceMapping,
     Promotion,
     ResourceType,
@@ -101,37 +105,21 @@ class Promotions:
                 return result
             if blocked:
                 raise _not_drained(blocked)
-            # All are recorded first, so that all of them end promoted whoever dies from here on.
-            for wanted, report in zip(namespaces, reports, strict=True):
-                if not report.begun:
-                    await self._begin(link.name, wanted)
-            for number, (wanted, report) in enumerate(zip(namespaces, reports, strict=True)):
-                progress(number, len(reports))
-                promotion = self._begun(wanted)
-                if promotion is not None:
-                    try:
-                        await self._carry_out(promotion, report)
-                    except OperationError as error:
-                        if error.code == NOT_DRAINED:
-                            await self._abandon_all(namespaces[number + 1 :])
-                        raise
-            progress(len(reports), len(reports))
+            if fresh := [_key(wanted) for wanted, report in zip(namespaces, reports, strict=True) if not report.begun]:
+                await self._begin(link, fresh)
+            asked = {_key(wanted): report for wanted, report in zip(namespaces, reports, strict=True)}
+            for number, key in enumerate(asked):
+                progress(number, len(asked))
+                promotion = self._context.control.state.promotions.get(key)
+                if promotion is not None:  # not together with one before
+                    await self._carry_out(promotion, asked)
+            progress(len(asked), len(asked))
             return result
-
-    async def _abandon_all(self, namespaces: Sequence[NamespaceRef]) -> None:
-        """Abandon the promotions that were asked for with one that is abandoned, and not carried out yet."""
-        for wanted in namespaces:
-            if (promotion := self._begun(wanted)) is not None:
-                await self._append(AbandonPromotion(promotion.type, promotion.prefix, self._context.incarnation))
-
-    def _begun(self, wanted: NamespaceRef) -> Promotion | None:
-        promotions = self._context.control.state.promotions.values()
-        return next((each for each in promotions if (each.type, each.prefix) == (wanted.type, wanted.local)), None)
 
     async def _look(self, link: Link, wanted: NamespaceRef) -> PromotedNamespace:
         """What a namespace lacks, and what promoting it will do."""
         kind = ResourceType(wanted.type)
-        begun = self._begun(wanted)
+        begun = self._context.control.state.promotions.get(_key(wanted))
         if begun is not None:
             return PromotedNamespace(type=wanted.type, local=wanted.local, remote=begun.remote_prefix, begun=True)
         mapping = link.mapping(kind, wanted.local)
@@ -146,18 +134,21 @@ class Promotions:
             if kind is ResourceType.TOPIC:
                 await self._look_at_topics(link.name, mapping, report)
             elif kind is ResourceType.CONSUMER_GROUP:
-                await self._look_at_groups(link, mapping, report)
+                report.missing += await self._behind(link, mapping)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
         return report
 
-    async def _look_at_groups(self, link: Link, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
+    async def _behind(self, link: Link, mapping: NamespaceMapping) -> list[str]:
+        """What the groups of a namespace lack here."""
         kept = tuple(each for each in link.mappings if each.type is ResourceType.TOPIC or each is mapping)
+        missing = []
         for verdict in await self._compare_groups(replace(link, mappings=kept)):
             if not verdict.equal:
-                report.missing.append(f"group {verdict.group}: {verdict.difference}")
+                missing.append(f"group {verdict.group}: {verdict.difference}")
             elif verdict.waiting:
-                report.missing.append(f"group {verdict.group}: {verdict.waiting} positions wait for their records")
+                missing.append(f"group {verdict.group}: {verdict.waiting} positions wait for their records")
+        return missing
 
     async def _look_at_topics(self, link_name: str, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
         topics = await self._context.cluster.topics()
@@ -187,20 +178,20 @@ class Promotions:
         report.topics = sorted(name for name in topics if mapping.remote_name(name) is not None)
         report.transactions_open = sum([len(await self._open_transactions(topics[name])) for name in report.topics])
 
-    async def _begin(self, link_name: str, wanted: NamespaceRef) -> None:
-        link = self._context.control.state.links[link_name]
-        mapping = link.mapping(ResourceType(wanted.type), wanted.local)
+    async def _begin(self, link: Link, keys: Sequence[NamespaceKey]) -> None:
+        """Record all at once, so that all of it ends promoted, or none, whoever dies from here on."""
         settings: dict[str, dict[str, str]] = {}
-        if mapping is not None and mapping.type is ResourceType.TOPIC:
-            told = await self._call(link_name, "topic_settings", {"prefix": mapping.remote_prefix})
-            for source, values in told["topics"].items():
-                name = mapping.local_name(source)
-                if name is not None:
-                    settings[name] = values
-        await self._append(
-            BeginPromotion(link_name, ResourceType(wanted.type), wanted.local, settings, self._context.incarnation)
-        )
-        log.info("promotion begun", extra={"link": link_name, "namespace": wanted.local})
+        for key in keys:
+            mapping = link.mapping(*key)
+            if mapping is not None and mapping.type is ResourceType.TOPIC:
+                told = await self._call(link.name, "topic_settings", {"prefix": mapping.remote_prefix})
+                for source, values in told["topics"].items():
+                    name = mapping.local_name(source)
+                    if name is not None:
+                        settings[name] = values
+        ours = self._context.incarnation
+        await self._append(BeginPromotion(link.name, *keys[0], settings, ours, tuple(keys[1:])))
+        log.info("promotion begun", extra={"link": link.name, "namespaces": [str(key) for key in keys]})
 
     async def settings_of(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """What this cluster's topics have for those settings that a follower overrides."""
@@ -222,8 +213,10 @@ class Promotions:
             if monotonic() > self._context.lease_deadline or self._lock.locked():
                 continue
             async with self._lock:
-                for promotion in list(self._context.control.state.promotions.values()):
-                    await self._resume(promotion)
+                for key in list(self._context.control.state.promotions):
+                    promotion = self._context.control.state.promotions.get(key)
+                    if promotion is not None and promotion.keys[0] == key:
+                        await self._resume(promotion)
 
     async def _resume(self, promotion: Promotion) -> None:
         state, ours = self._context.control.state, self._context.incarnation
@@ -233,18 +226,36 @@ class Promotions:
             if promotion.owner != ours:
                 await self._append(BeginPromotion(promotion.link, promotion.type, promotion.prefix, {}, ours))
                 log.info("promotion taken over", extra={"link": promotion.link, "namespace": promotion.prefix})
-            await self._carry_out(promotion, None)
+            await self._carry_out(promotion, {})
             self.trouble = None
         except OperationError as error:
             self.trouble = f"the promotion of {promotion.prefix!r} does not go on: {error.message}"
             log.warning("promotion waits", extra={"namespace": promotion.prefix, "detail": error.message})
 
-    async def _carry_out(self, promotion: Promotion, report: PromotedNamespace | None) -> None:
-        """Everything after the beginning. Raises OperationError; it can be done again."""
+    async def _carry_out(self, promotion: Promotion, reports: Mapping[NamespaceKey, PromotedNamespace]) -> None:
+        """Everything after the beginning, for all that goes together. Raises OperationError; it can be done again."""
         link = self._context.control.state.links.get(promotion.link)
-        mapping = link.mapping(promotion.type, promotion.prefix) if link is not None else None
-        if link is not None and mapping is not None:
-            await self._detach(link, mapping)
+        attached = [] if link is None else [each for key in promotion.keys if (each := link.mapping(*key)) is not None]
+        ours = self._context.incarnation
+        if link is not None and attached:
+            if not promotion.decided:
+                await self._look_again(link, attached, promotion)
+                await self._append(DecidePromotion(promotion.type, promotion.prefix, ours))
+            for mapping in reversed(attached):  # groups before the topics that their positions are in
+                await self._call(promotion.link, "detach", _there(mapping))
+                await self._detach_here(link, mapping)
+        ended = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
+        await self._append(EndPromotion(promotion.type, promotion.prefix, ours))
+        await self._enforced()
+        for key in promotion.keys:
+            extra = {"link": promotion.link, "namespace": key.prefix, "transactions": ended[key]}
+            log.info("namespace promoted", extra=extra)
+            if (report := reports.get(key)) is not None:
+                report.promoted = True
+                report.transactions_ended = ended[key]
+
+    async def _make_own(self, promotion: Promotion) -> int:
+        """End what is open in a namespace's topics, and give them their settings; how many transactions that were."""
         ended = 0
         if promotion.type is ResourceType.TOPIC:
             try:
@@ -255,31 +266,28 @@ class Promotions:
                         await self._restore(promotion, name)
             except (BrokerUnavailable, KafkaRefused) as error:
                 raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
-        await self._append(EndPromotion(promotion.type, promotion.prefix, self._context.incarnation))
-        await self._enforced()
-        log.info(
-            "namespace promoted",
-            extra={"link": promotion.link, "namespace": promotion.prefix, "transactions": ended},
-        )
-        if report is not None:
-            report.promoted = True
-            report.transactions_ended = ended
+        return ended
 
-    async def _detach(self, link: Link, mapping: NamespaceMapping) -> None:
-        """Detach both ends, the leader's first, unless the source has more by then. Raises OperationError."""
-        there = {"type": mapping.type.value, "local": mapping.remote_prefix}
-        await self._call(link.name, "detach", there)
-        if missing := await self._missing_after(link, mapping):
-            again = {**there, "remote": mapping.local_prefix, "role": Role.LEADER.value}
-            await self._call(link.name, "attach", again)
-            await self._append(AbandonPromotion(mapping.type, mapping.local_prefix, self._context.incarnation))
+    async def _look_again(self, link: Link, attached: Sequence[NamespaceMapping], promotion: Promotion) -> None:
+        """Detach the source's topics, and see that nothing is missing; else take all of it back. Raises OperationError.
+
+        Groups come after topics: what they commit until then is theirs. Of what they commit later nothing is known.
+        """
+        topics = [mapping for mapping in attached if mapping.type is ResourceType.TOPIC]
+        for mapping in topics:
+            await self._call(link.name, "detach", _there(mapping))
+        missing = [each for mapping in topics for each in await self._missing_after(link, mapping)]
+        groups = [mapping for mapping in attached if mapping.type is ResourceType.CONSUMER_GROUP and not missing]
+        missing += [each for mapping in groups for each in await self._behind(link, mapping)]
+        if missing:
+            for mapping in topics:
+                again = {**_there(mapping), "remote": mapping.local_prefix, "role": Role.LEADER.value}
+                await self._call(link.name, "attach", again)
+            await self._append(AbandonPromotion(promotion.type, promotion.prefix, self._context.incarnation))
             raise _not_drained(missing)
-        await self._detach_here(link, mapping)
 
     async def _missing_after(self, link: Link, mapping: NamespaceMapping) -> list[str]:
         """What the follower lacks although the leader end sends nothing more, once all that was sent is here."""
-        if mapping.type is not ResourceType.TOPIC:
-            return []
         try:
             missing = await self._deciding(link.name)
             there = (await self._call(link.name, "log_ends", {"prefix": mapping.remote_prefix}))["topics"]
@@ -387,6 +395,15 @@ class Promotions:
 def _doubted(record: FollowerTopic) -> list[str]:
     """Why a topic may have keys that its source has deleted."""
     return [str(why.message) for partition in sorted(record.doubted) if (why := reasons.doubted(record, partition))]
+
+
+def _key(wanted: NamespaceRef) -> NamespaceKey:
+    return NamespaceKey(ResourceType(wanted.type), wanted.local)
+
+
+def _there(mapping: NamespaceMapping) -> dict[str, Any]:
+    """A mapping as the source's end calls it."""
+    return {"type": mapping.type.value, "local": mapping.remote_prefix}
 
 
 def _not_drained(missing: Sequence[str]) -> OperationError:

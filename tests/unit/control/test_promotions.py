@@ -126,6 +126,39 @@ def test_the_reservation_outlives_the_link() -> None:
     log.refused(c.DeleteNamespace(TOPIC, "in-"), Rejection.CONFLICT, "being promoted")
 
 
+def test_what_is_promoted_together_is_one_thing_from_its_begin_to_its_end() -> None:
+    log = Log()
+    group = ResourceType.CONSUMER_GROUP
+    log.ok(c.AttachNamespace("b", group, "app-", "app-", Role.FOLLOWER, create_missing=True))
+    begin = replace(log.begin, type=group, prefix="app-", more=(KEY,))
+    log.refused(replace(begin, more=(NamespaceKey(TOPIC, "x-"),)), Rejection.NOT_FOUND, "'x-'")
+    assert not log.state.promotions
+    assert len(log.ok(begin)) == 2
+    keys = (KEY, NamespaceKey(group, "app-"))
+    assert [each.keys for each in log.state.promotions.values()] == [keys, keys]
+    assert log.state.promotions[KEY].settings == {"in-t": {"retention.ms": "5"}}
+    log.refused(replace(log.begin, more=(NamespaceKey(TOPIC, "x-"),)), Rejection.CONFLICT, "without the")
+    assert len(log.ok(c.AbandonPromotion(TOPIC, "in-", log.ours))) == 2
+    assert not log.state.promotions
+
+    log.ok(begin)
+    log.ok(c.ReleaseLease("ours", log.ours))
+    assert len(log.ok(replace(log.begin, owner=log.other))) == 2
+    decide = c.DecidePromotion(group, "app-", log.ours)
+    log.refused(decide, Rejection.CONFLICT, "took over")
+    assert len(log.ok(replace(decide, owner=log.other))) == 2
+    assert log.ok(replace(decide, owner=log.other)) == ()
+    log.refused(c.AbandonPromotion(TOPIC, "in-", log.other), Rejection.CONFLICT, "can only go on")
+    end = replace(log.end, owner=log.other)
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.refused(end, Rejection.CONFLICT, "'app-' still follows")
+    log.ok(c.DetachNamespace("b", group, "app-"))
+    log.ok(end)
+    assert not log.state.promotions
+    assert not any(log.state.namespaces[key].reserved for key in keys)
+    log.refused(replace(decide, owner=log.other), Rejection.NOT_FOUND, "not being promoted")
+
+
 @pytest.mark.parametrize(
     ("kind", "prefix"), [(ResourceType.CONSUMER_GROUP, "app-"), (ResourceType.PRINCIPAL, "User:app-")]
 )

@@ -13,9 +13,9 @@ from support.plugins import Proxy, Two, on_two
 from isthmus_control.commands import BeginPromotion, DetachNamespace, ReleaseLease
 from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType
 from isthmus_plugins import links
-from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec
+from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, LinkListenerSpec
 from isthmus_plugins.links import NamespaceRef, OperationError, Promote, PromoteReport
-from isthmus_plugins.replication import promotion
+from isthmus_plugins.replication import group_verify, promotion
 
 KEY = NamespaceKey(ResourceType.TOPIC, "r-")
 REQUEST = Promote(namespaces=[NamespaceRef(local="r-")])
@@ -193,6 +193,83 @@ def test_what_was_asked_for_with_an_abandoned_promotion_is_abandoned_too(monkeyp
     on_following(work)
 
 
+GROUP_KEY = NamespaceKey(ResourceType.CONSUMER_GROUP, "gr-")
+BOTH = Promote(namespaces=[NamespaceRef(local="gr-", type="consumer-group"), NamespaceRef(local="r-")])
+
+
+def on_groups(monkeypatch: pytest.MonkeyPatch, work: Callable[[Two], Awaitable[None]]) -> None:
+    """The same, with a group namespace and a group that has the same position at both ends."""
+    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
+    monkeypatch.setattr(group_verify, "LOOK_AGAIN_S", 0.05)
+
+    async def with_groups(two: Two) -> None:
+        groups = links.Attach(
+            local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True
+        )
+        await two.a.links.attach("a-to-b", groups)
+        await two.until("attached", lambda: len(two.b.status().mappings) == 2)
+        two.clusters["A"].offsets["gl-1"] = {("l-t", 0): CommittedOffset(3, "")}
+        two.clusters["B"].offsets["gr-1"] = {("r-t", 0): CommittedOffset(3, "")}
+        await work(two)
+
+    on_following(with_groups)
+
+
+async def promote_both(proxy: Proxy) -> None:
+    await proxy.links.promote("a-to-b", BOTH, lambda done, total: None)
+
+
+def test_groups_are_looked_at_again_when_nothing_more_comes_into_their_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(two: Two) -> None:
+        control = two.controls["B"]
+        append = control.append
+
+        async def committed(body: Any) -> Any:
+            if isinstance(body, BeginPromotion):
+                two.clusters["A"].offsets["gl-1"] = {("l-t", 0): CommittedOffset(2, "")}
+            return await append(body)
+
+        control.append = committed  # type: ignore[method-assign]
+        with pytest.raises(OperationError, match="group gr-1: r-t-0: the source has 2, the follower has 3") as raised:
+            await promote_both(two.b)
+        assert raised.value.code == "NOT_DRAINED"
+        assert not control.state.promotions
+        for proxy, role in ((two.a, "leader"), (two.b, "follower")):
+            assert [mapping.role for mapping in proxy.status().mappings] == [role, role]
+        control.append = append  # type: ignore[method-assign]
+        two.clusters["A"].offsets["gl-1"] = {("l-t", 0): CommittedOffset(3, "")}
+        await promote_both(two.b)
+        assert promoted(two)
+        assert not control.state.namespaces[GROUP_KEY].reserved
+
+    on_groups(monkeypatch, work)
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_topics_and_groups_are_promoted_together_whoever_dies(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(two: Two) -> None:
+        killing = Killing(two, at)
+        try:
+            await promote_both(two.b)
+        except OperationError:
+            pass
+        control: FakeControl = two.controls["B"]
+        begun = bool(control.state.promotions)
+        assert len(control.state.promotions) in (0, 2)
+        await replaced(two, killing)
+        keys = (KEY, GROUP_KEY)
+        if begun or promoted(two):
+            await two.until("promoted", lambda: promoted(two))
+            await two.until("detached there, too", lambda: not two.a.status().mappings)
+            assert not any(control.state.namespaces[key].reserved for key in keys)
+            assert two.clusters["B"].offsets["gr-1"] == {("r-t", 0): CommittedOffset(3, "")}
+        else:
+            assert all(control.state.namespaces[key].reserved for key in keys)
+            assert len(two.a.status().mappings) == 2
+
+    on_groups(monkeypatch, work)
+
+
 async def follows_on(two: Two) -> None:
     """Nothing is promoted, and both ends are attached."""
     assert not two.controls["B"].state.promotions
@@ -222,7 +299,19 @@ class Killing:
         setattr(owner, name, step)
 
 
-@pytest.mark.parametrize("at", range(8))
+async def replaced(two: Two, killing: Killing) -> None:
+    """The follower's proxy is gone, what killed it, too, and there is another one."""
+    control, old = two.controls["B"], two.b
+    await old.stop()
+    killing.fails = False
+    control.apply(ReleaseLease(old.context.proxy_name, old.context.incarnation))
+    two.b = Proxy(two.clusters["B"], control, "b2")
+    assert old.context.port is not None
+    two.b.context.link_listener = LinkListenerSpec("127.0.0.1", old.context.port, None, None)
+    await two.b.start()
+
+
+@pytest.mark.parametrize("at", range(9))
 def test_once_begun_another_proxy_finishes_it(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
 
@@ -234,14 +323,7 @@ def test_once_begun_another_proxy_finishes_it(at: int, monkeypatch: pytest.Monke
             pass
         control: FakeControl = two.controls["B"]
         begun = bool(control.state.promotions)
-        old = two.b
-        await old.stop()
-        killing.fails = False
-        control.apply(ReleaseLease(old.context.proxy_name, old.context.incarnation))
-        two.b = Proxy(two.clusters["B"], control, "b2")
-        assert old.context.port is not None
-        two.b.context.link_listener = LinkListenerSpec("127.0.0.1", old.context.port, None, None)
-        await two.b.start()
+        await replaced(two, killing)
         if begun or promoted(two):
             await two.until("promoted", lambda: promoted(two))
             await two.until("detached there, too", lambda: not two.a.status().mappings)
