@@ -453,6 +453,17 @@ class GiveUpTruncation(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class StopCatchingUp(Body):
+    """A topic that catches up with its source cannot: found by the proxy that follows a partition, the owner or not."""
+
+    KIND: ClassVar[str] = "stop-catching-up"
+    topic: str
+    topic_id: str
+    new_topic_id: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class HoldUpTruncation(Body):
     """Why a truncation's phase does not end, None if nothing keeps it any more."""
 
@@ -596,6 +607,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             TakeOverTruncation,
             AdvanceTruncation,
             GiveUpTruncation,
+            StopCatchingUp,
             HoldUpTruncation,
             RecordAcls,
             RegisterProducerIds,

@@ -125,6 +125,7 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
         compared_at=before.compared_at if body.compared_at is None else body.compared_at,
         refills_failed=before.refills_failed + (body.refill_failure is not None),
         refill_failure=before.refill_failure if body.refill_failure is None else body.refill_failure,
+        stuck=None,
     )
     _check(after)
     if after.phase is _P.DONE:
@@ -166,6 +167,19 @@ def _give_up(state: ControlState, offset: int, command: c.Command, body: c.GiveU
         f"the truncation of topic {body.topic!r} goes on by itself ({before.phase}): there is nothing to give up",
     )
     after = replace(before, given_up=True)
+    return _with(state, after), (TruncationChanged(before, after),)
+
+
+def _stop_catching_up(state: ControlState, offset: int, command: c.Command, body: c.StopCatchingUp) -> Result:
+    before = _under_way(state, body.topic, body.topic_id)
+    require(
+        before.phase is _P.CATCHING_UP and before.new_topic_id == body.new_topic_id,
+        Rejection.CONFLICT,
+        f"topic {body.topic!r} with id {body.new_topic_id} does not catch up",
+    )
+    if before.stuck is not None:
+        return state, ()
+    after = replace(before, stuck=body.reason)
     return _with(state, after), (TruncationChanged(before, after),)
 
 
@@ -332,5 +346,6 @@ TRUNCATION_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Comman
     c.TakeOverTruncation: _take_over,
     c.AdvanceTruncation: _advance,
     c.GiveUpTruncation: _give_up,
+    c.StopCatchingUp: _stop_catching_up,
     c.HoldUpTruncation: _hold_up,
 }

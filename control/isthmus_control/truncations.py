@@ -189,7 +189,8 @@ class Truncation:
     topic succeeded the one that was followed. ``positions_lost``: the spool was lost with the positions of groups.
     ``given_up``: the operator has what is there while it catches up taken for all there is. ``compared_at``: who led
     the partitions when the logs were compared: each replica of a compacted log is cleaned by itself. ``refills_failed``:
-    how often the new topic did not become what was spooled, the last time because of ``refill_failure``.
+    how often the new topic did not become what was spooled, the last time because of ``refill_failure``. ``stuck``: why
+    the source refills the topic no further while it catches up, as the proxy says to which that happened.
     """
 
     link: str
@@ -218,6 +219,7 @@ class Truncation:
     compared_at: tuple[PartitionView, ...] = ()
     refills_failed: int = 0
     refill_failure: str | None = None
+    stuck: Reason | None = None
 
     def spool(self, attempt: str | None) -> str:
         """The name of an attempt's spool topic."""

@@ -23,6 +23,7 @@ from isthmus_control.commands import (
     BeginTruncation,
     Body,
     HoldUpTruncation,
+    StopCatchingUp,
     TakeOverTruncation,
 )
 from isthmus_control.control_state import ControlState
@@ -174,7 +175,10 @@ class Truncations:
         state = self._context.control.state
         for stream in self._follower_end.streams():
             reason = stream.follower_log.reason or stream.held
-            if reason is None or reason.code not in DIVERGENCES or stream.topic in state.truncations:
+            if reason is None or reason.code not in DIVERGENCES:
+                continue
+            if stream.topic in state.truncations:
+                self._stuck(state.truncations[stream.topic], stream.topic_id, Reason(str(reason.code), reason.message))
                 continue
             if stream.topic.startswith(COPY_PREFIX):
                 continue  # it is not compared with the source's: the operator makes it anew
@@ -183,10 +187,12 @@ class Truncations:
                 self.begin(stream.link_name, stream.topic, stream.topic_id, why)
         for topic, succession in self._follower_topics.succeeded.items():
             record = state.follower_topics.get(topic)
-            if record is None or record.source_topic_id != succession.former or topic in state.truncations:
+            if record is None or record.topic_id is None or record.source_topic_id != succession.former:
                 continue
-            if record.topic_id is not None:
-                why = Reason(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, succession))
+            why = Reason(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, succession))
+            if topic in state.truncations:
+                self._stuck(state.truncations[topic], record.topic_id, why)
+            else:
                 self.begin(record.link, topic, record.topic_id, why, succession)
         for topic in [topic for topic, task in self._begun.items() if task.done()]:
             del self._begun[topic]
@@ -200,6 +206,22 @@ class Truncations:
         if topic not in self._begun:
             work = self._begin(link_name, topic, topic_id, why, source)
             self._begun[topic] = self._tasks.start(f"begin-{topic}", work)
+
+    def _stuck(self, truncation: Truncation, topic_id: str, why: Reason) -> None:
+        """Tell whoever carries it out that a topic catches up no more, if that is what it does."""
+        topic = truncation.topic
+        if truncation.follows and truncation.new_topic_id == topic_id and truncation.stuck is None:
+            if topic not in self._begun:
+                self._begun[topic] = self._tasks.start(f"stuck-{topic}", self._tell_stuck(truncation, topic_id, why))
+
+    async def _tell_stuck(self, truncation: Truncation, topic_id: str, why: Reason) -> None:
+        extra = {"topic": truncation.topic, "code": why.code, "detail": why.message}
+        try:
+            await self._context.control.append(StopCatchingUp(truncation.topic, truncation.topic_id, topic_id, why))
+        except BrokerUnavailable as error:
+            log.warning("control log not written", extra={"topic": truncation.topic, "detail": str(error)})
+        else:
+            log.warning("topic does not catch up", extra=extra)
 
     def _may_run(self, state: ControlState, truncation: Truncation) -> bool:
         """Whether it is this proxy's to carry out, or its owner is gone for sure."""
@@ -614,16 +636,14 @@ class Truncations:
     async def _catch_up(self, truncation: Truncation) -> None:
         """Wait until the link has refilled what the spool held, or the operator gives that up.
 
-        Or until it can refill no more, because the topic diverged, or the source's was truncated as well: what has
-        come stays, nobody else may have it, and the next truncation deals with it.
+        Or until it can refill no more, because the topic diverged, or the source's was truncated as well, which any
+        proxy of the cluster may have found: what has come stays, nobody else may have it, and the next truncation deals with it.
         """
         info = (await self._context.cluster.topics()).get(truncation.topic)
         if info is None or _id(info) != truncation.new_topic_id:
             await self._advance(truncation, _P.RECREATING)
             return
-        streams = [each for each in self._follower_end.streams() if each.topic == truncation.topic]
-        diverged = any(each.follower_log.reason and each.follower_log.reason.code in DIVERGENCES for each in streams)
-        enough = truncation.given_up or diverged or truncation.topic in self._follower_topics.succeeded
+        enough = truncation.given_up or truncation.stuck is not None
         places = {cut.partition: (truncation.topic, cut.partition) for cut in truncation.cuts}
         found = await self._context.cluster.log_ends(list(places.values()))
         ends = {partition: found[place] for partition, place in places.items() if place in found}

@@ -309,6 +309,27 @@ def test_a_topic_whose_spool_is_lost_follows_its_source_from_the_start() -> None
     log.refused(give_up, Rejection.NOT_FOUND, "not being truncated")
 
 
+def test_any_proxy_says_that_a_topic_cannot_catch_up() -> None:
+    log = Log().at(P.CATCHING_UP)
+    stop = c.StopCatchingUp("in-t", log.topic_id, log.truncation.new_topic_id or "", WHY)
+    log.refused(replace(stop, new_topic_id=log.uid()), Rejection.CONFLICT, "does not catch up")
+    (change,) = log.ok(stop)
+    assert change.after.stuck == WHY
+    assert log.ok(stop) == ()
+    log.ok(log.advance(P.RESTORING))
+    assert log.truncation.stuck is None
+    log.refused(stop, Rejection.CONFLICT, "does not catch up")
+
+
+def test_refills_in_vain_are_counted() -> None:
+    log = Log().at(P.REFILLING)
+    for number in (1, 2):
+        log.ok(log.advance(P.RECREATING, refill_failure=f"failure {number}"))
+        log.ok(log.advance(P.REFILLING, new_topic_id=log.uid()))
+    assert (log.truncation.refills_failed, log.truncation.refill_failure) == (2, "failure 2")
+    assert "refilled 2 times in vain" in log.truncation.describe()
+
+
 def test_what_was_given_up_is_what_a_topic_lacked_that_is_still_there() -> None:
     log = Log().at(P.CATCHING_UP)
     log.ok(c.GiveUpTruncation("in-t", log.topic_id))

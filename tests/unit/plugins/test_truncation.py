@@ -6,6 +6,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication import truncation as module
 from isthmus_plugins.replication.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.follower_log import StopReason
 from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.spool import SpoolDamaged
 from isthmus_plugins.replication.truncation import FROZEN, MESSAGE_BYTES_MAX, NotOwner, Truncations
@@ -348,6 +350,51 @@ def test_a_spool_is_lost_when_it_stays_so_whatever_failed_before(monkeypatch: py
         assert len(seen) == 10
         assert scene.now.phase is P.RESTORING
         assert not scene.now.positions_lost
+
+    on_scene(monkeypatch, work)
+
+
+def test_a_topic_that_diverges_on_another_proxy_while_it_catches_up_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one proxy for each broker, a partition's stream is at the proxy of its leader, the truncation at any."""
+
+    async def work(scene: Scene) -> None:
+        class Diverged(FollowerEnd):
+            topic_id = SOURCE_ID
+
+            def streams(self) -> list[Any]:
+                follower_log = SimpleNamespace(reason=StopReason("TARGET_WRITTEN_BY_OTHERS", "somebody wrote"))
+                return [SimpleNamespace(topic=TOPIC, topic_id=self.topic_id, follower_log=follower_log, held=None)]
+
+        scene.at(P.RECREATING)
+        del scene.cluster.found[TOPIC]
+        scene.topic = scene.cluster.add_topic(TOPIC, 3)
+        new_id = str(uuid.UUID(bytes=scene.topic.topic_id))
+        scene.advance(P.REFILLING, new_topic_id=new_id)
+        scene.advance(P.CATCHING_UP)
+        for partition, end in zip(scene.topic.partitions, (2, 3, 21), strict=True):
+            for _ in range(end):
+                partition.write_values(b"from the source")
+        await scene.truncations._catch_up(scene.now)
+        assert scene.now.phase is P.CATCHING_UP
+
+        other: Any = FakeContext(scene.cluster, scene.control)
+        nothing: Any = None
+        streams = Diverged(other)
+        elsewhere = Truncations(other, nothing, streams, nothing, nothing, FollowerTopics(other))
+        elsewhere._may_run = lambda state, truncation: False  # type: ignore[method-assign]
+        elsewhere._look()
+        await asyncio.sleep(1)
+        assert scene.now.stuck is None  # that was the topic before
+        streams.topic_id = new_id
+        elsewhere._look()
+        await asyncio.sleep(1)
+        assert scene.now.stuck is not None
+        await scene.truncations._catch_up(scene.now)
+        assert scene.now.phase is P.RESTORING
+        assert [cut.offset for cut in scene.now.cuts] == [2, 3, 21]
+        await elsewhere.stop()
 
     on_scene(monkeypatch, work)
 
