@@ -214,7 +214,7 @@ class ReleaseBrokerConfig(Body):
 
 @dataclass(frozen=True, slots=True)
 class BeginPromotion(Body):
-    """A follower namespace is to be written by clients, and ``more`` with it; or, begun already, this proxy carries it on."""
+    """A follower namespace is to be written by clients, ``more`` with it; or, begun already, this proxy carries it on."""
 
     KIND: ClassVar[str] = "begin-promotion"
     VERSION: ClassVar[int] = 2

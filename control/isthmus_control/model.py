@@ -379,8 +379,8 @@ class Promotion:
     """A follower namespace on its way to be written by clients (:mod:`isthmus_control.promotion_rules`).
 
     ``settings``: by topic, what the source has for those settings that are overridden while a topic follows. ``owner``:
-    the incarnation of the proxy that carries it out. ``together``: all that were asked for at once, in the order in which
-    they are carried out; they are abandoned or end together. ``decided``: nothing was missing, so it can only go on.
+    the incarnation of the proxy that carries it out. ``together``: all that were asked for at once, in the order in
+    which they are looked at; they are abandoned or end together. ``decided``: nothing was missing: it can only go on.
     """
 
     link: str

@@ -1,8 +1,8 @@
 """What the control log accepts of a promotion: follower namespaces on their way to be written by clients.
 
 What is promoted at once (topics, their groups, principals) is recorded at once, before the first step, with what the
-steps need once the link is gone from the namespaces: all of it is promoted or none of it, whoever dies. Each step can be
-done again by any proxy: detach the source's end, see that nothing is missing, *decide*, detach the rest, end open
+steps need once the link is gone from the namespaces: all of it is promoted or none of it, whoever dies. Each step can
+be done again by any proxy: detach the source's end, see that nothing is missing, *decide*, detach the rest, end open
 transactions, give topics the source's settings where they had overrides, clear the reservations. Until that last one
 nobody else may open or attach the namespaces. Before it is decided, a promotion can be abandoned.
 
@@ -60,9 +60,7 @@ def _begun(
     settings = {topic: values for topic, values in body.settings.items() if contains(*key, topic)}
     if key.type is not ResourceType.TOPIC:
         settings = {}
-    return Promotion(
-        body.link, key.type, key.prefix, mapping.remote_prefix, settings, body.owner, command.at_ms, keys
-    )
+    return Promotion(body.link, key.type, key.prefix, mapping.remote_prefix, settings, body.owner, command.at_ms, keys)
 
 
 def _take_over(state: ControlState, before: Promotion, body: c.BeginPromotion) -> Result:

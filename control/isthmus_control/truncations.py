@@ -8,9 +8,9 @@ begins; each can be done again from its beginning, by any proxy, until the next 
     COMPARING -> SALVAGING -> SPOOLING -> RECREATING -> REFILLING -> RESTORING -> CLEANING -> DONE
       ^   |         |  |         |         |  ^             |  |         ^
       |   |         |  |         |         |  +-------------+  |         |  the refilled log is not what was spooled
-      +---|---------+--|---------|---------+  |                |         |  somebody wrote although it is frozen, another
-          |            |         |            |                |         |  replica leads, or the spool is lost and the
-          |            |         |            |                |         |  old topic there
+      +---|---------+--|---------|---------+  |                |         |  somebody wrote although it is frozen,
+          |            |         |            |                |         |  another replica leads, or the spool is lost
+          |            |         |            |                |         |  and the old topic there
           |            |         |            +-- CATCHING_UP <+ --------+  the spool is lost: the link refills it
           +------------+---------+-> CANCELLING -> DONE        nothing to cut, or it follows no more
 
@@ -188,9 +188,10 @@ class Truncation:
     that nobody who slept through the loss of the truncation touches what the next owner made. ``source``: the source's
     topic succeeded the one that was followed. ``positions_lost``: the spool was lost with the positions of groups.
     ``given_up``: the operator has what is there while it catches up taken for all there is. ``compared_at``: who led
-    the partitions when the logs were compared: each replica of a compacted log is cleaned by itself. ``refills_failed``:
-    how often the new topic did not become what was spooled, the last time because of ``refill_failure``. ``stuck``: why
-    the source refills the topic no further while it catches up, as the proxy says to which that happened.
+    the partitions when the logs were compared: each replica of a compacted log is cleaned by itself.
+    ``refills_failed``: how often the new topic did not become what was spooled, the last time because of
+    ``refill_failure``. ``stuck``: why the source refills the topic no further while it catches up, as the proxy says to
+    which that happened.
     """
 
     link: str

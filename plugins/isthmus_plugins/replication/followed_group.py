@@ -5,6 +5,7 @@ What cannot be done now is pending, with its reason:
 ====================================  ==================================================================================
 ``BEYOND_FOLLOWER_END``               the commit is ahead of the data, or its topic does not follow (yet)
 ``MEMBERS_SUBSCRIBED``                a deletion that the coordinator refuses while members are there
+``TRUNCATING``                        the topic has records that go, so it is not known where its data ends
 ``COORDINATOR_NOT_AVAILABLE``         the group's coordinator moves, loads, or does not answer
 ``TRANSACTION_VERIFICATION_ENABLED``  the brokers verify transactions, so they take no commits in a group's place
 ``POSITION_NOT_KNOWN``                the source's newest commit cannot be read: what the coordinator has stays
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from isthmus_control.states import ReasonCode
@@ -88,6 +90,8 @@ class FollowedGroup:
         """In the link's topics. None: not read yet, or in doubt."""
         self.has_others = False
         """Whether it has positions in topics of its own."""
+        self.unsure = True
+        """Whether somebody's request of before may have left a position that is ahead of the data by now."""
         self.read_at = 0.0
         """When all that is to be read (again)."""
         self.since: dict[Place, float] = {}
@@ -140,8 +144,9 @@ class FollowedGroup:
         self._settle()
 
     def in_doubt(self, read_at: float) -> None:
-        """A request may or may not have been carried out."""
+        """A request may or may not have been carried out, or the log that it was made for is another one by now."""
         self.has = None
+        self.unsure = True
         self.read_at = read_at
 
     def _settle(self) -> None:
@@ -177,6 +182,14 @@ class FollowedGroup:
         """When it is to be read or renewed although nothing happened."""
         return min([self.read_at, *self.renew_at.values()])
 
+    def _stays(self, place: Place, objections: Mapping[str, Pending]) -> bool:
+        """Whether the coordinator has what is wanted, in a log that is not about to be cut."""
+        objection = objections.get(place[0])
+        if objection is not None and objection.code == ReasonCode.TRUNCATING:
+            return False
+        has = self.has or {}
+        return place in has and has[place] == self.wanted.get(place)
+
     def waiting(self, now: float) -> Waiting:
         """What is not there yet, and the gravest reason for it."""
         positions = len(self.wanted) if self.has is None else len(self.differences | self.unknown)
@@ -185,10 +198,22 @@ class FollowedGroup:
         code, message = reasons[0] if reasons else (None, None)
         return Waiting(positions, int(age_s * 1000), code, message)
 
-    def plan(self, ends: Mapping[Place, int], objections: Mapping[str, str], now: float) -> Plan:
+    @property
+    def to_check(self) -> list[Place]:
+        """Positions of the coordinator that may be ahead of the data."""
+        return list(self.has or ()) if self.unsure else []
+
+    def plan(
+        self,
+        ends: Mapping[Place, int],
+        objections: Mapping[str, Pending],
+        now: float,
+        log_ends: Mapping[Place, int] = MappingProxyType({}),
+    ) -> Plan:
         """What to do now; why the rest waits is noted as pending.
 
         ``ends``: high watermarks of :attr:`to_commit`. ``objections``: topics that do not follow (now), and why.
+        ``log_ends``: of :attr:`to_check`, where topics follow: a position that is beyond is moved there.
         """
         assert self.has is not None
         commit: dict[Place, CommittedOffset] = {}
@@ -198,7 +223,7 @@ class FollowedGroup:
         for place in self.to_commit:
             wanted, end = self.wanted[place], ends.get(place)
             if place[0] in objections:
-                self.pending[place] = Pending(BEYOND_FOLLOWER_END, objections[place[0]])
+                self.pending[place] = objections[place[0]]
             elif end is None:
                 self.pending[place] = Pending(BEYOND_FOLLOWER_END, f"the end of {text_of(place)} cannot be read now")
             elif wanted.offset > end:
@@ -206,10 +231,19 @@ class FollowedGroup:
                 self.pending[place] = Pending(BEYOND_FOLLOWER_END, message)
             else:
                 commit[place] = wanted
+        ahead = {
+            place: CommittedOffset(log_ends[place], self.has[place].metadata)
+            for place in self.to_check
+            if place in self.wanted.keys() | self.unknown
+            and place[0] not in objections
+            and self.has[place].offset > log_ends.get(place, self.has[place].offset)
+        }
+        self.unsure = any(place not in log_ends for place in self.to_check)
+        commit = {**ahead, **commit}
         renew = {
             place: self.has[place]
             for place, due in self.renew_at.items()
-            if due <= now and place in self.has and self.has[place] == self.wanted.get(place)
+            if due <= now and self._stays(place, objections) and place not in commit
         }
         delete = {place for place in self.differences if place not in self.wanted}
         delete_group = self.deleting and not self.has and not self.has_others

@@ -18,10 +18,12 @@ from typing import Any, Final, NamedTuple
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, Role, TopicState
 from isthmus_control.states import ReasonCode
+from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.followed_group import (
+    BEYOND_FOLLOWER_END,
     COMPARE_INTERVAL_S,
     COORDINATOR_NOT_AVAILABLE,
     MEMBERS_SUBSCRIBED,
@@ -101,6 +103,7 @@ class GroupFollower:
         self._limit = asyncio.Semaphore(GROUPS_AT_ONCE)
         self._renewal_s: float | None = None
         self._lookup: object = None
+        self._truncations: Mapping[str, Truncation] = {}
         self.commits = 0
         """Positions that were committed here."""
         self.error: str | None = None
@@ -232,7 +235,15 @@ class GroupFollower:
                         del self._groups[name]
 
     def control_changed(self, state: ControlState) -> None:
-        """Forget groups that follow no more."""
+        """Forget groups that follow no more; look again where a topic is truncated, or was."""
+        if state.truncations is not self._truncations:
+            changed = state.truncations.keys() ^ self._truncations.keys()
+            self._truncations = state.truncations
+            for group in self._groups.values():
+                if any(place[0] in changed for place in {*group.wanted, *(group.has or ())}):
+                    group.in_doubt(0.0)
+                    self._active[group] = None
+                    self._changed.set()
         if state.lookup is self._lookup:
             return
         self._lookup = state.lookup
@@ -292,13 +303,15 @@ class GroupFollower:
         await self._read()
         now = monotonic()
         ready = [group for group in self._active if not group.busy and group.has is not None and group.retry_at <= now]
-        places = {place for group in ready for place in group.to_commit}
-        objections = {topic: why for topic in {topic for topic, _ in places} if (why := self._objection(topic))}
-        places = {place for place in places if place[0] not in objections}
+        unsure = {place for group in ready for place in group.to_check if self._objection(place[0]) is None}
+        log_ends = await self._context.cluster.log_ends(unsure) if unsure else {}
+        places = {place for group in ready for place in group.to_commit if self._objection(place[0]) is None}
         ends = await self._context.cluster.high_watermarks(places) if places else {}
         for group in ready:
             if group.has is not None and not group.busy:
-                plan = group.plan(ends, objections, now)
+                topics = {topic for topic, _ in {*group.has, *group.wanted}}
+                objections = {topic: why for topic in topics if (why := self._objection(topic))}
+                plan = group.plan(ends, objections, now, log_ends)
                 if plan:
                     group.busy = True
                     work = self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))
@@ -315,13 +328,17 @@ class GroupFollower:
             self._scan_at = now + SCAN_INTERVAL_S
             self._active |= dict.fromkeys(group for group in self._groups.values() if group.due_at <= now)
 
-    def _objection(self, topic: str) -> str | None:
-        """Why positions in a topic wait: it does not follow (yet)."""
+    def _objection(self, topic: str) -> Pending | None:
+        """Why positions in a topic wait: it does not follow (yet), or not as it is."""
         record = self._context.control.state.follower_topics.get(topic)
         if record is None:
-            return f"{topic} does not follow yet"
+            return Pending(BEYOND_FOLLOWER_END, f"{topic} does not follow yet")
         if record.state is not TopicState.FOLLOWING:
-            return f"{topic} does not follow: {record.reason.message if record.reason else record.state.value}"
+            why = record.reason.message if record.reason else record.state.value
+            return Pending(BEYOND_FOLLOWER_END, f"{topic} does not follow: {why}")
+        truncation = self._context.control.state.truncations.get(topic)
+        if truncation is not None:  # it has records that go, and then it has less than it had
+            return Pending(ReasonCode.TRUNCATING, truncation.describe())
         return None
 
     async def _find_strays(self) -> None:
@@ -374,6 +391,8 @@ class GroupFollower:
     async def _carry_out(self, group: FollowedGroup, plan: Plan) -> None:
         try:
             async with self._limit:
+                if any(self._objection(topic) for topic, _ in {*plan.commit, *plan.renew}):
+                    return  # since it was planned: it is planned again
                 refused = await self._requests(group, plan)
             # A coordinator that verifies answers commits in a group's place as if it were not there.
             unavailable = any(answer.error_code == _NOT_AVAILABLE for answer in refused.values())

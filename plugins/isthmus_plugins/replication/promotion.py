@@ -4,8 +4,8 @@
    is missing.
 2. All that was asked for is recorded at once, with the source's values of what is overridden here: the source may be
    gone before the end.
-3. The source's ends of topic namespaces are detached. When nothing more is sent, it looks again, at topics and then at the
-   positions of groups: if the source has more by then, its ends are attached again, and all of it is abandoned.
+3. The source's ends of topic namespaces are detached. When nothing more is sent, it looks again, at topics and then at
+   the positions of groups: if the source has more by then, its ends are attached again, and all of it is abandoned.
 4. It is decided, which is recorded: from here on it can only go on.
 5. All that is attached still is detached, the source's ends first.
 6. Transactions that are open in the follower's logs are aborted: no coordinator of this cluster knows them.

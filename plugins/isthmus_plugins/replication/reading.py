@@ -30,7 +30,8 @@ async def read_batches(
 ) -> AsyncIterator[tuple[memoryview, BatchHeader, bool]]:
     """Whole batches that hold ``[offset, to)``: (bytes, header, whether aborted). Raises OperationError.
 
-    Those of a ``pinned`` topic come from the leader that it names, or not at all. ``read_committed``: no further than the last stable offset; else nothing is known to be aborted.
+    Those of a ``pinned`` topic come from the leader that it names, or not at all.
+    ``read_committed``: no further than the last stable offset; else nothing is known to be aborted.
     """
     connection: FetchConnection | None = None
     leader_epoch = topic.partitions[partition].leader_epoch if topic.pinned else -1

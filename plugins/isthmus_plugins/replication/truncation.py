@@ -210,9 +210,10 @@ class Truncations:
     def _stuck(self, truncation: Truncation, topic_id: str, why: Reason) -> None:
         """Tell whoever carries it out that a topic catches up no more, if that is what it does."""
         topic = truncation.topic
-        if truncation.follows and truncation.new_topic_id == topic_id and truncation.stuck is None:
-            if topic not in self._begun:
-                self._begun[topic] = self._tasks.start(f"stuck-{topic}", self._tell_stuck(truncation, topic_id, why))
+        if not truncation.follows or truncation.new_topic_id != topic_id or truncation.stuck is not None:
+            return
+        if topic not in self._begun:
+            self._begun[topic] = self._tasks.start(f"stuck-{topic}", self._tell_stuck(truncation, topic_id, why))
 
     async def _tell_stuck(self, truncation: Truncation, topic_id: str, why: Reason) -> None:
         extra = {"topic": truncation.topic, "code": why.code, "detail": why.message}
@@ -637,7 +638,8 @@ class Truncations:
         """Wait until the link has refilled what the spool held, or the operator gives that up.
 
         Or until it can refill no more, because the topic diverged, or the source's was truncated as well, which any
-        proxy of the cluster may have found: what has come stays, nobody else may have it, and the next truncation deals with it.
+        proxy of the cluster may have found: what has come stays, nobody else may have it, and the next truncation deals
+        with it.
         """
         info = (await self._context.cluster.topics()).get(truncation.topic)
         if info is None or _id(info) != truncation.new_topic_id:
@@ -737,15 +739,23 @@ class Truncations:
     async def _missing(
         self, truncation: Truncation, wanted: Mapping[str, Mapping[int, tuple[int, str]]]
     ) -> dict[str, dict[int, tuple[int, str]]]:
-        """The positions that groups do not have. One that is there is theirs, or was committed since."""
-        if not wanted:
-            return {}
+        """The positions that groups do not have. One that is there is theirs, or was committed since.
+
+        Nothing is committed meanwhile that is beyond the cut: clients wait, and so does what follows another cluster.
+        """
         there = await self._positions(truncation)
-        return {
-            group: lacking
+        missing = {
+            group: {p: position for p, position in positions.items() if p not in there.get(group, {})}
             for group, positions in wanted.items()
-            if (lacking := {p: position for p, position in positions.items() if p not in there.get(group, {})})
         }
+        # A commit that was under way when the topic was deleted is one into another log: beyond the cut is nothing.
+        for group, found in there.items():
+            for partition, (offset, metadata) in found.items():
+                cut = truncation.cut(partition)
+                if cut is not None and offset > cut.offset:
+                    moved = wanted.get(group, {}).get(partition, (cut.offset, metadata))
+                    missing.setdefault(group, {})[partition] = moved
+        return {group: positions for group, positions in missing.items() if positions}
 
     # ---- the end ----
 

@@ -16,7 +16,7 @@ from isthmus_control.model import Reason, ResourceType, Role
 from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.api import CommittedOffset, Refused
 from isthmus_plugins.replication.connection import LinkRejected
-from isthmus_plugins.replication.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Plan
+from isthmus_plugins.replication.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Pending, Plan
 from isthmus_plugins.replication.group_status import GroupStatuses
 
 OTHER = ("remote-t", 1)
@@ -61,11 +61,37 @@ def test_a_commit_ahead_of_the_data_waits() -> None:
     assert group.settled
 
 
+def test_a_position_that_was_left_ahead_of_the_data_is_moved_to_its_end() -> None:
+    """A request of before may land when its topic has been truncated: then it is not known what it did."""
+    group = followed(p0=position(12, "m"), p1=position(4))
+    group.want(PLACE, position(12, "m"), 90.0)
+    group.want(OTHER, position(4), 90.0)
+    assert group.plan({}, {}, 100.0, {PLACE: 10, OTHER: 4}).commit == {PLACE: position(10, "m")}
+    group.committed({PLACE: position(10, "m")}, 101.0, 1000.0)
+    assert not plan(group)  # until the data is there
+    assert plan(group, {PLACE: 12}).commit == {PLACE: position(12, "m")}
+    group.committed({PLACE: position(12, "m")}, 101.0, 1000.0)
+    assert group.settled
+    assert group.to_check == []
+    group.in_doubt(102.0)
+    group.found({PLACE: position(12, "m"), OTHER: position(4)}, False, 102.0, 1000.0)
+    assert sorted(group.to_check) == [PLACE, OTHER]
+    assert not group.plan({}, {}, 103.0)
+    assert group.unsure  # the ends could not be read
+
+
+def test_nothing_is_committed_or_renewed_while_a_topic_is_truncated() -> None:
+    group = followed(p0=position(12))
+    group.want(PLACE, position(12), 90.0)
+    assert not group.plan({}, {"remote-t": Pending("TRUNCATING", "it is")}, 1e9, {})
+    assert group.plan({}, {}, 1e9, {PLACE: 12}).renew == {PLACE: position(12)}
+
+
 def test_a_commit_for_a_topic_that_does_not_follow_waits() -> None:
     group = followed()
     group.want(PLACE, position(1), 90.0)
-    assert not group.plan({PLACE: 10}, {"remote-t": "remote-t does not follow yet"}, 100.0)
-    assert group.pending[PLACE] == ("BEYOND_FOLLOWER_END", "remote-t does not follow yet")
+    assert not group.plan({PLACE: 10}, {"remote-t": Pending("BEYOND_FOLLOWER_END", "no")}, 100.0)
+    assert group.pending[PLACE] == ("BEYOND_FOLLOWER_END", "no")
     assert not group.plan({}, {}, 100.0)
     assert "cannot be read" in group.pending[PLACE].message
 
@@ -262,6 +288,34 @@ def test_positions_stay_while_the_topics_are_attached_at_one_end_alone(monkeypat
         control.apply(AttachNamespace(LINK, topic, "local-", "remote-", Role.LEADER))
         log(replicas, commit("app-1", "local-t", 6))
         await until_at(replicas, {PLACE: position(6)})
+
+    in_replicas(monkeypatch, test)
+
+
+def test_what_was_planned_before_a_truncation_is_not_committed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        control = replicas.controls["B"]
+        follower = replicas.ends["B"].group_follower
+        reason, views = Reason("TARGET_WRITTEN_BY_OTHERS", "somebody wrote"), (PartitionView(1, 0),)
+        phase = TruncationPhase.COMPARING
+        begun = Truncation(LINK, "remote-t", "old", reason, views, None, "p", "o", 0, phase, 0)
+        follower._limit = asyncio.Semaphore(0)
+        log(replicas, commit("app-1", "local-t", 10))
+        await replicas.until("it is planned", lambda: any(group.busy for group in follower.groups(LINK)))
+        control.state = control.state.evolve(truncations={"remote-t": begun})
+        follower.control_changed(control.state)
+        replicas.b.partition("remote-t").end = 7
+        follower._limit.release()
+        await asyncio.sleep(3)
+        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert status(replicas).reason == "TRUNCATING"
+        assert "is being truncated" in status(replicas).message
+        replicas.b.offsets["far-app-1"] = {PLACE: position(9)}  # a late one
+        control.state = control.state.evolve(truncations={})
+        follower.control_changed(control.state)
+        await until_at(replicas, {PLACE: position(7)})
+        replicas.b.partition("remote-t").end = 10
+        await until_at(replicas, {PLACE: position(10)})
 
     in_replicas(monkeypatch, test)
 

@@ -224,7 +224,7 @@ def test_who_slept_through_a_take_over_leaves_the_next_owners_spool_and_position
 
 @pytest.mark.parametrize("when", ["before the spool is filled", "before its digest is made"])
 def test_a_log_whose_leader_moved_is_compared_again(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """Each replica of a compacted topic is cleaned by itself: what is spooled is what was compared, and no other log."""
+    """Each replica of a compacted topic is cleaned by itself: what is spooled is what was compared."""
 
     async def work(scene: Scene) -> None:
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
