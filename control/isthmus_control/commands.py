@@ -214,7 +214,7 @@ class ReleaseBrokerConfig(Body):
 
 @dataclass(frozen=True, slots=True)
 class BeginPromotion(Body):
-    """A follower namespace is to be written by clients, ``more`` with it; or, begun already, this proxy carries it on."""
+    """A follower namespace, and ``more`` with it, is to be written by clients; or, begun, this proxy goes on."""
 
     KIND: ClassVar[str] = "begin-promotion"
     VERSION: ClassVar[int] = 2

@@ -5,6 +5,8 @@ What cannot be done now is pending, with its reason:
 ====================================  ==================================================================================
 ``BEYOND_FOLLOWER_END``               the commit is ahead of the data, or its topic does not follow (yet)
 ``MEMBERS_SUBSCRIBED``                a deletion that the coordinator refuses while members are there
+``TOPICS_DIFFER``                     the topic is attached at one end of the link alone, so nothing is done
+``SOURCE_TRUNCATING``                 the source's topic is being truncated, so what groups have there is not told now
 ``TRUNCATING``                        the topic has records that go, so it is not known where its data ends
 ``COORDINATOR_NOT_AVAILABLE``         the group's coordinator moves, loads, or does not answer
 ``TRANSACTION_VERIFICATION_ENABLED``  the brokers verify transactions, so they take no commits in a group's place
@@ -30,6 +32,7 @@ BEYOND_FOLLOWER_END: Final = "BEYOND_FOLLOWER_END"
 MEMBERS_SUBSCRIBED: Final = "MEMBERS_SUBSCRIBED"
 COORDINATOR_NOT_AVAILABLE: Final = "COORDINATOR_NOT_AVAILABLE"
 POSITION_NOT_KNOWN: Final = "POSITION_NOT_KNOWN"
+TOPICS_DIFFER: Final = "TOPICS_DIFFER"
 TARGET_REFUSES_OFFSETS: Final = "TARGET_REFUSES_OFFSETS"
 
 COMPARE_INTERVAL_S: Final = 10.0
@@ -84,6 +87,8 @@ class FollowedGroup:
         self.wanted: dict[Place, CommittedOffset] = {}
         self.unknown: set[Place] = set()
         """Positions whose newest commit at the source cannot be read."""
+        self.silent: dict[Place, Pending] = {}
+        """Positions that are left as they are, since the source does not tell of their topics now; and why."""
         self.deleting = False
         """The source has no such group any more."""
         self.has: dict[Place, CommittedOffset] | None = None
@@ -114,6 +119,18 @@ class FollowedGroup:
         self.since.setdefault(place, since)
         self.retry_at = 0.0
         self._settle()
+
+    def forget(self, place: Place) -> None:
+        """It is not known any more what the source has there."""
+        self.wanted.pop(place, None)
+        self.unknown.discard(place)
+        self._settle()
+
+    def silence(self, places: Mapping[Place, Pending]) -> None:
+        """Leave these positions as they are, and no others."""
+        if places != self.silent:
+            self.silent = dict(places)
+            self._settle()
 
     def found(self, has: Mapping[Place, CommittedOffset], has_others: bool, now: float, renewal_s: float) -> None:
         """What the coordinator has, read now: in the link's topics, and whether in others."""
@@ -157,7 +174,9 @@ class FollowedGroup:
         for place in [place for place in self.since if place not in open_places]:
             del self.since[place]
         for waiting in [
-            place for place in self.pending if place is not None and place not in open_places | self.unknown
+            place
+            for place in self.pending
+            if place is not None and place not in open_places | self.unknown | self.silent.keys()
         ]:
             del self.pending[waiting]
 
@@ -165,7 +184,8 @@ class FollowedGroup:
     def differences(self) -> set[Place]:
         """Where the coordinator does not have what is wanted."""
         has = self.has or {}
-        return {place for place in {*self.wanted, *has} - self.unknown if self.wanted.get(place) != has.get(place)}
+        places = {*self.wanted, *has} - self.unknown - self.silent.keys()
+        return {place for place in places if self.wanted.get(place) != has.get(place)}
 
     @property
     def to_commit(self) -> list[Place]:
@@ -175,7 +195,8 @@ class FollowedGroup:
     @property
     def settled(self) -> bool:
         """Whether the coordinator has what is wanted, and nothing that is not."""
-        return self.has is not None and not self.differences and not self.unknown and not self.pending
+        open_places = self.differences or self.unknown or self.silent
+        return self.has is not None and not open_places and not self.pending
 
     @property
     def due_at(self) -> float:
@@ -192,7 +213,7 @@ class FollowedGroup:
 
     def waiting(self, now: float) -> Waiting:
         """What is not there yet, and the gravest reason for it."""
-        positions = len(self.wanted) if self.has is None else len(self.differences | self.unknown)
+        positions = len(self.wanted) if self.has is None else len(self.differences | self.unknown | self.silent.keys())
         age_s = now - min(self.since.values()) if positions and self.since else 0.0
         reasons = sorted(self.pending.values(), key=lambda pending: pending.code not in STOPPED)
         code, message = reasons[0] if reasons else (None, None)
@@ -201,7 +222,7 @@ class FollowedGroup:
     @property
     def to_check(self) -> list[Place]:
         """Positions of the coordinator that may be ahead of the data."""
-        return list(self.has or ()) if self.unsure else []
+        return [place for place in self.has or () if place not in self.silent] if self.unsure else []
 
     def plan(
         self,
@@ -209,11 +230,13 @@ class FollowedGroup:
         objections: Mapping[str, Pending],
         now: float,
         log_ends: Mapping[Place, int] = MappingProxyType({}),
+        whole: bool = True,
     ) -> Plan:
         """What to do now; why the rest waits is noted as pending.
 
         ``ends``: high watermarks of :attr:`to_commit`. ``objections``: topics that do not follow (now), and why.
         ``log_ends``: of :attr:`to_check`, where topics follow: a position that is beyond is moved there.
+        ``whole``: what is not wanted is not there at the source, as far as has been told.
         """
         assert self.has is not None
         commit: dict[Place, CommittedOffset] = {}
@@ -245,8 +268,10 @@ class FollowedGroup:
             for place, due in self.renew_at.items()
             if due <= now and self._stays(place, objections) and place not in commit
         }
-        delete = {place for place in self.differences if place not in self.wanted}
-        delete_group = self.deleting and not self.has and not self.has_others
+        for place, why in self.silent.items():
+            self.pending[place] = why
+        delete = {place for place in self.differences if place not in self.wanted} if whole else set()
+        delete_group = whole and self.deleting and not self.has and not self.has_others
         return Plan(commit, renew, delete, delete_group)
 
 

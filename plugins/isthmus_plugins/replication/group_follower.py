@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, Role, TopicState
+from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
@@ -28,6 +28,7 @@ from isthmus_plugins.replication.followed_group import (
     COORDINATOR_NOT_AVAILABLE,
     MEMBERS_SUBSCRIBED,
     TARGET_REFUSES_OFFSETS,
+    TOPICS_DIFFER,
     FollowedGroup,
     Pending,
     Place,
@@ -50,7 +51,6 @@ LOST_REQUEST_MARGIN_S: Final = 2.0
 """A request whose connection broke may still be carried out for this time: what the coordinator has is read again."""
 GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
-TOPICS_DIFFER: Final = "TOPICS_DIFFER"
 PENDING_TOLD_MAX: Final = 1000
 """Groups that a leader end is told of, when it asks what is pending."""
 RETENTION: Final = "offsets.retention.minutes"
@@ -77,6 +77,10 @@ class _Feed(NamedTuple):
     """The source's leader epoch: a leader end that was overtaken tells of an older one."""
     partitions: int
     """Of the source's offsets topic."""
+    topics: frozenset[str] | None
+    """The topic namespaces that it tells of, as they are called here; None: it does not say."""
+    held_back: frozenset[str]
+    """Topics that it does not tell of for now."""
 
 
 class GroupFollower:
@@ -124,28 +128,35 @@ class GroupFollower:
         """Take what groups have committed at the source. Nothing is awaited: calls count in the order they come."""
         if monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
-        link_name, now = connection.link_name, monotonic()
-        self._check_topics(link_name, params)
+        now, said = monotonic(), params.get("topics")
+        topics = None if said is None else frozenset(str(prefix) for prefix in said)
         for part in params["parts"]:
-            self._take(connection, link_name, int(params["partitions"]), part, now)
+            self._take(connection, int(params["partitions"]), topics, part, now)
         self._changed.set()
-        return {}
+        return {"holds_back": True}
 
     def _take(
-        self, connection: LinkConnection, link_name: str, partitions: int, part: Mapping[str, Any], now: float
+        self,
+        connection: LinkConnection,
+        partitions: int,
+        topics: frozenset[str] | None,
+        part: Mapping[str, Any],
+        now: float,
     ) -> None:
+        link_name = connection.link_name
         key, epoch = (link_name, int(part["partition"])), int(part["epoch"])
         feed = self._feeds.get(key)
         if feed is not None and feed.epoch > epoch:
             raise LinkRejected("STALE_EPOCH", f"partition {key[1]} of the offsets topic is led in epoch {feed.epoch}")
         if part.get("begin"):
-            self._feeds[key] = _Feed(connection, epoch, partitions)
+            held_back = frozenset(str(topic) for topic in part.get("held_back", ()))
+            self._feeds[key] = _Feed(connection, epoch, partitions, topics, held_back)
             self._telling[key] = set()
         elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
             raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
         told: set[tuple[str, Place]] = set()
         for name, topic, partition, offset, metadata, age_ms in part["positions"]:
-            self._check(link_name, str(name), str(topic))
+            self._check(link_name, str(name))
             group = self._groups.get((link_name, name))
             if group is None:
                 group = self._groups[link_name, name] = FollowedGroup(link_name, name, key[1])
@@ -176,33 +187,44 @@ class GroupFollower:
             if (group.link, group.source_partition) == key:
                 for place in {*group.wanted, *group.unknown}:
                     if (group.group, place) not in named:
-                        group.want(place, None, now)
+                        if self._silence(group, place[0]) is None:
+                            group.want(place, None, now)
+                        else:
+                            group.forget(place)
                 group.deleting = not group.wanted and not group.unknown
                 group.read_at = now
                 self._active[group] = None
         self._strays_at = now
 
-    def _check_topics(self, link_name: str, params: Mapping[str, Any]) -> None:
-        """Raise LinkRejected while one end has attached or detached topics and the other has not.
+    def _silence(self, group: FollowedGroup, topic: str) -> Pending | None:
+        """Why a group's positions in a topic are left as they are, whatever is told, or not.
 
-        What is not told then is not what groups do not have.
+        One end may have attached or detached topics and the other not, or not yet: what is not told then is not what
+        groups do not have.
         """
-        link = self._context.control.state.links.get(link_name)
-        ours = {
-            mapping.local_prefix
-            for mapping in (link.mappings if link is not None else ())
-            if mapping.type is ResourceType.TOPIC and mapping.role is Role.FOLLOWER
-        }
-        if ours != set(params.get("topics", ours)):  # a peer of before does not say
-            raise LinkRejected(TOPICS_DIFFER, f"the topics of link {link_name} are not attached at both ends now")
+        following = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
+        feed = self._feeds.get((group.link, group.source_partition))
+        if following is None or following.link.name != group.link:
+            return Pending(
+                TOPICS_DIFFER, f"{topic} is told of by the source, and does not follow over link {group.link}"
+            )
+        if feed is not None and feed.topics is not None and following.mapping.local_prefix not in feed.topics:
+            return Pending(TOPICS_DIFFER, f"{topic} follows over link {group.link}, and the source does not lead it")
+        if feed is not None and topic in feed.held_back:
+            return Pending(ReasonCode.SOURCE_TRUNCATING, f"{topic} is being truncated at the source")
+        return None
 
-    def _check(self, link_name: str, group: str, topic: str) -> None:
-        """Raises LinkRejected for a group or topic that does not follow over the link."""
-        lookup = self._context.control.state.lookup
-        for kind, name in ((ResourceType.CONSUMER_GROUP, group), (ResourceType.TOPIC, topic)):
-            counterpart = lookup.following(kind, name)
-            if counterpart is None or counterpart.link.name != link_name:
-                raise LinkRejected(reasons.NOT_FOLLOWING, f"{kind} {name} does not follow over this link")
+    def _note_silence(self, group: FollowedGroup) -> None:
+        places = {*group.wanted, *group.unknown, *(group.has or ())}
+        found = {topic: self._silence(group, topic) for topic in {topic for topic, _ in places}}
+        group.silence({place: why for place in places if (why := found[place[0]]) is not None})
+
+    def _check(self, link_name: str, group: str) -> None:
+        """Raises LinkRejected for a group that does not follow over the link."""
+        counterpart = self._context.control.state.lookup.following(ResourceType.CONSUMER_GROUP, group)
+        if counterpart is None or counterpart.link.name != link_name:
+            what = f"{ResourceType.CONSUMER_GROUP} {group} does not follow over this link"
+            raise LinkRejected(reasons.NOT_FOLLOWING, what)
 
     async def group_pending(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """What of what this leader end told is not there yet, by group: as :class:`Waiting`."""
@@ -303,15 +325,19 @@ class GroupFollower:
         await self._read()
         now = monotonic()
         ready = [group for group in self._active if not group.busy and group.has is not None and group.retry_at <= now]
+        for group in ready:
+            self._note_silence(group)
         unsure = {place for group in ready for place in group.to_check if self._objection(place[0]) is None}
         log_ends = await self._context.cluster.log_ends(unsure) if unsure else {}
         places = {place for group in ready for place in group.to_commit if self._objection(place[0]) is None}
         ends = await self._context.cluster.high_watermarks(places) if places else {}
         for group in ready:
             if group.has is not None and not group.busy:
+                self._note_silence(group)  # as it is now
                 topics = {topic for topic, _ in {*group.has, *group.wanted}}
                 objections = {topic: why for topic in topics if (why := self._objection(topic))}
-                plan = group.plan(ends, objections, now, log_ends)
+                whole = (group.link, group.source_partition) not in self._telling
+                plan = group.plan(ends, objections, now, log_ends, whole)
                 if plan:
                     group.busy = True
                     work = self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))

@@ -117,7 +117,7 @@ class LedGroup(NamedTuple):
 class Feed:
     """What one link's follower end has been told, over one connection."""
 
-    __slots__ = ("connection", "link_name", "mappings", "pending", "told", "wake")
+    __slots__ = ("connection", "held_back", "holds_back", "link_name", "mappings", "pending", "told", "wake")
 
     def __init__(self, link: Link, connection: LinkConnection) -> None:
         self.link_name = link.name
@@ -125,6 +125,10 @@ class Feed:
         self.connection = connection
         self.told: dict[Source, dict[OffsetKey, float]] = {}
         """Partitions that have been told whole; what of them changed since then, and when that was read."""
+        self.held_back: dict[Source, frozenset[str]] = {}
+        """Of partitions that have been told but for some topics: those topics. They are told whole again later."""
+        self.holds_back = False
+        """Whether the follower end knows of topics that are not told for now; one of before would delete positions."""
         self.pending: dict[str, Waiting] = {}
         """By the remote name of the group."""
         self.wake = asyncio.Event()
@@ -457,11 +461,18 @@ class GroupLeader:
         withheld = {name for name in withheld if feed.remote_topic(name) is not None}
         for source in [source for source in feed.told if source not in current]:
             del feed.told[source]
+            feed.held_back.pop(source, None)
             if source.partition not in self._sources:  # another proxy fronts its leader now
                 await self._end(feed.connection, [source.partition])
+        for source in [source for source in feed.told if feed.held_back.get(source, frozenset()) - withheld]:
+            del feed.told[source]
         for source in current:
-            if source.loaded and source not in feed.told and not withheld:
-                await self._tell_whole(feed, source)
+            if source.loaded and source not in feed.told:
+                if withheld and not feed.holds_back:
+                    await self._call(feed, [])  # the answer says whether it does
+                if withheld and not feed.holds_back:
+                    break
+                await self._tell_whole(feed, source, frozenset(withheld))
                 return True
         changes = []
         room = POSITIONS_AT_ONCE
@@ -477,20 +488,23 @@ class GroupLeader:
         await self._call(feed, changes)
         return True
 
-    async def _tell_whole(self, feed: Feed, source: Source) -> None:
-        """Tell all that one partition adds up to, in as many calls as it takes."""
+    async def _tell_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
+        """Tell all that one partition adds up to, but for some topics, in as many calls as it takes."""
         feed.told[source] = {}
+        feed.held_back[source] = withheld
         keys = [
             OffsetKey(name, *place)
             for name, group in source.offsets_log.groups.items()
             if feed.remote_group(name) is not None
             for place in {**group.positions, **group.unreadable}
-            if feed.remote_topic(place[0]) is not None
+            if place[0] not in withheld and feed.remote_topic(place[0]) is not None
         ]
+        held_back = sorted(remote for topic in withheld if (remote := feed.remote_topic(topic)) is not None)
         for start in range(0, max(1, len(keys)), POSITIONS_AT_ONCE):
             chunk = keys[start : start + POSITIONS_AT_ONCE]
             part = self._part(source, [self._position(feed, source, key, 0.0) for key in chunk])
             part["begin"], part["end"] = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
+            part["held_back"] = held_back
             await self._call(feed, [part])
 
     def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> list[Any]:
@@ -517,4 +531,5 @@ class GroupLeader:
 
     async def _call(self, feed: Feed, parts: list[dict[str, Any]]) -> None:
         asked = {"partitions": self._partitions, "parts": parts, "topics": feed.topic_prefixes}
-        await feed.connection.call("group_offsets", asked)
+        answer = await feed.connection.call("group_offsets", asked)
+        feed.holds_back = bool(answer.get("holds_back"))

@@ -13,6 +13,7 @@ from support.replicas import LINK, Replicas
 
 from isthmus_control.commands import AttachNamespace, DetachNamespace
 from isthmus_control.model import Reason, ResourceType, Role
+from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.api import CommittedOffset, Refused
 from isthmus_plugins.replication.connection import LinkRejected
@@ -285,6 +286,8 @@ def test_positions_stay_while_the_topics_are_attached_at_one_end_alone(monkeypat
         control.apply(DetachNamespace(LINK, topic, "local-"))
         await asyncio.sleep(5)
         assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert status(replicas).reason == "TOPICS_DIFFER"
+        assert "remote-t follows over link" in status(replicas).message
         control.apply(AttachNamespace(LINK, topic, "local-", "remote-", Role.LEADER))
         log(replicas, commit("app-1", "local-t", 6))
         await until_at(replicas, {PLACE: position(6)})
@@ -318,6 +321,69 @@ def test_what_was_planned_before_a_truncation_is_not_committed_after_it(monkeypa
         await until_at(replicas, {PLACE: position(10)})
 
     in_replicas(monkeypatch, test)
+
+
+def attach_others(replicas: Replicas, *ends: str) -> None:
+    """Another pair of topic namespaces, at some ends."""
+    topic = ResourceType.TOPIC
+    for name, local, remote, role in (("A", "lo-", "re-", Role.LEADER), ("B", "re-", "lo-", Role.FOLLOWER)):
+        if name in ends:
+            attach = AttachNamespace(LINK, topic, local, remote, role, create_missing=True)
+            assert isinstance(replicas.controls[name].apply(attach), Accepted)
+
+
+@pytest.mark.parametrize("first", ["A", "B"])
+def test_topics_that_one_end_alone_has_attached_keep_nothing_else(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    async def test(replicas: Replicas) -> None:
+        replicas.a.add_topic("lo-u").partitions[0].write_values(*[b"x"] * 10)
+        attach_others(replicas, first)
+        replicas.b.offsets["far-app-1"]["re-u", 0] = position(2)
+        log(replicas, commit("app-1", "lo-u", 4), commit("app-1", "local-t", 6))
+        stays = {("re-u", 0): position(2)}
+        await until_at(replicas, {PLACE: position(6), **stays})
+        await replicas.until("it shows", lambda: status(replicas).reason == "TOPICS_DIFFER", 15)
+        assert "re-u" in status(replicas).message
+        assert status(replicas).state == "Catching Up"
+        log(replicas, deleted("app-1", "local-t"))
+        await until_at(replicas, stays)
+        attach_others(replicas, "A" if first == "B" else "B")
+        await until_at(replicas, {("re-u", 0): position(4)}, 20)
+        await replicas.until("it is gone", lambda: status(replicas).state == "Following", 15)
+
+    in_replicas(monkeypatch, test)
+
+
+def test_a_topic_that_is_made_anew_at_the_source_keeps_no_other_from_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(replicas: Replicas) -> None:
+        other = ("remote-u", 0)
+        replicas.a.add_topic("local-u").partitions[0].write_values(*[b"x"] * 10)
+        log(replicas, commit("app-1", "local-u", 3))
+        await until_at(replicas, {PLACE: position(5), other: position(3)})
+        control = replicas.controls["A"]
+        reason, views = Reason("TARGET_WRITTEN_BY_OTHERS", "somebody wrote"), (PartitionView(1, 0),)
+        begun = Truncation("l", "local-t", "old", reason, views, None, "p", "o", 0, TruncationPhase.RECREATING, 0)
+        control.state = control.state.evolve(truncations={"local-t": begun})
+        log(replicas, deleted("app-1", "local-t"))
+        replicas.cut()
+        await replicas.connect()  # all is told again
+        log(replicas, commit("app-1", "local-u", 4))
+        await until_at(replicas, {PLACE: position(5), other: position(4)})
+        await replicas.until("it shows", lambda: status(replicas).reason == "SOURCE_TRUNCATING", 15)
+        control.state = control.state.evolve(truncations={})
+        replicas.ends["A"].group_leader.wake()
+        await until_at(replicas, {other: position(4)})  # what was deleted there, too
+        assert status(replicas).state == "Following"
+
+    in_replicas(monkeypatch, test)
+
+
+def test_what_has_not_been_told_whole_deletes_nothing() -> None:
+    group = followed(p0=position(3), p1=position(4))
+    group.want(PLACE, position(3), 90.0)
+    assert not group.plan({}, {}, 100.0, {}, whole=False)
+    assert plan(group).delete == {OTHER}
 
 
 def test_positions_stay_while_their_topic_is_made_anew_at_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
