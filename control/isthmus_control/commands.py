@@ -228,12 +228,13 @@ class BeginPromotion(Body):
 
 @dataclass(frozen=True, slots=True)
 class DecidePromotion(Body):
-    """The follower has all that the source has, which is detached: the promotion can only go on."""
+    """The follower has all that the source has, which is detached: the promotion can only go on; else only back."""
 
     KIND: ClassVar[str] = "decide-promotion"
     type: ResourceType
     prefix: str
     owner: str
+    goes_on: bool
 
 
 @dataclass(frozen=True, slots=True)

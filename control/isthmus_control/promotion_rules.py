@@ -106,7 +106,13 @@ def _decide(state: ControlState, offset: int, command: c.Command, body: c.Decide
     before = _owned(state, body)
     if before is None:
         raise Refuse(Rejection.NOT_FOUND, f"the {NamespaceKey(body.type, body.prefix)} is not being promoted")
-    return (state, ()) if before.decided else _changed(state, before, decided=True)
+    require(before.decided in (None, body.goes_on), Rejection.CONFLICT, f"it was decided on the {before.key} already")
+    require(
+        body.goes_on or any(_follows(state, key) for key in before.keys),
+        Rejection.CONFLICT,
+        f"the {before.key} follows no more: its promotion can only go on",
+    )
+    return (state, ()) if before.decided is not None else _changed(state, before, decided=body.goes_on)
 
 
 def _abandon(state: ControlState, offset: int, command: c.Command, body: c.AbandonPromotion) -> Result:

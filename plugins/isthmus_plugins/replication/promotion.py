@@ -238,9 +238,15 @@ class Promotions:
         attached = [] if link is None else [each for key in promotion.keys if (each := link.mapping(*key)) is not None]
         ours = self._context.incarnation
         if link is not None and attached:
-            if not promotion.decided:
-                await self._look_again(link, attached, promotion)
-                await self._append(DecidePromotion(promotion.type, promotion.prefix, ours))
+            if promotion.decided is None:
+                missing = await self._look_again(link, attached)
+                # By its owner alone, which the log knows: nobody takes back what another proxy goes on with.
+                await self._append(DecidePromotion(promotion.type, promotion.prefix, ours, not missing))
+            else:
+                missing = [] if promotion.decided else ["as was seen by the proxy that began it"]
+            if missing:
+                await self._take_back(link, attached, promotion)
+                raise _not_drained(missing)
             for mapping in reversed(attached):  # groups before the topics that their positions are in
                 await self._call(promotion.link, "detach", _there(mapping))
                 await self._detach_here(link, mapping)
@@ -268,8 +274,8 @@ class Promotions:
                 raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
         return ended
 
-    async def _look_again(self, link: Link, attached: Sequence[NamespaceMapping], promotion: Promotion) -> None:
-        """Detach the source's topics, and see that nothing is missing; else take all of it back. Raises OperationError.
+    async def _look_again(self, link: Link, attached: Sequence[NamespaceMapping]) -> list[str]:
+        """What is missing when the source's topics have been detached. Raises OperationError.
 
         Groups come after topics: what they commit until then is theirs. Of what they commit later nothing is known.
         """
@@ -278,13 +284,15 @@ class Promotions:
             await self._call(link.name, "detach", _there(mapping))
         missing = [each for mapping in topics for each in await self._missing_after(link, mapping)]
         groups = [mapping for mapping in attached if mapping.type is ResourceType.CONSUMER_GROUP and not missing]
-        missing += [each for mapping in groups for each in await self._behind(link, mapping)]
-        if missing:
-            for mapping in topics:
+        return missing + [each for mapping in groups for each in await self._behind(link, mapping)]
+
+    async def _take_back(self, link: Link, attached: Sequence[NamespaceMapping], promotion: Promotion) -> None:
+        """Attach the source's topics again, so that all follows on. Raises OperationError."""
+        for mapping in attached:
+            if mapping.type is ResourceType.TOPIC:
                 again = {**_there(mapping), "remote": mapping.local_prefix, "role": Role.LEADER.value}
                 await self._call(link.name, "attach", again)
-            await self._append(AbandonPromotion(promotion.type, promotion.prefix, self._context.incarnation))
-            raise _not_drained(missing)
+        await self._append(AbandonPromotion(promotion.type, promotion.prefix, self._context.incarnation))
 
     async def _missing_after(self, link: Link, mapping: NamespaceMapping) -> list[str]:
         """What the follower lacks although the leader end sends nothing more, once all that was sent is here."""

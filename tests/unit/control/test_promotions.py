@@ -144,10 +144,11 @@ def test_what_is_promoted_together_is_one_thing_from_its_begin_to_its_end() -> N
     log.ok(begin)
     log.ok(c.ReleaseLease("ours", log.ours))
     assert len(log.ok(replace(log.begin, owner=log.other))) == 2
-    decide = c.DecidePromotion(group, "app-", log.ours)
+    decide = c.DecidePromotion(group, "app-", log.ours, True)
     log.refused(decide, Rejection.CONFLICT, "took over")
     assert len(log.ok(replace(decide, owner=log.other))) == 2
     assert log.ok(replace(decide, owner=log.other)) == ()
+    log.refused(replace(decide, owner=log.other, goes_on=False), Rejection.CONFLICT, "decided")
     log.refused(c.AbandonPromotion(TOPIC, "in-", log.other), Rejection.CONFLICT, "can only go on")
     end = replace(log.end, owner=log.other)
     log.ok(c.DetachNamespace("b", TOPIC, "in-"))
@@ -157,6 +158,21 @@ def test_what_is_promoted_together_is_one_thing_from_its_begin_to_its_end() -> N
     assert not log.state.promotions
     assert not any(log.state.namespaces[key].reserved for key in keys)
     log.refused(replace(decide, owner=log.other), Rejection.NOT_FOUND, "not being promoted")
+
+
+def test_what_lacks_something_is_taken_back_by_its_owner_alone() -> None:
+    log = Log()
+    log.ok(log.begin)
+    back = c.DecidePromotion(TOPIC, "in-", log.other, False)
+    log.refused(back, Rejection.CONFLICT, "took over")
+    back = replace(back, owner=log.ours)
+    (change,) = log.ok(back)
+    assert change.after.decided is False
+    log.refused(replace(back, goes_on=True), Rejection.CONFLICT, "decided")
+    log.ok(c.AbandonPromotion(TOPIC, "in-", log.ours))
+    log.ok(log.begin)
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.refused(back, Rejection.CONFLICT, "can only go on")
 
 
 @pytest.mark.parametrize(

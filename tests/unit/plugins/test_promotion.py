@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.fake_cluster import FakeControl
 from support.plugins import Proxy, Two, on_two
 
-from isthmus_control.commands import BeginPromotion, DetachNamespace, ReleaseLease
+from isthmus_control.commands import BeginPromotion, DecidePromotion, DetachNamespace, ReleaseLease
 from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType
 from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, LinkListenerSpec
@@ -131,6 +133,55 @@ def test_what_the_source_has_decided_since_is_seen_after_it_was_detached() -> No
         two.clusters["A"].completing.clear()
         await promote(two.b)
         assert promoted(two)
+
+    on_following(work)
+
+
+def test_who_slept_through_a_take_over_does_not_attach_the_source_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(two: Two) -> None:
+        control, other = two.controls["B"], str(uuid.uuid4())
+        append = control.append
+
+        async def taken_over(body: Any) -> Any:
+            if isinstance(body, DecidePromotion):
+                assert not body.goes_on
+                before = control.state.promotions[KEY]
+                taken = {KEY: replace(before, owner=other)}
+                control.state = control.state.evolve(promotions=taken)
+            if isinstance(body, BeginPromotion):
+                two.clusters["A"].completing.append("payments")
+            return await append(body)
+
+        control.append = taken_over  # type: ignore[method-assign]
+        monkeypatch.setattr(control.state.__class__, "may_run", lambda state, incarnation: True)
+        with pytest.raises(OperationError, match="took over"):
+            await promote(two.b)
+        assert not two.a.status().mappings
+        assert control.state.promotions[KEY].owner == other
+
+    on_following(work)
+
+
+def test_what_is_to_be_taken_back_is_taken_back_whoever_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
+
+    async def work(two: Two) -> None:
+        killing = Killing(two, 2)  # begun, and decided
+        two.clusters["A"].completing.append("payments")
+        begin = two.b.links._promotions._look
+
+        async def nothing_missing(*arguments: Any) -> Any:
+            report = await begin(*arguments)
+            report.missing.clear()
+            return report
+
+        monkeypatch.setattr(two.b.links._promotions, "_look", nothing_missing)
+        with pytest.raises(OperationError, match="killed"):
+            await promote(two.b)
+        assert two.controls["B"].state.promotions[KEY].decided is False
+        await replaced(two, killing)
+        await two.until("abandoned", lambda: not two.controls["B"].state.promotions)
+        await follows_on(two)
 
     on_following(work)
 
