@@ -380,8 +380,8 @@ class Promotion:
 
     ``settings``: by topic, what the source has for those settings that are overridden while a topic follows. ``owner``:
     the incarnation of the proxy that carries it out. ``together``: all that were asked for at once, in the order in
-    which they are looked at; they are abandoned or end together. ``decided``: whether nothing was missing, so that it can
-    only go on (True), or something was, so that it can only be taken back (False); None: not looked at yet.
+    which they are looked at; they are abandoned or end together. ``decided``: whether nothing was missing, so that it
+    can only go on (True), or something was, so that it can only be taken back (False); None: not looked at yet.
     """
 
     link: str

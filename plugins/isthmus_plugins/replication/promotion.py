@@ -38,6 +38,7 @@ from isthmus_control.model import (
     TopicState,
     contains,
 )
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.replication import follower_configs, reasons
@@ -55,6 +56,7 @@ ARRIVAL_S: Final = 10.0
 ARRIVAL_POLL_S: Final = 0.1
 LANE: Final = "promotion"
 NOT_DRAINED: Final = "NOT_DRAINED"
+UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 
 Progress = Callable[[int, int], None]
 
@@ -82,14 +84,19 @@ class Promotions:
         self._compare_groups = compare_groups
         self._tasks = Tasks("promotions")
         self._lock = asyncio.Lock()
-        self.trouble: str | None = None
-        """Why a promotion that was begun does not go on."""
+        self._troubles: dict[NamespaceKey, str] = {}
 
     def start(self) -> None:
         self._tasks.start("resume", self._resume_for_ever())
 
     async def stop(self) -> None:
         await self._tasks.close()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a promotion that was begun does not go on."""
+        begun = self._context.control.state.promotions
+        return next((why for key, why in self._troubles.items() if key in begun), None)
 
     # ---- the operator's request ----
 
@@ -155,6 +162,8 @@ class Promotions:
         led = await self._call(link_name, "led_topics", {"prefix": mapping.remote_prefix})
         truncating = [name for name in led.get("truncating", ()) if mapping.local_name(str(name)) is not None]
         report.missing += [f"{name} is being truncated at the source" for name in truncating]
+        if not truncating:
+            await self._source_ends(link_name, mapping)  # it will be asked once more when it is too late to refuse
         for source in led["topics"]:
             name = mapping.local_name(str(source["topic"]))
             if name is None:
@@ -227,9 +236,9 @@ class Promotions:
                 await self._append(BeginPromotion(promotion.link, promotion.type, promotion.prefix, {}, ours))
                 log.info("promotion taken over", extra={"link": promotion.link, "namespace": promotion.prefix})
             await self._carry_out(promotion, {})
-            self.trouble = None
+            self._troubles.pop(promotion.key, None)
         except OperationError as error:
-            self.trouble = f"the promotion of {promotion.prefix!r} does not go on: {error.message}"
+            self._troubles[promotion.key] = f"the promotion of {promotion.prefix!r} does not go on: {error.message}"
             log.warning("promotion waits", extra={"namespace": promotion.prefix, "detail": error.message})
 
     async def _carry_out(self, promotion: Promotion, reports: Mapping[NamespaceKey, PromotedNamespace]) -> None:
@@ -238,15 +247,21 @@ class Promotions:
         attached = [] if link is None else [each for key in promotion.keys if (each := link.mapping(*key)) is not None]
         ours = self._context.incarnation
         if link is not None and attached:
+            refused: OperationError | None = None
             if promotion.decided is None:
-                missing = await self._look_again(link, attached)
+                try:
+                    missing = await self._look_again(link, attached)
+                except OperationError as error:
+                    if error.code != ReasonCode.PEER_VERSION_UNSUPPORTED:
+                        raise
+                    refused, missing = error, [error.message]  # it was another proxy before
                 # By its owner alone, which the log knows: nobody takes back what another proxy goes on with.
                 await self._append(DecidePromotion(promotion.type, promotion.prefix, ours, not missing))
             else:
                 missing = [] if promotion.decided else ["as was seen by the proxy that began it"]
             if missing:
                 await self._take_back(link, attached, promotion)
-                raise _not_drained(missing)
+                raise refused or _not_drained(missing)
             for mapping in reversed(attached):  # groups before the topics that their positions are in
                 await self._call(promotion.link, "detach", _there(mapping))
                 await self._detach_here(link, mapping)
@@ -298,7 +313,7 @@ class Promotions:
         """What the follower lacks although the leader end sends nothing more, once all that was sent is here."""
         try:
             missing = await self._deciding(link.name)
-            there = (await self._call(link.name, "log_ends", {"prefix": mapping.remote_prefix}))["topics"]
+            there = await self._source_ends(link.name, mapping)
             deadline = monotonic() + ARRIVAL_S
             while True:
                 lacking = await self._lacking(mapping, there)
@@ -307,6 +322,21 @@ class Promotions:
                 await asyncio.sleep(ARRIVAL_POLL_S)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
+
+    async def _source_ends(self, link_name: str, mapping: NamespaceMapping) -> Mapping[str, Mapping[str, Any]]:
+        """Where the source's logs end. Raises OperationError."""
+        try:
+            ends = await self._call(link_name, "log_ends", {"prefix": mapping.remote_prefix})
+        except OperationError as error:
+            if error.code != UNKNOWN_METHOD:
+                raise
+            raise OperationError(
+                ReasonCode.PEER_VERSION_UNSUPPORTED,
+                "the other cluster's proxies are of a version that does not say where detached logs end: upgrade them",
+                409,
+            ) from error
+        topics: Mapping[str, Mapping[str, Any]] = ends["topics"]
+        return topics
 
     async def _deciding(self, link_name: str) -> list[str]:
         deciding = (await self._call(link_name, "completing_transactions", {}))["transactional_ids"]

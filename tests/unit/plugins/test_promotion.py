@@ -186,6 +186,62 @@ def test_what_is_to_be_taken_back_is_taken_back_whoever_dies(monkeypatch: pytest
     on_following(work)
 
 
+def older(two: Two) -> None:
+    """The source's proxy does not know yet how to say where its logs end."""
+    for connection in two.a.plugin._peers.connections("a-to-b"):
+        connection.handlers = {name: call for name, call in connection.handlers.items() if name != "log_ends"}
+
+
+def test_an_older_peer_is_refused_before_anything_is_detached() -> None:
+    async def work(two: Two) -> None:
+        older(two)
+        with pytest.raises(OperationError, match="upgrade them") as raised:
+            await promote(two.b)
+        assert raised.value.code == "PEER_VERSION_UNSUPPORTED"
+        await follows_on(two)
+
+    on_following(work)
+
+
+def test_a_promotion_is_taken_back_where_the_peer_is_an_older_one_by_then() -> None:
+    async def work(two: Two) -> None:
+        control = two.controls["B"]
+        append = control.append
+
+        async def downgraded(body: Any) -> Any:
+            if isinstance(body, BeginPromotion):
+                older(two)
+            return await append(body)
+
+        control.append = downgraded  # type: ignore[method-assign]
+        with pytest.raises(OperationError, match="upgrade them") as raised:
+            await promote(two.b)
+        assert raised.value.code == "PEER_VERSION_UNSUPPORTED"
+        await follows_on(two)
+
+    on_following(work)
+
+
+def test_what_kept_a_promotion_is_told_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
+
+    async def work(two: Two) -> None:
+        killing = Killing(two, 1)
+        with pytest.raises(OperationError, match="killed"):
+            await promote(two.b)
+        await two.until("told", lambda: "does not go on" in (two.b.status().message or ""))
+        assert two.controls["B"].state.promotions
+        begun = two.controls["B"].state.promotions
+        two.controls["B"].state = two.controls["B"].state.evolve(promotions={})  # by another proxy
+        assert two.b.status().message is None
+        two.controls["B"].state = two.controls["B"].state.evolve(promotions=begun)
+        killing.fails = False
+        await two.until("promoted", lambda: promoted(two))
+        assert two.b.status().message is None
+
+    on_following(work)
+
+
 def test_what_was_written_since_is_seen_after_the_source_was_detached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promotion, "ARRIVAL_S", 0.3)
 
