@@ -27,7 +27,8 @@ from isthmus_control.truncations import Succession
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.reading import read_batches
-from isthmus_plugins.replication.verify import CONTENTS, LATEST, RECORDS, Comparison, Digest, Ends, Verification
+from isthmus_plugins.replication.verify import CONTENTS, LATEST, MARKED, RECORDS, Comparison, Digest, Ends, Verification
+from isthmus_protocol.record_equality import RecordsDigest
 
 CALL_TIMEOUT_S: Final = 60.0
 COMPARE_TIMEOUT_S: Final = 600.0
@@ -35,6 +36,8 @@ COMPARE_TIMEOUT_S: Final = 600.0
 PROBES: Final = 64
 """Offsets at which the logs are compared in one reading."""
 NO_EPOCH: Final = -1
+NOTHING: Final = RecordsDigest().digest().hex()
+"""The digest of a range without records, and, if they count, without markers."""
 
 
 class SourceLimits(NamedTuple):
@@ -251,11 +254,26 @@ class CommonLog:
         return dict(zip(offsets, answer["digests"], strict=True))
 
     async def _ends_with_another(self, place: _Place, topic: TopicInfo, end: int) -> bool:
-        """Whether both logs have a record before an offset, and not the same."""
-        asked = {"topic": place.topic, "partition": place.partition, "from": end - 1, "to": end}
-        answer = await place.connection.call("digest", {**asked, "level": CONTENTS}, CALL_TIMEOUT_S)
-        here = await self._verification.digest(topic, place.partition, end - 1, end, CONTENTS, None)
-        return bool(here.records and answer["records"]) and here.digest != answer["digest"]
+        """Whether both logs have a record before an offset, and not the same, or one a record and the other a marker.
+
+        No latest record may differ for that: a tombstone of a key that neither has is none.
+        """
+        here, there = await self._at(place, topic, end - 1, CONTENTS)
+        if here.records and there.records:
+            return here.digest != there.digest
+        if not here.records and not there.records:
+            return False
+        here, there = await self._at(place, topic, end - 1, MARKED)
+        other = there if here.records else here
+        # A peer of before does not know of markers, and answers something longer.
+        return len(other.digest) == len(NOTHING) and other.digest != NOTHING
+
+    async def _at(self, place: _Place, topic: TopicInfo, offset: int, level: str) -> tuple[Digest, Digest]:
+        """What stands for an offset here, and at the source."""
+        asked = {"topic": place.topic, "partition": place.partition, "from": offset, "to": offset + 1, "level": level}
+        answer = await place.connection.call("digest", asked, CALL_TIMEOUT_S)
+        here = await self._verification.digest(topic, place.partition, offset, offset + 1, level, None)
+        return here, Digest(str(answer["digest"]), int(answer["records"]), offset + 1)
 
     async def _between(self, topic: TopicInfo, partition: int, start: int, offset: int) -> int:
         """The end of the last batch of ``[start, offset)`` that is whole before an offset: logs are cut there."""

@@ -34,7 +34,9 @@ class Peer:
         return await self.handlers[method](self, params)
 
 
-def common_end(monkeypatch: pytest.MonkeyPatch, write: Callable[[Partition, Partition], None]) -> int:
+def common_end(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[Partition, Partition], None], policy: str = "delete"
+) -> int:
     """What is found of logs that ``write`` fills: (the source's, the follower's)."""
 
     async def run() -> int:
@@ -42,7 +44,9 @@ def common_end(monkeypatch: pytest.MonkeyPatch, write: Callable[[Partition, Part
         replicas.b.on_new_partition = lambda topic, index, partition: None
         replicas.start()
         a, b = replicas.ends["A"], replicas.ends["B"]
-        source, target = replicas.a.add_topic(SOURCE).partitions[0], replicas.b.add_topic(TARGET).partitions[0]
+        configs = {"cleanup.policy": policy}
+        source = replicas.a.add_topic(SOURCE, configs=configs).partitions[0]
+        target = replicas.b.add_topic(TARGET).partitions[0]
         write(source, target)
         limits = CommonLog(a.context, a.verification).on_limits
         peer: Any = Peer({"limits": limits, "digest": a.verification.on_digest})
@@ -94,6 +98,48 @@ def test_what_became_of_a_transaction_that_both_have_ended_counts(monkeypatch: p
         aborted(target, carried, committed=True)
 
     assert common_end(monkeypatch, write) == 1
+
+
+def tombstone(log: Partition) -> None:
+    """Of a key that no log has."""
+    nothing: Any = None
+    log.write_values(nothing, keys=[b"nobody's"])
+
+
+def marker(log: Partition) -> None:
+    aborted(log, SOURCES_ID, committed=True)
+
+
+def cleaned_tombstone(log: Partition) -> None:
+    tombstone(log)
+    log.clean({log.end - 1})
+
+
+@pytest.mark.parametrize(
+    ("of_source", "of_follower", "end"),
+    [
+        (marker, tombstone, 1),
+        (tombstone, marker, 1),
+        (tombstone, tombstone, 2),
+        (cleaned_tombstone, tombstone, 2),
+        (tombstone, cleaned_tombstone, 2),
+        (marker, cleaned_tombstone, 2),
+    ],
+)
+def test_a_tombstone_in_the_place_of_a_marker_is_another_record(
+    monkeypatch: pytest.MonkeyPatch,
+    of_source: Callable[[Partition], None],
+    of_follower: Callable[[Partition], None],
+    end: int,
+) -> None:
+    """Latest records tell nothing of it, and a stream that goes on there sees it: it would be truncated for ever."""
+
+    def write(source: Partition, target: Partition) -> None:
+        for log, last in ((source, of_source), (target, of_follower)):
+            log.write_values(b"before", keys=[b"key"])
+            last(log)
+
+    assert common_end(monkeypatch, write, "compact") == end
 
 
 def broker(*epochs: tuple[int, int], end: int) -> Callable[[int], Awaitable[tuple[int, int]]]:
