@@ -410,6 +410,7 @@ async def replaced(two: Two, killing: Killing) -> None:
     """The follower's proxy is gone, what killed it, too, and there is another one."""
     control, old = two.controls["B"], two.b
     await old.stop()
+    control.unsubscribe_all()  # what it was told then, nobody hears
     killing.fails = False
     control.apply(ReleaseLease(old.context.proxy_name, old.context.incarnation))
     two.b = Proxy(two.clusters["B"], control, "b2")
