@@ -234,8 +234,8 @@ class FollowedGroup:
     ) -> Plan:
         """What to do now; why the rest waits is noted as pending.
 
-        ``ends``: high watermarks of :attr:`to_commit`. ``objections``: topics that do not follow (now), and why.
-        ``log_ends``: of :attr:`to_check`, where topics follow: a position that is beyond is moved there.
+        ``ends``: high watermarks of :attr:`to_commit` and :attr:`to_check`. ``objections``: topics that do not follow
+        (now), and why. ``log_ends``: of :attr:`to_check`, where topics follow: what is beyond is moved into the data.
         ``whole``: what is not wanted is not there at the source, as far as has been told.
         """
         assert self.has is not None
@@ -255,13 +255,14 @@ class FollowedGroup:
             else:
                 commit[place] = wanted
         ahead = {
-            place: CommittedOffset(log_ends[place], self.has[place].metadata)
+            place: CommittedOffset(ends[place], self.has[place].metadata)
             for place in self.to_check
             if place in self.wanted.keys() | self.unknown
             and place[0] not in objections
+            and place in ends
             and self.has[place].offset > log_ends.get(place, self.has[place].offset)
         }
-        self.unsure = any(place not in log_ends for place in self.to_check)
+        self.unsure = any(place not in log_ends or place not in ends for place in self.to_check)
         commit = {**ahead, **commit}
         renew = {
             place: self.has[place]

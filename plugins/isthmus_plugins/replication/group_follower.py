@@ -329,7 +329,7 @@ class GroupFollower:
             self._note_silence(group)
         unsure = {place for group in ready for place in group.to_check if self._objection(place[0]) is None}
         log_ends = await self._context.cluster.log_ends(unsure) if unsure else {}
-        places = {place for group in ready for place in group.to_commit if self._objection(place[0]) is None}
+        places = {place for group in ready for place in group.to_commit if self._objection(place[0]) is None} | unsure
         ends = await self._context.cluster.high_watermarks(places) if places else {}
         for group in ready:
             if group.has is not None and not group.busy:

@@ -67,7 +67,8 @@ def test_a_position_that_was_left_ahead_of_the_data_is_moved_to_its_end() -> Non
     group = followed(p0=position(12, "m"), p1=position(4))
     group.want(PLACE, position(12, "m"), 90.0)
     group.want(OTHER, position(4), 90.0)
-    assert group.plan({}, {}, 100.0, {PLACE: 10, OTHER: 4}).commit == {PLACE: position(10, "m")}
+    ends = {PLACE: 10, OTHER: 4}
+    assert group.plan(ends, {}, 100.0, ends).commit == {PLACE: position(10, "m")}
     group.committed({PLACE: position(10, "m")}, 101.0, 1000.0)
     assert not plan(group)  # until the data is there
     assert plan(group, {PLACE: 12}).commit == {PLACE: position(12, "m")}
