@@ -13,7 +13,7 @@ Rules of namespaces and links (KIP-986, "User Interface"):
 - What comes from a cluster does not go back to it: a follower and a leader mapping whose local namespaces overlap are
   refused on one link, and on two links to one cluster where the remote ones overlap too (it would go round for ever).
 - Following reserves; detaching and deleting links leaves reserved what was. An attached namespace is not deleted.
-- A link is asynchronous.
+- A link is asynchronous until it is altered; one that is synchronous has no informational namespace.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from isthmus_control.deletion_rules import DELETION_HANDLERS
 from isthmus_control.model import (
     INTERNAL_TOPIC_PREFIXES,
     KAFKA_INTERNAL_TOPICS,
+    SYNC_CONFIRM_TIMEOUT,
     TRANSACTION_VERIFICATION,
     FollowerTopic,
     HeldConfig,
@@ -73,6 +74,7 @@ from isthmus_control.outcome import (
 )
 from isthmus_control.outcome import require as _require
 from isthmus_control.promotion_rules import PROMOTION_HANDLERS
+from isthmus_control.sync_rules import SYNC_HANDLERS, mode_changed, records_ended
 from isthmus_control.truncation_rules import TRUNCATION_HANDLERS, cancelled
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
@@ -89,6 +91,8 @@ REASON_CHARS_MAX = 1_000
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 120_000
 AT_MS_MAX = 2**53
 """Beyond it a wall clock is broken, and the hybrid logical clock would follow it."""
+SYNC_CONFIRM_TIMEOUT_MS_MIN = 2_000
+"""Shorter, and the lease of those that are In-Sync would not fit in."""
 SNAPSHOT_INTERVAL = 512
 """A snapshot is due at every offset that is one less than a multiple of this."""
 
@@ -105,12 +109,18 @@ def _positive(value: str) -> str | None:
     return None if re.fullmatch(r"[1-9][0-9]{0,4}", value) else "a number from 1"
 
 
+def _confirm_timeout(value: str) -> str | None:
+    right = re.fullmatch(r"[1-9][0-9]{3,6}", value) and int(value) >= SYNC_CONFIRM_TIMEOUT_MS_MIN
+    return None if right else f"a number of milliseconds from {SYNC_CONFIRM_TIMEOUT_MS_MIN} to 9999999"
+
+
 LINK_CONFIGS: Mapping[str, Callable[[str], str | None]] = {
     "follower.replication.factor": _positive,
     "follower.min.insync.replicas": _positive,
+    SYNC_CONFIRM_TIMEOUT: _confirm_timeout,
 }
-"""Settings of a link, and for each what a wrong value should have been (None: it is right). The two say how follower
-topics are stored where the cluster is built otherwise than the source's."""
+"""Settings of a link, and for each what a wrong value should have been (None: it is right). The first two say how
+follower topics are stored where the cluster is built otherwise than the source's."""
 
 
 def apply(state: ControlState, offset: int, command: c.Command) -> tuple[ControlState, Outcome]:
@@ -320,14 +330,6 @@ def _delete_namespace(state: ControlState, offset: int, command: c.Command, body
 # --- links
 
 
-def _check_mode(mode: LinkMode) -> None:
-    _require(
-        mode is LinkMode.ASYNCHRONOUS,
-        Rejection.NOT_SUPPORTED,
-        "synchronous links are not supported by this version: the link is asynchronous",
-    )
-
-
 def _check_config(config: Mapping[str, str | None]) -> None:
     for name, value in sorted(config.items()):
         check = LINK_CONFIGS.get(name)
@@ -356,7 +358,11 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
     _require(
         body.remote_addresses or not body.dials, Rejection.INVALID, "a side that dials needs the other side's address"
     )
-    _check_mode(body.mode)
+    _require(
+        body.mode is LinkMode.ASYNCHRONOUS,
+        Rejection.INVALID,
+        "new replication links are always in asynchronous mode: make it synchronous when it follows",
+    )
     _check_config(body.config)
     existing = state.links.get(body.name)
     if existing is not None:
@@ -398,18 +404,8 @@ def _alter_link(state: ControlState, offset: int, command: c.Command, body: c.Al
     now = tick(state.clock, command.at_ms, state.cluster_id)
     settings = before.settings
     # Writes of equal values are none: they would win over the other side's real changes.
-    if body.mode is not None:
-        if body.mode is LinkMode.SYNCHRONOUS:
-            for mapping in before.mappings:
-                namespace = state.namespaces[mapping.local]
-                _require(
-                    not namespace.informational,
-                    Rejection.CONFLICT,
-                    f"the {namespace.key} is informational: it cannot be part of a synchronous link",
-                )
-        _check_mode(body.mode)
-        if body.mode is not before.mode:
-            settings = replace(settings, mode=Register(body.mode, now))
+    if body.mode is not None and body.mode is not before.mode:
+        settings = replace(settings, mode=Register(body.mode, now))
     addresses = dict(settings.addresses)
     for cluster_id, current, wanted in (
         (before.remote_cluster_id, before.remote_addresses, body.remote_addresses),
@@ -436,8 +432,9 @@ def _alter_link(state: ControlState, offset: int, command: c.Command, body: c.Al
     )
     if after == before:
         return state, ()
+    state, after, more = mode_changed(state, before, after, offset)
     clock = now if after.settings != before.settings else state.clock
-    return state.evolve(links=_put(state.links, after.name, after), clock=clock), (LinkChanged(before, after),)
+    return state.evolve(links=_put(state.links, after.name, after), clock=clock), (LinkChanged(before, after), *more)
 
 
 def _merge_link(state: ControlState, offset: int, command: c.Command, body: c.MergeLink) -> Result:
@@ -447,7 +444,6 @@ def _merge_link(state: ControlState, offset: int, command: c.Command, body: c.Me
         Rejection.CONFLICT,
         f"link {body.name!r} is another one on the other side: it was deleted and created again",
     )
-    _check_mode(body.settings.mode.value)
     _require(
         set(body.settings.addresses) <= {before.local_cluster_id, before.remote_cluster_id},
         Rejection.INVALID,
@@ -461,16 +457,18 @@ def _merge_link(state: ControlState, offset: int, command: c.Command, body: c.Me
     merged = before.settings.merge(body.settings)
     if merged == before.settings:
         return state, ()
-    after = replace(before, settings=merged)
+    # A link that may not be synchronous here refuses the other side's settings as a whole, so that somebody sees it.
+    state, after, more = mode_changed(state, before, replace(before, settings=merged), offset)
     clock: Hlc = max(state.clock, newest)
-    return state.evolve(links=_put(state.links, after.name, after), clock=clock), (LinkChanged(before, after),)
+    return state.evolve(links=_put(state.links, after.name, after), clock=clock), (LinkChanged(before, after), *more)
 
 
 def _detached(state: ControlState, link: Link, mapping: NamespaceMapping, at_ms: int) -> Result:
     """The state without this mapping of the link (which the caller takes out of the link itself)."""
     changes: list[Change] = [NamespaceDetached(link.name, mapping)]
     if mapping.role is Role.LEADER:
-        return state, tuple(changes)
+        state, ended = records_ended(state, link, mapping)
+        return state, (*changes, *ended)
     if mapping.type is ResourceType.TOPIC:
         state, stopped = cancelled(state, link.name, mapping, at_ms)
         changes += stopped
@@ -1143,6 +1141,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **TRUNCATION_HANDLERS,
     **PROMOTION_HANDLERS,
     **ACL_HANDLERS,
+    **SYNC_HANDLERS,
     c.RegisterProducerIds: _register_producer_ids,
     c.ClaimBrokers: _claim_brokers,
     c.RenewLease: _renew_lease,

@@ -30,6 +30,7 @@ from isthmus_control.model import (
     Reason,
     ResourceType,
     Role,
+    SyncState,
     TopicState,
 )
 from isthmus_control.sealing import Sealed
@@ -123,6 +124,7 @@ class CreateLink(Body):
     """This side's end of a link. The other side's log gets its own with the same ``link_id`` (a UUID)."""
 
     KIND: ClassVar[str] = "create-link"
+    VERSION: ClassVar[int] = 2
     name: str
     link_id: str
     remote_cluster_id: str
@@ -139,6 +141,7 @@ class AlterLink(Body):
     """Changes what is not None. A ``config`` value of None removes that setting."""
 
     KIND: ClassVar[str] = "alter-link"
+    VERSION: ClassVar[int] = 2
     name: str
     mode: LinkMode | None = None
     dials: bool | None = None
@@ -153,6 +156,7 @@ class MergeLink(Body):
     """The other side's settings, merged into ours."""
 
     KIND: ClassVar[str] = "merge-link"
+    VERSION: ClassVar[int] = 2
     name: str
     link_id: str
     settings: LinkSettings
@@ -489,6 +493,31 @@ class RecordAcls(Body):
     deleted: tuple[AclBinding, ...] = ()
 
 
+# --- synchronous links
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSync:
+    """A partition of a local topic, and from which of its offsets on the state counts."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSync(Body):
+    """Partitions of a synchronous link are In-Sync or Out-Of-Sync from these offsets on: from now on, for acks."""
+
+    KIND: ClassVar[str] = "record-sync"
+    link: str
+    link_id: str
+    state: SyncState
+    partitions: tuple[PartitionSync, ...]
+    reason: Reason | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RegisterProducerIds(Body):
     """Gives a source cluster its range of translated producer ids.
@@ -611,6 +640,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             StopCatchingUp,
             HoldUpTruncation,
             RecordAcls,
+            RecordSync,
             RegisterProducerIds,
             ClaimBrokers,
             RenewLease,

@@ -29,6 +29,7 @@ from isthmus_control.model import (
     ResourceType,
     Role,
     SourceEpoch,
+    SyncRecord,
     TopicHistory,
 )
 from isthmus_control.truncations import EpochShift, Succession, Truncation
@@ -43,8 +44,10 @@ class ControlState:
     translated producer ids, never given again. ``acls`` are the access control bindings that links made here, by the
     prefix of the principal namespace. ``truncations`` are those under way, by topic;
     ``past_truncations`` are the last that ended, in that order; ``epoch_shifts`` are those of topics that were made
-    anew, and ``successions`` say from which ones, oldest first. ``recent_ids`` and ``recent_offsets`` are the commands
-    that a late retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts twice.
+    anew, and ``successions`` say from which ones, oldest first. ``sync_records``: by name of a synchronous link, then
+    (topic, partition), what is recorded of those that are not Syncing. ``recent_ids`` and ``recent_offsets`` are the
+    commands that a late retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts
+    twice.
     """
 
     cluster_id: str
@@ -61,6 +64,7 @@ class ControlState:
     held_configs: Mapping[str, HeldConfig] = field(default_factory=dict)
     epoch_shifts: Mapping[str, EpochShift] = field(default_factory=dict)
     successions: Mapping[str, tuple[Succession, ...]] = field(default_factory=dict)
+    sync_records: Mapping[str, Mapping[tuple[str, int], SyncRecord]] = field(default_factory=dict)
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
     producer_id_ranges: Mapping[str, int] = field(default_factory=dict)
@@ -125,6 +129,11 @@ class ControlState:
         """How a local topic came to be, oldest first, if truncations made it; nothing of one that took its name."""
         known = self.successions.get(topic, ())
         return known if known and known[-1].successor == topic_id else ()
+
+    def sync_record(self, link: str, topic: str, topic_id: str, partition: int) -> SyncRecord | None:
+        """What is recorded of a partition of a synchronous link; None: it is Syncing (or it took another's name)."""
+        record = self.sync_records.get(link, {}).get((topic, partition))
+        return record if record is not None and record.topic_id == topic_id else None
 
     def broker_addresses(self) -> dict[int, BrokerClaim]:
         """By broker id, where clients reach it. Brokers that no proxy fronts are missing."""

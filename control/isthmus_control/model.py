@@ -35,6 +35,10 @@ INTERNAL_TOPIC_PREFIXES = (INTERNAL_PREFIX, COPY_PREFIX)
 TRANSACTION_VERIFICATION = "transaction.partition.verification.enable"
 """The brokers' setting (KIP-890) with which they take transactional records of their own producers alone."""
 
+SYNC_CONFIRM_TIMEOUT = "sync.confirm.timeout.ms"
+"""The setting of a link: how long an ack may wait for the other side."""
+SYNC_CONFIRM_TIMEOUT_MS = 10_000
+
 
 class ResourceType(StrEnum):
     """What a namespace holds (KIP-986)."""
@@ -113,6 +117,13 @@ class LinkMode(StrEnum):
 
     ASYNCHRONOUS = "asynchronous"
     SYNCHRONOUS = "synchronous"
+
+
+class SyncState(StrEnum):
+    """What is recorded of a partition of a synchronous link, at the source. No record: it is Syncing."""
+
+    IN_SYNC = "In-Sync"
+    OUT_OF_SYNC = "Out-Of-Sync"
 
 
 class Role(StrEnum):
@@ -234,6 +245,8 @@ class Link:
     mappings: tuple[NamespaceMapping, ...] = ()
     offsets_topics: tuple[NamespaceMapping, ...] = ()
     """At most one for each role: this side's offsets topic led, a copy of the other side's following."""
+    synchronous_at_offset: int | None = None
+    """Where the change to the synchronous mode stands in this side's log; None while the link is asynchronous."""
 
     @property
     def topic_mappings(self) -> tuple[NamespaceMapping, ...]:
@@ -262,6 +275,11 @@ class Link:
     def config(self) -> dict[str, str]:
         """The settings that have a value."""
         return {name: register.value for name, register in self.settings.config.items() if register.value is not None}
+
+    @property
+    def sync_confirm_timeout_ms(self) -> int:
+        """How long an ack may wait for the other side before its partition is recorded Out-Of-Sync."""
+        return int(self.config.get(SYNC_CONFIRM_TIMEOUT, SYNC_CONFIRM_TIMEOUT_MS))
 
     def mapping(self, kind: ResourceType, local_prefix: str) -> NamespaceMapping | None:
         """The mapping whose local namespace this is."""
@@ -293,6 +311,22 @@ class Reason:
 
     code: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRecord:
+    """From ``since_offset`` on, what an ack for a partition of a synchronous link means (``docs/adr/0006``).
+
+    ``since_offset`` is an offset of the partition: both sides have what is below it. ``at_offset`` is the record's own
+    in the command log. OUT_OF_SYNC alone has a reason.
+    """
+
+    topic_id: str
+    state: SyncState
+    since_offset: int
+    since_ms: int
+    reason: Reason | None
+    at_offset: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from isthmus_control.model import FollowerTopic, HeldConfig, Link, Namespace, NamespaceMapping, Promotion, ProxyLease
+from isthmus_control.model import (
+    FollowerTopic,
+    HeldConfig,
+    Link,
+    Namespace,
+    NamespaceMapping,
+    Promotion,
+    ProxyLease,
+    SyncRecord,
+)
 from isthmus_control.truncations import Truncation
 
 
@@ -112,6 +121,17 @@ class TruncationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncChanged:
+    """What is recorded of a partition of a synchronous link. None: it is Syncing, or the link synchronous no more."""
+
+    link: str
+    topic: str
+    partition: int
+    before: SyncRecord | None
+    after: SyncRecord | None
+
+
+@dataclass(frozen=True, slots=True)
 class AclsRecorded:
     """So many access control bindings of a principal namespace were made by links now."""
 
@@ -153,6 +173,7 @@ Change = (
     | FollowerTopicChanged
     | ProvenanceChanged
     | TruncationChanged
+    | SyncChanged
     | AclsRecorded
     | ProducerIdsRegistered
     | LeaseChanged

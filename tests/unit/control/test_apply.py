@@ -179,21 +179,12 @@ def test_link_errors() -> None:
     log.refused(replace(base, remote_addresses=()), Rejection.INVALID, "dials")
     for wrong in ("b", "b:0", "b:70000", "kafka://b:1", "a b:1", "u@b:1", ":1", "b:1\n"):
         log.refused(replace(base, remote_addresses=(wrong,)), Rejection.INVALID, "address")
-    log.refused(replace(base, mode=LinkMode.SYNCHRONOUS), Rejection.NOT_SUPPORTED, "synchronous")
+    log.refused(replace(base, mode=LinkMode.SYNCHRONOUS), Rejection.INVALID, "asynchronous")
     log.refused(replace(base, config={"x": "1"}), Rejection.INVALID, "follower.replication.factor")
     log.refused(replace(base, config={"follower.replication.factor": "0"}), Rejection.INVALID, "'0'")
-    log.refused(c.AlterLink("a-to-b", mode=LinkMode.SYNCHRONOUS), Rejection.NOT_SUPPORTED)
     log.refused(c.AlterLink("x"), Rejection.NOT_FOUND)
     log.refused(c.AlterLink("a-to-b", remote_addresses=()), Rejection.INVALID, "dials")
     log.ok(c.AlterLink("a-to-b", remote_addresses=(), dials=False))
-
-
-def test_informational_namespaces_stay_out_of_synchronous_links() -> None:
-    log = Log()
-    log.link()
-    log.ok(c.CreateNamespace(TOPIC, "info-", informational=True))
-    log.attach("a-to-b", "info-", "info-", LEADER)
-    log.refused(c.AlterLink("a-to-b", mode=LinkMode.SYNCHRONOUS), Rejection.CONFLICT, "informational", "'info-'")
 
 
 def test_mirrored_settings_merge_and_move_the_clock() -> None:
@@ -214,8 +205,6 @@ def test_mirrored_settings_merge_and_move_the_clock() -> None:
     log.refused(c.MergeLink("a-to-b", uid(), theirs), Rejection.CONFLICT, "created again")
     third = replace(theirs, addresses={"C": Register(("c:1",), peer_clock)})
     log.refused(c.MergeLink("a-to-b", link.link_id, third), Rejection.INVALID, "third")
-    sync = replace(theirs, mode=Register(LinkMode.SYNCHRONOUS, peer_clock))
-    log.refused(c.MergeLink("a-to-b", link.link_id, sync), Rejection.NOT_SUPPORTED)
     broken = replace(theirs, mode=Register(LinkMode.ASYNCHRONOUS, Hlc(2**60, 0, "B")))
     log.refused(c.MergeLink("a-to-b", link.link_id, broken), Rejection.INVALID, "time")
 

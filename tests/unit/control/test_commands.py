@@ -24,6 +24,7 @@ from isthmus_control.model import (
     Reason,
     ResourceType,
     Role,
+    SyncState,
     TopicState,
 )
 from isthmus_control.sealing import Seal, Sealed
@@ -98,6 +99,8 @@ BODIES: list[c.Body] = [
     c.StopCatchingUp("t", UID, UID, Reason("CODE", "words")),
     c.HoldUpTruncation("t", UID, UID, None),
     c.RecordAcls("l", "User:a-", (AclBinding(2, "t", 3, "User:a-1", "*", 3, 3),), ()),
+    c.RecordSync("l", UID, SyncState.IN_SYNC, (c.PartitionSync("t", UID, 0, 5), c.PartitionSync("t", UID, 1, 6))),
+    c.RecordSync("l", UID, SyncState.OUT_OF_SYNC, (c.PartitionSync("t", UID, 0, 5),), Reason("CODE", "words")),
     c.RegisterProducerIds("B", 4),
     c.ClaimBrokers("p", UID, (BrokerClaim(1, "h", 2),), True, "h:3", 10_000, "1", -1),
     c.RenewLease("p", UID, 5),

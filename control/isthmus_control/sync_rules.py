@@ -1,0 +1,163 @@
+"""What the control log accepts of synchronous links (``docs/adr/0006``): the mode, and records of partitions.
+
+At the source, a partition without a record is Syncing. Only one that is In-Sync can get Out-Of-Sync: to one that is
+Syncing nothing was promised. Whoever records must have seen what stands: a proxy that fronted the partition's leader
+once, and was late, changes nothing that a later one has granted leases for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from isthmus_control import commands as c
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState
+from isthmus_control.outcome import Change, Refuse, Rejection, SyncChanged, require
+
+ENTRIES_MAX = 10_000
+REASON_CHARS_MAX = 1_000
+
+Result = tuple[ControlState, tuple[Change, ...]]
+Records = Mapping[tuple[str, int], SyncRecord]
+
+
+def _record(state: ControlState, offset: int, command: c.Command, body: c.RecordSync) -> Result:
+    link = _synchronous_link(state, body)
+    _check(body)
+    before = state.sync_records.get(link.name, {})
+    after = dict(before)
+    changes: list[Change] = []
+    for entry in body.partitions:
+        key = entry.topic, entry.partition
+        known = before.get(key)
+        current = known if known is not None and known.topic_id == entry.topic_id else None
+        if current is not None and current.state is body.state:
+            continue
+        mapping = _led(link, entry.topic)
+        stands = max(link.synchronous_at_offset or 0, mapping.attached_at_offset, known.at_offset if known else 0)
+        require(
+            command.seen >= stands,
+            Rejection.CONFLICT,
+            f"{_at(entry)}: the proposer had not seen what changed at offset {stands} of the log",
+        )
+        require(
+            body.state is SyncState.IN_SYNC or current is not None,
+            Rejection.CONFLICT,
+            f"{_at(entry)} with topic id {entry.topic_id} is Syncing on link {link.name!r}: "
+            f"it cannot be {SyncState.OUT_OF_SYNC} before it was {SyncState.IN_SYNC}",
+        )
+        after[key] = SyncRecord(entry.topic_id, body.state, entry.offset, command.at_ms, body.reason, offset)
+        changes.append(SyncChanged(link.name, entry.topic, entry.partition, known, after[key]))
+    return (_with(state, link.name, after), tuple(changes)) if changes else (state, ())
+
+
+def _synchronous_link(state: ControlState, body: c.RecordSync) -> Link:
+    link = state.links.get(body.link)
+    if link is None:
+        raise Refuse(Rejection.NOT_FOUND, f"there is no link {body.link!r}")
+    require(
+        link.link_id == body.link_id,
+        Rejection.CONFLICT,
+        f"link {body.link!r} has the id {link.link_id}, not {body.link_id}: it was deleted and created again",
+    )
+    require(
+        link.mode is LinkMode.SYNCHRONOUS,
+        Rejection.CONFLICT,
+        f"link {body.link!r} is asynchronous: its partitions have no state of synchronization",
+    )
+    return link
+
+
+def _check(body: c.RecordSync) -> None:
+    """Raises Refuse for what would be wrong on any synchronous link."""
+    require(
+        (body.state is SyncState.OUT_OF_SYNC) == (body.reason is not None),
+        Rejection.INVALID,
+        f"{SyncState.OUT_OF_SYNC} has a reason, and {SyncState.IN_SYNC} has none",
+    )
+    require(
+        body.reason is None or len(body.reason.message) <= REASON_CHARS_MAX,
+        Rejection.INVALID,
+        "the reason is too long",
+    )
+    require(0 < len(body.partitions) <= ENTRIES_MAX, Rejection.INVALID, f"a command has 1 to {ENTRIES_MAX} entries")
+    for entry in body.partitions:
+        require(c.is_uuid(entry.topic_id), Rejection.INVALID, f"the topic id {entry.topic_id!r} is not a UUID")
+        require(
+            entry.partition >= 0 and entry.offset >= 0,
+            Rejection.INVALID,
+            f"topic {entry.topic!r} has no offset {entry.offset} of partition {entry.partition}",
+        )
+    keys = {(entry.topic, entry.partition) for entry in body.partitions}
+    require(len(keys) == len(body.partitions), Rejection.INVALID, "a partition is recorded twice")
+
+
+def _led(link: Link, topic: str) -> NamespaceMapping:
+    """The mapping with which the link leads a local topic. Raises Refuse."""
+    for mapping in link.mappings:
+        if (
+            mapping.type is ResourceType.TOPIC
+            and mapping.role is Role.LEADER
+            and mapping.remote_name(topic) is not None
+        ):
+            return mapping
+    raise Refuse(Rejection.CONFLICT, f"topic {topic!r} is in no namespace that link {link.name!r} leads")
+
+
+def _at(entry: c.PartitionSync) -> str:
+    return f"{entry.topic}-{entry.partition}"
+
+
+def _with(state: ControlState, link: str, records: Records) -> ControlState:
+    """The state with these records of a link; one without any has no entry."""
+    others = {name: known for name, known in state.sync_records.items() if name != link}
+    return state.evolve(sync_records={**others, link: records} if records else others)
+
+
+# --- where records end
+
+
+def check_synchronous(state: ControlState, link: Link) -> None:
+    """Raises Refuse where a link cannot be synchronous."""
+    for mapping in link.mappings:
+        namespace = state.namespaces[mapping.local]
+        require(
+            not namespace.informational,
+            Rejection.CONFLICT,
+            f"the {namespace.key} is informational: it cannot be part of a synchronous link",
+        )
+
+
+def mode_changed(
+    state: ControlState, before: Link, after: Link, offset: int
+) -> tuple[ControlState, Link, list[Change]]:
+    """What follows from a link's mode, if it is another one now: no record outlives the mode. Raises Refuse."""
+    if before.mode is after.mode:
+        return state, after, []
+    if after.mode is LinkMode.SYNCHRONOUS:
+        check_synchronous(state, after)
+        return state, replace(after, synchronous_at_offset=offset), []
+    state, changes = records_ended(state, before)
+    return state, replace(after, synchronous_at_offset=None), changes
+
+
+def records_ended(
+    state: ControlState, link: Link, mapping: NamespaceMapping | None = None
+) -> tuple[ControlState, list[Change]]:
+    """The state without the records of a link, or of what one of its mappings holds."""
+    records = state.sync_records.get(link.name, {})
+    kept: dict[tuple[str, int], SyncRecord] = {}
+    changes: list[Change] = []
+    for (topic, partition), record in sorted(records.items()):
+        if mapping is None or (mapping.type is ResourceType.TOPIC and mapping.holds(topic)):
+            changes.append(SyncChanged(link.name, topic, partition, record, None))
+        else:
+            kept[topic, partition] = record
+    return (_with(state, link.name, kept), changes) if changes else (state, [])
+
+
+SYNC_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
+    c.RecordSync: _record,
+}
