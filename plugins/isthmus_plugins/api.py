@@ -31,8 +31,83 @@ from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
 
-ResponseHook: TypeAlias = Callable[[bytes], bytes]
-"""Takes a whole response frame and returns the frame to send in its place (the same object where nothing changes)."""
+
+class Gate:
+    """An answer that waits. A response hook returns it in the answer's place, another one for each answer; whoever made
+    it opens it later, once, with what is to be sent.
+
+    Answers keep their order: whatever comes behind it on its connection waits for it, heartbeats too. Hooks behind the
+    one that made it see the frame when it opens.
+    """
+
+    __slots__ = ("_frame", "_hooks", "_opened", "dropped")
+
+    def __init__(self) -> None:
+        self._frame: bytes | None = None
+        self._hooks: tuple[ResponseHook, ...] = ()
+        self._opened: Callable[[], None] | None = None
+        self.dropped = False
+        """Nobody waits for it any more: the client is gone, or its connection was closed."""
+
+    def open(self, frame: bytes) -> None:
+        """Send ``frame`` when its turn comes. Only the first call counts, and none if it was dropped.
+
+        It may be opened before the session has taken it.
+        """
+        if self._frame is None and not self.dropped:
+            self._frame = frame
+            if self._opened is not None:
+                self._opened()
+
+    def then(self, hook: ResponseHook) -> Gate:
+        """Have ``hook`` see the frame when the gate has opened, behind those that see it already. Returns itself."""
+        self._hooks += (hook,)
+        return self
+
+    # The session's side.
+
+    def take(self, opened: Callable[[], None]) -> bool:
+        """Call ``opened`` when it opens; True, and it is not called, if it is open. RuntimeError: it was taken."""
+        if self._opened is not None:
+            raise RuntimeError("a gate stands for one answer")
+        self._opened = opened
+        return self._frame is not None
+
+    def answer(self) -> bytes | Gate:
+        """What the hooks behind an open gate make of its frame: another gate where one of them waits for more.
+
+        Raises what they raise.
+        """
+        assert self._frame is not None
+        answer: bytes | Gate = self._frame
+        hooks = self._hooks
+        self._let_go()
+        for hook in hooks:
+            answer = passed_on(hook, answer)
+        return answer
+
+    def drop(self) -> None:
+        """Nobody waits for it any more."""
+        self.dropped = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._hooks = ()
+        self._opened = _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
+ResponseHook: TypeAlias = Callable[[bytes], bytes | Gate]
+"""Takes a whole response frame and returns the frame to send in its place (the same object where nothing changes), or a
+gate where that is not to be sent yet."""
+
+
+def passed_on(hook: ResponseHook, answer: bytes | Gate) -> bytes | Gate:
+    """``hook`` behind another one that returned ``answer``."""
+    return answer.then(hook) if isinstance(answer, Gate) else hook(answer)
 
 
 class Request:
@@ -101,7 +176,7 @@ NEED_MORE: Final = _NeedMore.NEED_MORE
 class Answer:
     """Answer in the broker's place with this whole response frame."""
 
-    frame: bytes
+    frame: bytes | Gate
     cause: str
     """Counted in the metric of refusals under this name."""
 

@@ -12,11 +12,23 @@ from functools import partial
 from typing import Final, Protocol
 
 from isthmus.histogram import Histogram
-from isthmus_plugins.api import NEED_MORE, Answer, Close, Hold, Replace, Request, RequestHook, ResponseHook, Verdict
+from isthmus_plugins.api import (
+    NEED_MORE,
+    Answer,
+    Close,
+    Gate,
+    Hold,
+    Replace,
+    Request,
+    RequestHook,
+    ResponseHook,
+    Verdict,
+    passed_on,
+)
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
 from isthmus_protocol.locate import Locator
-from isthmus_protocol.plain_answers import pass_plain_produce
+from isthmus_protocol.plain_answers import Look, pass_plain_produce
 from isthmus_protocol.schema import ApiKey
 
 WRITES: Final = frozenset(
@@ -184,8 +196,8 @@ def _only_topic_end(version: int) -> Callable[[bytes, int], int | None]:
 def _with_addresses(
     rewrite: Callable[[bytes, AddressMap], bytes],
     address_map: AddressMap,
-    pass_plain: Callable[[ResponseHook], ResponseHook] | None,
-) -> ResponseHook:
+    pass_plain: Callable[[Look], Look] | None,
+) -> Look:
     def rewritten(frame: bytes) -> bytes:
         return rewrite(frame, address_map)
 
@@ -232,7 +244,9 @@ def _behind(first: Replace, then: Verdict) -> Verdict:
             on_response = partial(_both, then.on_response, on_response)
         return Replace(then.frame, on_response, first.cause or then.cause)
     if isinstance(then, Answer):
-        return Answer(then.frame if first.on_response is None else first.on_response(then.frame), then.cause)
+        if first.on_response is None:
+            return then
+        return Answer(passed_on(first.on_response, then.frame), then.cause)
     if isinstance(then, Hold):
         return Hold(_behind_held(first, then))
     return then if isinstance(then, Close) else first
@@ -242,8 +256,8 @@ async def _behind_held(first: Replace, hold: Hold) -> Verdict:
     return _behind(first, await hold.verdict)
 
 
-def _both(inner: ResponseHook, outer: ResponseHook, frame: bytes) -> bytes:
-    return outer(inner(frame))
+def _both(inner: ResponseHook, outer: ResponseHook, frame: bytes) -> bytes | Gate:
+    return passed_on(outer, inner(frame))
 
 
 def _with_frame(request: Request, frame: bytes) -> Request:

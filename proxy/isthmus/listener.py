@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Final
 
 from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
+from isthmus.gated_answers import GateCounts
 from isthmus.memory import Trimmer, keep_heap
 from isthmus.session import Downstream, Session, SessionState, Upstream
 from isthmus_plugins.api import Client, Leave
@@ -76,6 +77,7 @@ class Gateway:
         self.connections_opened = 0
         self.closed_by_cause: Counter[str] = Counter()
         self.refused_by_cause: Counter[str] = Counter()
+        self.gates = GateCounts()
         self.vouches_until: Callable[[], float] = lambda: float("inf")
         """Until when (monotonic seconds) writes may be forwarded: the end of the proxy's lease."""
         self.write_lost_at = float("-inf")

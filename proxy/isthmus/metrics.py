@@ -22,6 +22,7 @@ from isthmus.histogram import Histogram
 
 if TYPE_CHECKING:
     from isthmus.dispatch import Route
+    from isthmus.gated_answers import GateCounts
     from isthmus.listener import Gateway
     from isthmus_control.control_state import ControlState
 
@@ -66,6 +67,7 @@ class ProxyCollector(Collector):
         if source.gateway is not None:
             yield from _connections(source.gateway)
             yield from _requests(source.gateway.routes.values())
+            yield from _gates(source.gateway.gates)
         if source.control_state is not None:
             yield from _control(source.control_state())
         if source.lease is not None:
@@ -174,6 +176,13 @@ def _histogram(name: str, text: str, by_api: dict[str, dict[int, Histogram]]) ->
         if total.total:
             family.add_metric([api], total.prometheus_buckets(), total.seconds_sum)
     return family
+
+
+def _gates(gates: GateCounts) -> Iterator[Metric]:
+    yield _gauge("isthmus_gated_answers", "Answers that the broker has given and that wait at a gate", gates.waiting)
+    family = HistogramMetricFamily("isthmus_gate_time_seconds", "From the broker's answer to the opening of its gate")
+    family.add_metric([], gates.time.prometheus_buckets(), gates.time.seconds_sum)
+    yield family
 
 
 def _control(state: ControlState) -> Iterator[Metric]:

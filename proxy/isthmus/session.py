@@ -10,6 +10,10 @@ buffered but frames that a hook asked for, and what does not fit the peer's sock
 Answers of a connection go out in the order of its requests. ``pending`` holds one entry for each request that is
 forwarded and not answered, and for each answer that the proxy gives itself and whose turn has not come.
 
+A response hook may return a gate in an answer's place. From then on until it is open, answers are queued in place of
+being sent (:mod:`isthmus.gated_answers`): ``Downstream.send`` is swapped, so that where nobody gates nothing is asked.
+The broker has answered, so neither a fence nor a client that is gone waits for a gate; draining does.
+
 States (every edge is in ``TRANSITIONS``, and tested)::
 
     CONNECTING --upstream connected--> SERVING --drain--> DRAINING --last answer--> CLOSED
@@ -33,7 +37,21 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from isthmus.dispatch import PROXY_TIME_EACH
-from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Leave, Replace, Request, ResponseHook, Verdict
+from isthmus.gated_answers import GatedAnswers
+from isthmus_plugins.api import (
+    NEED_MORE,
+    Answer,
+    Client,
+    Close,
+    Gate,
+    Hold,
+    Leave,
+    Replace,
+    Request,
+    ResponseHook,
+    Verdict,
+    passed_on,
+)
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
 if TYPE_CHECKING:
@@ -96,7 +114,7 @@ TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
 }
 
 
-Pending: TypeAlias = "tuple[int, Route, float, ResponseHook | None, bytes | None]"
+Pending: TypeAlias = "tuple[int, Route, float, ResponseHook | None, bytes | Gate | None]"
 """A request whose answer has not gone out: ``(correlation id, route, forwarded, on_response, answer)``.
 
 *forwarded*: when it was, monotonic seconds. *on_response* wants the whole answer; None lets it stream through.
@@ -212,7 +230,7 @@ class Session:
             self.close("client closed")
             return
         self._on(SessionEvent.CLIENT_GONE_WRITES_PENDING)
-        self.downstream.send = _unheard
+        self.downstream.hear_no_more()
         self.upstream.resume_reading()  # A client that did not read may have been the reason to pause.
         if asks_for_acks0:
             self._ask_behind_acks0(_nothing)
@@ -238,6 +256,9 @@ class Session:
     def answered(self) -> None:
         """Called when ``pending`` may have become empty; ends a session that only waited for that."""
         if self.pending or self.state not in (SessionState.DRAINING, SessionState.SETTLING):
+            return
+        assert self.upstream is not None
+        if self.upstream.mid_frame:
             return
         if self.state is SessionState.SETTLING:
             self._end(SessionEvent.LAST_ANSWER, "client closed")
@@ -333,7 +354,7 @@ class _Passed:
         self.passed = passed
         self.inner = inner
 
-    def __call__(self, frame: bytes) -> bytes:
+    def __call__(self, frame: bytes) -> bytes | Gate:
         self.passed()
         return frame if self.inner is None else self.inner(frame)
 
@@ -354,6 +375,11 @@ class _Peer(asyncio.Protocol):
         self._partial: bytearray | None = None
         self._wanted = 0
         """How long ``_partial`` must be before it is worth another look."""
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has been forwarded in part."""
+        return self._streaming > 0
 
     def _keep(self, data: bytes, wanted: int) -> None:
         self._partial = bytearray(data)
@@ -452,7 +478,7 @@ class Upstream(_Peer):
             self._stream = None
             self._own_answers()
             if size == rest:
-                self._answered()
+                self.answered()
                 return b""
             data = data[rest:]
         if self._partial is not None:
@@ -512,7 +538,13 @@ class Upstream(_Peer):
                     if start < position:
                         send(data[start:position])
                     if own is None:
-                        send(answer)
+                        if isinstance(answer, Gate):
+                            self._downstream.gate(answer, of)
+                            if session.state is SessionState.CLOSED:
+                                return
+                            send = self._downstream.send
+                        else:
+                            send(answer)
                     start = end
             else:
                 if on_response is not of.on_response or of.stream_response is None:
@@ -534,6 +566,9 @@ class Upstream(_Peer):
                     send(data[start:position])
                     start = position
                 self._own_answers()
+                if session.state is SessionState.CLOSED:
+                    return
+                send = self._downstream.send
         if start < position:
             send(data if position - start == available else data[start:position])
         if position < available:
@@ -543,26 +578,30 @@ class Upstream(_Peer):
                 wanted = _response_head(rest)[0] + 4
             self._keep(rest, wanted)
         if session.state is not _SERVING or self._downstream.throttled:
-            self._answered()
+            self.answered()
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
-    def _answered(self) -> None:
+    def answered(self) -> None:
         """Answers have gone out: go on with what waited for that."""
         pending = self._pending
-        if self._downstream.throttled and 2 * len(pending) <= self._gateway.in_flight_max:
-            self._downstream.unthrottle()
-        if not pending and not self._streaming:
+        downstream = self._downstream
+        if downstream.throttled and 2 * (len(pending) + downstream.gated) <= self._gateway.in_flight_max:
+            downstream.unthrottle()
+        if not pending:
             self.session.answered()
 
     def _own_answers(self) -> None:
         """Send the proxy's own answers whose turn has come."""
         pending = self._pending
         while pending and (answer := pending[0][4]):
-            pending.popleft()
+            _, route, _, _, _ = pending.popleft()
             if self.session.acks0_behind > 0:
                 self.session.acks0_behind -= 1
-            self._downstream.send(answer)
+            if isinstance(answer, Gate):
+                self._downstream.gate(answer, route)
+            else:
+                self._downstream.send(answer)
 
     def own_answer(self, entry: Pending) -> None:
         """Give an answer of the proxy's own, in its turn."""
@@ -575,6 +614,9 @@ class Downstream(_Peer):
     """The client's connection: requests arrive here."""
 
     __slots__ = (
+        "_full",
+        "_gated",
+        "_gated_full",
         "_gateway",
         "_held",
         "_holds",
@@ -607,6 +649,11 @@ class Downstream(_Peer):
         """Route key, leave, the heads of frames that it covers, the least size of a frame that holds them, route."""
         self._in_flight_max = gateway.in_flight_max
         self.throttled = False
+        self._full = 0
+        """Reasons not to read answers: the client does not read them, too much waits behind a gate."""
+        self._gated: GatedAnswers | None = None
+        """Answers that wait at gates, and behind them; None where there are none."""
+        self._gated_full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connected(transport)
@@ -625,16 +672,81 @@ class Downstream(_Peer):
             del self._upstream
 
     def pause_writing(self) -> None:
+        self._full += 1
         self.hold_reading()  # the proxy's own answers come of requests, not of the broker
         upstream = self.session.upstream
         if upstream is not None:
             upstream.pause_reading()
 
     def resume_writing(self) -> None:
+        self._full -= 1
         self.release_reading()
         upstream = self.session.upstream
-        if upstream is not None and self.session.state is not SessionState.CLOSED:
+        if not self._full and upstream is not None and self.session.state is not SessionState.CLOSED:
             upstream.resume_reading()
+
+    def gate(self, gate: Gate, route: Route) -> None:
+        """Send an answer when its gate is open, and whatever comes behind it after that."""
+        if self.send is _unheard or self._transport.is_closing():
+            gate.drop()
+            return
+        if self._gated is None:
+            self._gated = GatedAnswers(self._gateway.gates, self._transport.write, self._gate_opened, self._gate_failed)
+            self.send = self._behind_gate
+        self._gated.add_gate(gate, route)
+        self._bound_gated()
+
+    def _behind_gate(self, data: bytes) -> None:
+        """Takes the place of ``send`` while an answer waits at a gate."""
+        if self._gated is None:  # it has opened since the caller looked
+            self.send(data)
+        else:
+            self._gated.add(data)
+            self._bound_gated()
+
+    def _gate_opened(self) -> None:
+        if self._gated is not None and not len(self._gated):
+            self._gated = None
+            self.send = self._transport.write
+        self._bound_gated()
+        if self.throttled or self.session.state is not _SERVING:
+            self._upstream.answered()
+
+    def _gate_failed(self, route: Route, error: Exception) -> None:
+        if isinstance(error, MalformedFrame):
+            self.session.fault("malformed answer", str(error))
+        else:
+            self.session.hook_failed(route, error)
+
+    @property
+    def gated(self) -> int:
+        """How many answers, or parts of them, wait at gates and behind them."""
+        return 0 if self._gated is None else len(self._gated)
+
+    def _bound_gated(self) -> None:
+        """Stop what adds to the answers that wait when there are too many, or let it go on."""
+        if self._gated is not None and len(self._gated) + len(self._pending) > self._in_flight_max:
+            self.throttle()
+        full = self._gated is not None and self._gated.waiting_bytes > WRITE_HIGH_WATER_BYTES
+        if full != self._gated_full:
+            self._gated_full = full
+            if full:
+                self.pause_writing()
+            else:
+                self.resume_writing()
+
+    def hear_no_more(self) -> None:
+        """The client is gone: nothing is sent any more, and nothing waits to be."""
+        self.send = _unheard
+        if self._gated is not None:
+            gated, self._gated = self._gated, None
+            gated.drop()
+            self._bound_gated()
+
+    def finish(self) -> None:
+        if self._gated is not None:
+            self.hear_no_more()
+        super().finish()
 
     def serve(self, upstream: Upstream) -> None:
         """The broker is connected: read requests."""
@@ -645,14 +757,9 @@ class Downstream(_Peer):
         self.release_reading()
 
     @property
-    def mid_frame(self) -> bool:
-        """Whether a frame has been forwarded in part."""
-        return self._streaming > 0
-
-    @property
     def busy(self) -> bool:
-        """Whether a request was taken in that is neither forwarded nor answered as a whole."""
-        return self._held or self._streaming > 0
+        """Whether a request was taken in that is not forwarded as a whole, or an answer waits at a gate."""
+        return self._held or self._streaming > 0 or self._gated is not None
 
     def hold_reading(self) -> None:
         """One more reason not to read requests."""
@@ -950,4 +1057,4 @@ def _drop(verdict: Verdict) -> None:
 def _chain(first: ResponseHook | None, second: ResponseHook | None) -> ResponseHook | None:
     if first is None or second is None:
         return first or second
-    return lambda frame: second(first(frame))
+    return lambda frame: passed_on(second, first(frame))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from isthmus.dispatch import _chained
-from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Hold, Replace, Request, Verdict
+from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Gate, Hold, Replace, Request, Verdict
 
 Hook = Callable[[Request], Verdict]
 
@@ -53,6 +53,18 @@ def test_a_replacement_is_what_the_hooks_behind_see_and_they_see_the_answer_firs
         assert (verdict.frame, verdict.cause) == (b"0ab", "a")
         assert verdict.on_response is not None
         assert verdict.on_response(b"x") == b"xba"
+
+
+def test_hooks_see_an_answer_behind_the_gate_of_another_one_when_that_opens() -> None:
+    gate = Gate()
+    verdict = decided(appending(b"a"), lambda asked: Replace(asked.frame, lambda frame: gate), appending(b"b"))
+    assert isinstance(verdict, Replace)
+    assert verdict.on_response is not None
+    assert verdict.on_response(b"x") is gate
+    gate.open(b"y")
+    assert gate.answer() == b"ya"
+    gated = decided(lambda asked: Replace(b"1", lambda frame: gate), lambda asked: Answer(b"mine", "cause"))
+    assert gated == Answer(gate, "cause")
 
 
 def test_an_answer_goes_through_those_that_replaced_the_request() -> None:

@@ -62,6 +62,16 @@ def test_counters_of_sessions_are_told(gateway: Gateway) -> None:
     assert value(samples, "process_open_fds") is not None
 
 
+def test_gates_are_told(gateway: Gateway) -> None:
+    gateway.gates.waiting = 3
+    gateway.gates.time.observe(0.003)
+    samples = scrape(MetricsSource(gateway))
+    assert value(samples, "isthmus_gated_answers") == 3
+    assert value(samples, "isthmus_gate_time_seconds_bucket", le="0.002048") == 0
+    assert value(samples, "isthmus_gate_time_seconds_bucket", le="0.004096") == 1
+    assert value(samples, "isthmus_gate_time_seconds_count") == 1
+
+
 def test_requests_are_told_by_api_version_and_handling(gateway: Gateway) -> None:
     produce = gateway.routes[route_key(ApiKey.PRODUCE, 9)]
     produce.requests, produce.decoded = 10, 4
