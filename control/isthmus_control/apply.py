@@ -13,7 +13,8 @@ Rules of namespaces and links (KIP-986, "User Interface"):
 - What comes from a cluster does not go back to it: a follower and a leader mapping whose local namespaces overlap are
   refused on one link, and on two links to one cluster where the remote ones overlap too (it would go round for ever).
 - Following reserves; detaching and deleting links leaves reserved what was. An attached namespace is not deleted.
-- A link is asynchronous until it is altered; one that is synchronous has no informational namespace.
+- A link is asynchronous until it is altered; one that is synchronous has no informational namespace, and its topics go
+  from the cluster that made it synchronous to the other one.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ from isthmus_control.outcome import (
 )
 from isthmus_control.outcome import require as _require
 from isthmus_control.promotion_rules import PROMOTION_HANDLERS
-from isthmus_control.sync_rules import SYNC_HANDLERS, mode_changed, records_ended
+from isthmus_control.sync_rules import SYNC_HANDLERS, check_synchronous, mode_changed, records_ended
 from isthmus_control.truncation_rules import TRUNCATION_HANDLERS, cancelled
 from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
@@ -533,11 +534,8 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         body.truncate_topic_ids,
         body.disable_transaction_verification,
     )
-    _require(
-        not (namespace.informational and link.mode is LinkMode.SYNCHRONOUS),
-        Rejection.CONFLICT,
-        f"the {key} is informational: it cannot be part of a synchronous link",
-    )
+    if link.mode is LinkMode.SYNCHRONOUS:
+        check_synchronous(link, mapping, namespace.informational)
     _require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted: wait for that")
     attached = link.mapping(body.type, body.local_prefix)
     if attached is not None:

@@ -179,7 +179,7 @@ class AttachNamespace(Body):
     """
 
     KIND: ClassVar[str] = "attach-namespace"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     link: str
     type: ResourceType
     local_prefix: str

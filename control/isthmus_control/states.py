@@ -251,7 +251,8 @@ def combine(mode: LinkMode, connected: bool, partitions: Iterable[PartitionState
     """The state of a link from those of its partitions: as good as the worst that moves.
 
     Partitions that wait for somebody (Diverged, Refused, Stopped) keep an asynchronous link from neither state: they
-    show on their own. A synchronous link with one of them promises too much, so it is Out-Of-Sync.
+    show on their own. A synchronous link with one of them promises too much, so it is Out-Of-Sync; one of which no
+    partition is known is Syncing.
     """
     states = frozenset(partitions)
     if mode is LinkMode.ASYNCHRONOUS:
@@ -259,6 +260,6 @@ def combine(mode: LinkMode, connected: bool, partitions: Iterable[PartitionState
             return LinkState.DISCONNECTED
         behind = states & {_P.DISCONNECTED, _P.CATCHING_UP}
         return LinkState.CATCHING_UP if behind else LinkState.FOLLOWING
-    if _P.SYNCING in states:
+    if _P.SYNCING in states or not states:
         return LinkState.SYNCING
     return LinkState.IN_SYNC if connected and states <= {_P.IN_SYNC} else LinkState.OUT_OF_SYNC

@@ -119,15 +119,20 @@ def _with(state: ControlState, link: str, records: Records) -> ControlState:
 # --- where records end
 
 
-def check_synchronous(state: ControlState, link: Link) -> None:
-    """Raises Refuse where a link cannot be synchronous."""
-    for mapping in link.mappings:
-        namespace = state.namespaces[mapping.local]
-        require(
-            not namespace.informational,
-            Rejection.CONFLICT,
-            f"the {namespace.key} is informational: it cannot be part of a synchronous link",
-        )
+def check_synchronous(link: Link, mapping: NamespaceMapping, informational: bool) -> None:
+    """Raises Refuse where a mapping cannot be part of a synchronous link. Whoever made it so leads all its topics."""
+    require(
+        not informational,
+        Rejection.CONFLICT,
+        f"the {mapping.local} is informational: it cannot be part of a synchronous link",
+    )
+    leads = link.settings.mode.written.node == link.local_cluster_id
+    require(
+        mapping.type is not ResourceType.TOPIC or mapping.role is (Role.LEADER if leads else Role.FOLLOWER),
+        Rejection.CONFLICT,
+        f"the {mapping.local} is the {mapping.role}'s end, and a synchronous link goes in one direction: "
+        f"the cluster that makes it synchronous leads all of its topics",
+    )
 
 
 def mode_changed(
@@ -137,7 +142,8 @@ def mode_changed(
     if before.mode is after.mode:
         return state, after, []
     if after.mode is LinkMode.SYNCHRONOUS:
-        check_synchronous(state, after)
+        for mapping in after.mappings:
+            check_synchronous(after, mapping, state.namespaces[mapping.local].informational)
         return state, replace(after, synchronous_at_offset=offset), []
     state, changes = records_ended(state, before)
     return state, replace(after, synchronous_at_offset=None), changes

@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from isthmus_control.model import SYNC_CONFIRM_TIMEOUT_MS
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -49,6 +51,31 @@ class AlterLink(_Model):
     offsets_groups: list[str] = Field(
         default=[], description="of a redacted copy: names of groups, or prefixes with '*' behind them"
     )
+
+
+Mode = Literal["asynchronous", "synchronous"]
+
+
+class SetMode(_Model):
+    mode: Mode = Field(description="when clients of this cluster are acked: before or after the other one has a record")
+    confirm_timeout_ms: int | None = Field(
+        default=None,
+        ge=2_000,
+        le=9_999_999,
+        description="how long an ack may wait for the other cluster until the partition is Out-Of-Sync "
+        "(sync.confirm.timeout.ms); unset: as it is",
+    )
+    dry_run: bool = Field(default=False, description="change nothing, say whether it would be refused")
+
+
+class ModeResult(_Model):
+    """What setting a link's mode did, or (``dry_run``) would do."""
+
+    link_name: str
+    former_mode: Mode
+    mode: Mode
+    sync_confirm_timeout_ms: int
+    dry_run: bool
 
 
 class Attach(_Model):
@@ -188,6 +215,19 @@ class PromoteReport(_Model):
     namespaces: list[PromotedNamespace]
 
 
+class SyncStatus(_Model):
+    """What an ack for a partition of a synchronous link means, as the source's control log has it."""
+
+    state: Literal["Syncing", "In-Sync", "Out-Of-Sync"]
+    """In-Sync: acks wait until both clusters have the record. Syncing: not yet. Out-Of-Sync: not any more."""
+    since_offset: int | None = None
+    """From this offset on; both clusters have what is below it. None: Syncing, nothing is recorded."""
+    since_ms: int | None = None
+    reason: str | None = None
+    message: str | None = None
+    """Why it is Out-Of-Sync."""
+
+
 class PartitionStatus(_Model):
     """One partition of a link, as this proxy knows it."""
 
@@ -212,6 +252,8 @@ class PartitionStatus(_Model):
     """Where the follower's log was cut last, because it was not the source's any more."""
     messages_truncated: int | None = None
     """Offsets that were cut then; what they held is in a salvage file."""
+    sync: SyncStatus | None = None
+    """None: the link is asynchronous here, or this cluster does not lead the partition in a namespace."""
 
 
 class GroupStatus(_Model):
@@ -316,6 +358,9 @@ class LinkStatus(_Model):
     remote: list[str]
     dials: bool
     mode: str
+    """Of acks of this cluster's clients."""
+    sync_confirm_timeout_ms: int = SYNC_CONFIRM_TIMEOUT_MS
+    """How long an ack of a synchronous link may wait until its partition is Out-Of-Sync."""
     state: str
     reason: str | None = None
     message: str | None = None
@@ -443,6 +488,9 @@ class LinkOperations(Protocol):
 
     async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
         """Change how this cluster's offsets topic is copied, at both ends."""
+
+    async def set_mode(self, link_name: str, request: SetMode) -> ModeResult:
+        """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""
 
     async def offsets(self, link_name: str, group: str | None) -> OffsetsView:
         """What the copy of the other cluster's offsets topic says (``group``: of this one), as far as keys are here."""

@@ -35,6 +35,7 @@ from isthmus_plugins.links import (
     GroupVerdict,
     LinkStatus,
     MappingStatus,
+    ModeResult,
     OffsetsTopicStatus,
     OffsetsView,
     OperationError,
@@ -43,6 +44,7 @@ from isthmus_plugins.links import (
     Promote,
     PromotedNamespace,
     PromoteReport,
+    SetMode,
     TopicDecision,
     TopicPlan,
     VerifyReport,
@@ -132,6 +134,23 @@ class MemoryLinks:
                 )
             ]
         return status
+
+    async def set_mode(self, link_name: str, request: SetMode) -> ModeResult:
+        status = self.status(link_name)
+        self.calls.append(("mode", link_name, request.mode, request.dry_run))
+        former = "synchronous" if status.mode == "synchronous" else "asynchronous"
+        waits_ms = request.confirm_timeout_ms or status.sync_confirm_timeout_ms
+        if not request.dry_run:
+            self.links[link_name] = status.model_copy(
+                update={"mode": request.mode, "sync_confirm_timeout_ms": waits_ms}
+            )
+        return ModeResult(
+            link_name=link_name,
+            former_mode=former,
+            mode=request.mode,
+            sync_confirm_timeout_ms=waits_ms,
+            dry_run=request.dry_run,
+        )
 
     async def offsets(self, link_name: str, group: str | None) -> OffsetsView:
         self.status(link_name)

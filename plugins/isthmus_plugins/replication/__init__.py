@@ -238,11 +238,21 @@ class ReplicationPlugin:
             labels=("link", "topic", "partition", "role"),
         )
         connected = GaugeMetricFamily("isthmus_link_connections", "Live connections to peers", labels=("link",))
+        heard = GaugeMetricFamily(
+            "isthmus_link_heard_seconds", "Time since the peer cluster was last heard", labels=("link",)
+        )
+        since = GaugeMetricFamily(
+            "isthmus_link_sync_since_timestamp_seconds",
+            "Since when a partition of a synchronous link is In-Sync or Out-Of-Sync",
+            labels=("link", "topic", "partition", "state"),
+        )
         states = GaugeMetricFamily(
             "isthmus_link_partitions", "Partitions by state", labels=("link", "role", "state", "reason")
         )
         for status in self._links.statuses():
             connected.add_metric((status.link_name,), len(self._peers.connections(status.link_name)))
+            if status.last_heard_seconds is not None:
+                heard.add_metric((status.link_name,), status.last_heard_seconds)
             counts = Counter((each.role, each.state, each.reason or "") for each in status.partitions)
             for labels_, count in sorted(counts.items()):
                 states.add_metric((status.link_name, *labels_), count)
@@ -252,6 +262,8 @@ class ReplicationPlugin:
                     lag.add_metric(labels, partition.partition_mirror_lag)
                 if partition.lag_seconds is not None:
                     seconds.add_metric(labels, partition.lag_seconds)
+                if partition.sync is not None and partition.sync.since_ms is not None:
+                    since.add_metric((*labels[:3], partition.sync.state), partition.sync.since_ms / 1000)
         batches = CounterMetricFamily("isthmus_link_appended_batches", "Batches appended to follower topics")
         batches.add_metric((), self._follower_end.batches_appended)
         size = CounterMetricFamily("isthmus_link_appended_bytes", "Bytes appended to follower topics")
@@ -263,7 +275,7 @@ class ReplicationPlugin:
             "isthmus_link_uncorrected_time_offsets", "Answers of ListOffsets by time that may be too early"
         )
         unsure.add_metric((), self._time_offsets.unsure)
-        own = (lag, seconds, connected, states, batches, size, unsure)
+        own = (lag, seconds, connected, heard, states, since, batches, size, unsure)
         return (*own, *groups, *acls, *truncations)
 
 

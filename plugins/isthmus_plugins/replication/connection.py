@@ -37,6 +37,9 @@ CALL_TIMEOUT_S: Final = 30.0
 WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
+SYNC_LEASE: Final = "sync-lease"
+FEATURES: Final = (SYNC_LEASE,)
+"""What this version knows beyond its version of the protocol. Said in the handshake by both ends."""
 FLUSH_TIMEOUT_S: Final = 2.0
 """How long a connection that ends may still send what is queued (the reason of a rejection, say)."""
 
@@ -191,6 +194,12 @@ class LinkConnection(asyncio.Protocol):
             self._send(link.encode_json(MessageType.HELLO, self._hello))
         if self._on_made is not None:
             self._on_made(self)
+
+    @property
+    def peer_features(self) -> frozenset[str]:
+        """What the peer knows of :data:`FEATURES`, and of those to come; nothing if it is older than them."""
+        features = self.peer.get("features")
+        return frozenset(map(str, features)) if isinstance(features, list) else frozenset()
 
     @property
     def peer_address(self) -> str:

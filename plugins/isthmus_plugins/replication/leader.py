@@ -135,6 +135,8 @@ class LeaderEnd:
         self.stopped: dict[LedPartition, Stopped] = {}
         self.led: dict[LedPartition, PreparedTopic | None] = {}
         """Every partition that this proxy is to push, with what the target said of its topic."""
+        self.topic_ids: dict[str, bytes] = {}
+        """Of the topics of those."""
         self.discovery_error: str | None = None
         self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
 
@@ -189,7 +191,7 @@ class LeaderEnd:
             self._configs.watch(())
             self._tells = frozenset()
             self._lateness.clear()
-            self.led = {}
+            self.led, self.topic_ids = {}, {}
             self.stopped.clear()
             return
         topics = await self._context.cluster.topics()
@@ -225,6 +227,7 @@ class LeaderEnd:
         for link_name, names in every.items():
             self._prepare(link_name, mine.get(link_name, {}), sorted(names))
         self.led = led
+        self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
         self._learn_retention(topics)
         self._keep(led, topics)
         now = monotonic()

@@ -21,6 +21,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import PluginContext
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import (
+    FEATURES,
     Credential,
     Handler,
     LinkConnection,
@@ -294,6 +295,7 @@ class LinkPeers:
             "proxy": self._context.proxy_name,
             "incarnation": self._context.incarnation,
             "brokers": "all" if brokers is None else sorted(brokers),
+            "features": list(FEATURES),
         }
 
     def _check_cluster(self, link: Link, peer: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.outcome import Outcome, Rejected, Rejection
-from isthmus_control.states import PartitionState, ReasonCode, combine
+from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import (
@@ -60,6 +60,7 @@ from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.link_mode import LinkModes
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_service import (
     OffsetsTopics,
@@ -70,6 +71,7 @@ from isthmus_plugins.replication.offsets_service import (
 )
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.promotion import Promotions
+from isthmus_plugins.replication.sync_status import link_state, note_sync
 from isthmus_plugins.replication.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.truncation_status import note_truncations, truncation_statuses
@@ -116,6 +118,7 @@ class LinkService:
         self._group_statuses = group_statuses
         self._acls = acls
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
+        self._modes = LinkModes(self._status, peers.connections, self._append, self._would_append)
         self._promotions = Promotions(
             context, self._call, self._append, self._detach_here, self._enforced, self._compare_groups
         )
@@ -180,6 +183,10 @@ class LinkService:
         self._link(link_name)
         await self.offsets_topics.choose(link_name, wanted_copy(request.offsets_topic, request.offsets_groups))
         return self.status(link_name)
+
+    async def set_mode(self, link_name: str, request: links.SetMode) -> links.ModeResult:
+        """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""
+        return await self._modes.set(self._link(link_name), request)
 
     async def offsets(self, link_name: str, group: str | None) -> links.OffsetsView:
         """What the copy of the other cluster's offsets topic says, as far as keys are here."""
@@ -601,6 +608,7 @@ class LinkService:
         connected = bool(peer.connections)
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
         note_truncations(self._context.control.state, link.name, partitions)
+        note_sync(self._context.control.state, link, self._leader_end.topic_ids, partitions)
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,
@@ -609,7 +617,8 @@ class LinkService:
             remote=list(link.remote_addresses),
             dials=link.dials,
             mode=link.mode.value,
-            state=combine(link.mode, connected, (PartitionState(partition.state) for partition in partitions)),
+            sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
+            state=link_state(link, connected, partitions),
             reason=peer.reason,
             message=peer.message or self._promotions.trouble,
             last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),

@@ -48,9 +48,11 @@ from isthmus_plugins.links import (
     CreateLink,
     LinkOperations,
     LinkStatus,
+    ModeResult,
     OffsetsView,
     OperationError,
     Promote,
+    SetMode,
     TopicDecision,
     TruncationStatus,
 )
@@ -75,6 +77,7 @@ _LINK_EXAMPLE: Final = {
     "remote": ["proxy-b.example.org:19192"],
     "dials": True,
     "mode": "asynchronous",
+    "sync_confirm_timeout_ms": 10000,
     "state": "Following",
     "last_heard_seconds": 0.2,
     "mappings": [{"type": "topic", "local": "orders-", "remote": "orders-", "role": "leader"}],
@@ -288,6 +291,15 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     async def alter_link(name: str, request: AlterLink) -> LinkStatus:
         """Chooses how this cluster's offsets topic is copied from now on; what was copied before stays as it is."""
         return await _operations(services).alter(name, request)
+
+    @app.post("/v1/links/{name}/mode", tags=["links"], summary="Set a link's mode")
+    async def set_mode(name: str, request: SetMode) -> ModeResult:
+        """Synchronous: acks of this cluster's clients wait until both clusters have the records.
+
+        Refused unless the link is Following, this cluster leads all topics on it and the peer's proxies know how. Then
+        each partition gets In-Sync by itself (`docs/synchronous-mode.md`). Asynchronous is immediate.
+        """
+        return await _operations(services).set_mode(name, request)
 
     @app.get("/v1/links/{name}/offsets", tags=["links"], summary="Groups' offsets in a copied offsets topic")
     async def show_offsets(

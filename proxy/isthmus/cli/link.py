@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -109,6 +110,44 @@ def alter(
     body = {"offsets_topic": offsets_topic, "offsets_groups": offsets_group or []}
     with Admin(url, output) as admin:
         show(admin.patch(f"/v1/links/{_path(name)}", body), output, _described)
+
+
+@app.command(
+    "set-mode",
+    epilog=example(
+        "isthmus link set-mode a-to-b synchronous --dry-run",
+        "isthmus link set-mode a-to-b synchronous --confirm-timeout-ms 5000",
+        "isthmus link set-mode a-to-b asynchronous",
+    )
+    + EXIT_CODES,
+)
+def set_mode(
+    name: NameArgument,
+    mode: Annotated[Literal["asynchronous", "synchronous"], typer.Argument(help="The mode from now on.")],
+    confirm_timeout_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--confirm-timeout-ms",
+            min=2_000,
+            max=9_999_999,
+            help="How long an ack may wait for the other cluster until the partition is Out-Of-Sync "
+            "(sync.confirm.timeout.ms; 10000 where it was never set).",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, say whether it would be refused, and why.")
+    ] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Set when clients of this cluster are acked: before or after the other cluster has what they wrote.
+
+    Synchronous is refused unless the link is Following and this cluster leads all topics on it; each partition gets
+    In-Sync by itself then. Asynchronous is immediate.
+    """
+    body = {"mode": mode, "confirm_timeout_ms": confirm_timeout_ms, "dry_run": dry_run}
+    with Admin(url, output) as admin:
+        show(admin.post(f"/v1/links/{_path(name)}/mode", body), output, _mode_lines)
 
 
 @app.command("list", epilog=example("isthmus link list") + EXIT_CODES)
@@ -315,9 +354,10 @@ def link_lines(links: list[dict[str, Any]]) -> list[str]:
 
 
 def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
-    """A table of a link's partitions."""
+    """A table of a link's partitions, with what acks mean where some link is synchronous."""
+    sync = ("ACKS", "ACKS_SINCE") if any(each["sync"] for each in partitions) else ()
     return columns(
-        ("TOPIC", "PARTITION", "ROLE", "STATE", "SOURCE_END", "FOLLOWER_END", "LAG", "LAG_SECONDS", "REASON"),
+        ("TOPIC", "PARTITION", "ROLE", "STATE", "SOURCE_END", "FOLLOWER_END", "LAG", "LAG_SECONDS", *sync, "REASON"),
         (
             (
                 each["topic"],
@@ -328,11 +368,29 @@ def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
                 each["follower_end"],
                 each["partition_mirror_lag"],
                 each["lag_seconds"],
+                *(_acks(each["sync"]) if sync else ()),
                 each["message"] or each["reason"],
             )
             for each in partitions
         ),
     )
+
+
+def _acks(sync: dict[str, Any] | None) -> tuple[str | None, str | None]:
+    """What acks of a partition mean, and from which offset and since when on."""
+    if sync is None:
+        return None, None
+    if sync["since_ms"] is None:
+        return sync["state"], None
+    since = datetime.fromtimestamp(sync["since_ms"] / 1000, UTC).isoformat(timespec="seconds")
+    return sync["state"], f"offset {sync['since_offset']}, {since}"
+
+
+def _mode_lines(result: dict[str, Any]) -> Iterator[str]:
+    verb = "would be" if result["dry_run"] else "is"
+    yield f"link {result['link_name']} {verb} {result['mode']} (it was {result['former_mode']})"
+    if result["mode"] == "synchronous":
+        yield f"an ack waits {result['sync_confirm_timeout_ms']} ms at most until its partition is Out-Of-Sync"
 
 
 def group_lines(groups: list[dict[str, Any]]) -> list[str]:
@@ -378,6 +436,11 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             ("state", link["state"]),
             ("reason", link["message"] or link["reason"]),
             ("mode", link["mode"]),
+            *(
+                [("ack waits at most", f"{link['sync_confirm_timeout_ms']} ms (sync.confirm.timeout.ms)")]
+                if link["mode"] == "synchronous"
+                else []
+            ),
             ("local cluster", link["local_cluster_id"]),
             ("remote cluster", link["remote_cluster_id"]),
             ("remote", link["remote"]),

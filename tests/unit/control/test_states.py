@@ -144,6 +144,7 @@ P = PartitionState
         ("asynchronous", True, [P.FOLLOWING, P.CATCHING_UP], LinkState.CATCHING_UP),
         ("asynchronous", True, [P.FOLLOWING, P.DISCONNECTED], LinkState.CATCHING_UP),
         ("asynchronous", True, [P.FOLLOWING, P.REFUSED], LinkState.FOLLOWING),
+        ("synchronous", True, [], LinkState.SYNCING),
         ("synchronous", True, [P.IN_SYNC], LinkState.IN_SYNC),
         ("synchronous", True, [P.IN_SYNC, P.SYNCING], LinkState.SYNCING),
         ("synchronous", True, [P.IN_SYNC, P.OUT_OF_SYNC], LinkState.OUT_OF_SYNC),

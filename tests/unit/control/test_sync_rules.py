@@ -64,8 +64,8 @@ class Log:
         entries = tuple(c.PartitionSync(topic, T_ID, partition, at) for partition in partitions or (0,))
         return c.RecordSync("ab", self.link.link_id, state, entries, None if state is IN else WHY)
 
-    def merge(self, mode: LinkMode, wall_ms: int, **config: str) -> c.MergeLink:
-        written = Hlc(wall_ms, 0, "B")
+    def merge(self, mode: LinkMode, wall_ms: int, node: str = "B", **config: str) -> c.MergeLink:
+        written = Hlc(wall_ms, 0, node)
         settings = LinkSettings(Register(mode, written), {}, {k: Register(v, written) for k, v in config.items()})
         return c.MergeLink("ab", self.link.link_id, settings)
 
@@ -97,19 +97,38 @@ def test_new_links_are_asynchronous_and_are_altered() -> None:
 
 def test_the_mode_is_merged_as_all_settings_are() -> None:
     log = Log(ASYNC)
+    log.ok(c.DetachNamespace("ab", TOPIC, "out-"))
+    log.ok(c.AttachNamespace("ab", TOPIC, "in-", "in-", FOLLOWER, create_missing=True))
     log.ok(log.merge(SYNC, 50_000))
     assert (log.link.mode, log.link.synchronous_at_offset) == (SYNC, log.state.applied_offset)
     assert log.ok(log.merge(ASYNC, 40_000)) == ()  # older
+
+    log = Log()
     log.ok(log.record(IN))
     _, ended = log.ok(log.merge(ASYNC, 60_000))
     assert (ended.topic, ended.before.state, ended.after) == ("out-t", IN, None)
     assert (log.link.mode, log.link.synchronous_at_offset, log.state.sync_records) == (ASYNC, None, {})
 
 
+def test_a_synchronous_link_goes_in_one_direction() -> None:
+    """From the cluster that made it synchronous to the other one."""
+    log = Log(ASYNC)
+    follow = c.AttachNamespace("ab", TOPIC, "in-", "in-", FOLLOWER, create_missing=True)
+    log.refused(log.merge(SYNC, 50_000), Rejection.CONFLICT, "'out-'", "one direction")
+    log.ok(follow)
+    log.refused(c.AlterLink("ab", SYNC), Rejection.CONFLICT, "'in-'", "one direction")
+    log.ok(c.DetachNamespace("ab", TOPIC, "in-"))
+    log.ok(c.AlterLink("ab", SYNC))
+    log.refused(follow, Rejection.CONFLICT, "'in-'", "one direction")
+    log.ok(replace(follow, type=GROUP))
+    log.ok(replace(follow, local_prefix="more-", remote_prefix="more-", role=LEADER))
+
+
 def test_informational_namespaces_are_in_no_synchronous_link() -> None:
     log = Log(ASYNC)
     log.ok(c.CreateNamespace(TOPIC, "info-", informational=True))
-    attach = c.AttachNamespace("ab", TOPIC, "info-", "info-", FOLLOWER)
+    attach = c.AttachNamespace("ab", TOPIC, "info-", "info-", LEADER)
+    log.ok(c.DetachNamespace("ab", TOPIC, "out-"))
     log.ok(attach)
     log.refused(c.AlterLink("ab", SYNC), Rejection.CONFLICT, "'info-'", "informational")
     # Also where the other side says so: nothing of it is taken, so that somebody looks.
@@ -209,8 +228,7 @@ def test_what_is_refused(log: Log) -> None:
     log.refused(replace(good, partitions=(entry, entry)), Rejection.INVALID, "twice")
     for wrong in ({"topic_id": "t"}, {"partition": -1}, {"offset": -1}):
         log.refused(replace(good, partitions=(replace(entry, **wrong),)), Rejection.INVALID)  # type: ignore[arg-type]
-    log.ok(c.AttachNamespace("ab", TOPIC, "in-", "in-", FOLLOWER, create_missing=True))
-    for topic in ("t", "in-t", "__consumer_offsets"):
+    for topic in ("t", "__consumer_offsets"):
         log.refused(log.record(IN, topic=topic), Rejection.CONFLICT, repr(topic), "leads")
     log.ok(c.AlterLink("ab", ASYNC))
     log.refused(good, Rejection.CONFLICT, "asynchronous")
@@ -278,7 +296,7 @@ def test_no_record_outlives_what_it_is_about(seed: int) -> None:
                 c.RecordSync("ab", link_id, state, entries, None if state is IN else WHY),
                 c.RecordSync("ab", link_id, state, entries[:1], None if state is IN else WHY),
                 c.AlterLink("ab", chance.choice((SYNC, SYNC, ASYNC))),
-                log.merge(chance.choice((SYNC, ASYNC)), chance.randrange(1_000, 1_300)),
+                log.merge(chance.choice((SYNC, ASYNC)), chance.randrange(1_000, 1_300), chance.choice("AB")),
                 c.AttachNamespace("ab", TOPIC, prefix, prefix, LEADER, create_missing=True),
                 c.DetachNamespace("ab", TOPIC, prefix),
             )

@@ -117,6 +117,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "GET /v1/links/{name}/truncations",
             "PATCH /v1/links/{name}",
             "DELETE /v1/links/{name}",
+            "POST /v1/links/{name}/mode",
             "GET /v1/links/{name}/offsets",
             "POST /v1/links/{name}/mappings",
             "DELETE /v1/links/{name}/mappings",
@@ -567,6 +568,31 @@ def test_an_address_in_use_is_an_error_of_the_start() -> None:
             await server.stop()
 
     asyncio.run(run())
+
+
+# --- modes
+
+
+def test_the_mode_of_a_link_is_set() -> None:
+    async def test(rest: Rest) -> None:
+        path = "/v1/links/a-to-b/mode"
+        planned = await rest.client.post(path, json={"mode": "synchronous", "dry_run": True})
+        assert planned.json() == {
+            "link_name": "a-to-b",
+            "former_mode": "asynchronous",
+            "mode": "synchronous",
+            "sync_confirm_timeout_ms": 10_000,
+            "dry_run": True,
+        }
+        assert (await rest.client.get("/v1/links/a-to-b")).json()["mode"] == "asynchronous"
+        await rest.client.post(path, json={"mode": "synchronous", "confirm_timeout_ms": 3_000})
+        link = (await rest.client.get("/v1/links/a-to-b")).json()
+        assert (link["mode"], link["sync_confirm_timeout_ms"]) == ("synchronous", 3_000)
+        for wrong in ({"mode": "half"}, {}, {"mode": "synchronous", "confirm_timeout_ms": 1_999}):
+            assert (await rest.error("POST", path, json=wrong))[0] == 422
+        assert (await rest.error("POST", "/v1/links/nope/mode", json={"mode": "synchronous"}))[:2] == (404, "NOT_FOUND")
+
+    with_rest(test)
 
 
 # --- offsets topics

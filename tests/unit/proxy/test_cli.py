@@ -30,7 +30,7 @@ from isthmus.cli import app, root
 from isthmus.cli.namespace import ResourceType as TypeChoice
 from isthmus_control.commands import CreateNamespace
 from isthmus_control.model import ResourceType
-from isthmus_plugins.links import OperationError
+from isthmus_plugins.links import OperationError, SyncStatus
 
 WIDE = {"TERMINAL_WIDTH": "200", "COLUMNS": "200"}
 
@@ -378,6 +378,31 @@ def test_the_offsets_topic_is_chosen_and_its_copy_shown(admin: RunningAdmin) -> 
     table = run("offsets", "show", "a-to-b", url=admin.url).stdout
     assert "3 (1f0c)" in table
     assert re.search(r"app-1 +classic +orders-eu +0 +7", table)
+
+
+def test_the_mode_is_set_and_shown(admin: RunningAdmin) -> None:
+    planned = run("link", "set-mode", "a-to-b", "synchronous", "--dry-run", url=admin.url)
+    assert planned.stdout.startswith("link a-to-b would be synchronous (it was asynchronous)")
+    done = ok(
+        run("link", "set-mode", "a-to-b", "synchronous", "--confirm-timeout-ms", "5000", "-o", "json", url=admin.url)
+    )
+    assert (done["mode"], done["sync_confirm_timeout_ms"], done["dry_run"]) == ("synchronous", 5_000, False)
+    assert admin.links.calls == [("mode", "a-to-b", "synchronous", True), ("mode", "a-to-b", "synchronous", False)]
+
+    link = admin.links.links["a-to-b"]
+    assert "ACKS" not in run("link", "describe", "a-to-b", url=admin.url).stdout
+    link.partitions[0].sync = SyncStatus(state="In-Sync", since_offset=7, since_ms=1_760_000_000_000)
+    described = run("link", "describe", "a-to-b", url=admin.url).stdout
+    assert re.search(r"^mode +synchronous$", described, re.MULTILINE)
+    assert re.search(r"^ack waits at most +5000 ms \(sync.confirm.timeout.ms\)$", described, re.MULTILINE)
+    assert re.search(r"In-Sync +offset 7, 2025-10-09T08:53:20\+00:00", described)
+    assert "In-Sync" in run("status", url=admin.url).stdout
+
+    for wrong in (("link", "set-mode", "a-to-b", "sync"), ("link", "set-mode", "a-to-b")):
+        assert run(*wrong, url=admin.url).exit_code == 2
+    short = run("link", "set-mode", "a-to-b", "synchronous", "--confirm-timeout-ms", "1999", url=admin.url)
+    assert short.exit_code == 2
+    assert run("link", "set-mode", "nope", "synchronous", url=admin.url).exit_code == 1
 
 
 def test_keys_are_made_rotated_and_never_printed(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""What status says of a synchronous link at its source."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link, LinkMode, ResourceType, Role
+from isthmus_control.states import LinkState, PartitionState, combine
+from isthmus_plugins.links import PartitionStatus, SyncStatus
+
+_WAITING = frozenset((PartitionState.DIVERGED, PartitionState.REFUSED, PartitionState.STOPPED))
+
+
+def note_sync(
+    state: ControlState, link: Link, topic_ids: Mapping[str, bytes], partitions: Iterable[PartitionStatus]
+) -> None:
+    """Add what is recorded of partitions that a synchronous link leads. Those that wait for somebody still do."""
+    if link.mode is not LinkMode.SYNCHRONOUS:
+        return
+    leading = [each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.LEADER]
+    for status in partitions:
+        if status.role != "leader" or not any(mapping.holds(status.topic) for mapping in leading):
+            continue
+        status.sync = _sync(state, link.name, topic_ids.get(status.topic), status)
+        if PartitionState(status.state) not in _WAITING:
+            status.state = PartitionState(status.sync.state)
+            status.reason, status.message = status.sync.reason or status.reason, status.sync.message or status.message
+
+
+def _sync(state: ControlState, link: str, topic_id: bytes | None, status: PartitionStatus) -> SyncStatus:
+    record = None
+    if topic_id is not None:
+        record = state.sync_record(link, status.topic, str(uuid.UUID(bytes=topic_id)), status.partition)
+    if record is None:
+        return SyncStatus(state="Syncing")
+    why = record.reason
+    return SyncStatus(
+        state=record.state.value,
+        since_offset=record.since_offset,
+        since_ms=record.since_ms,
+        reason=why.code if why is not None else None,
+        message=why.message if why is not None else None,
+    )
+
+
+def link_state(link: Link, connected: bool, partitions: Iterable[PartitionStatus]) -> LinkState:
+    """The state of a link. That of a synchronous one is what it promises, so copies of offsets topics have no part."""
+    synchronous = link.mode is LinkMode.SYNCHRONOUS
+    counted = [each for each in partitions if each.sync is not None or not synchronous]
+    return combine(link.mode, connected, (PartitionState(each.state) for each in counted))

@@ -1,0 +1,62 @@
+"""The synchronous mode between real clusters: when it is taken, what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+from support.links import linked, until
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyFailed
+
+pytestmark = pytest.mark.brokers
+
+
+def test_the_mode_is_set_when_the_link_follows_and_goes_at_once(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
+    with linked(*kafka_pair) as link:
+        command = "link", "set-mode", link.name, "synchronous"
+        with pytest.raises(ProxyFailed, match="leads no topics"):
+            link.a.proxy.cli(*command)
+        link.attach()
+        source, target = link.names("sync")
+        link.a.create_topic(source, 2)
+        link.a.produce(source, [b"%d" % number for number in range(100)])
+        link.wait_end(target, 100)
+        link.wait_following()
+        with pytest.raises(ProxyFailed, match="one direction"):
+            link.b.proxy.cli(*command)
+        assert link.a.proxy.cli(*command, "--dry-run")["dry_run"]
+        assert link.a.link(link.name)["mode"] == "asynchronous"
+        result = link.a.proxy.cli(*command, "--confirm-timeout-ms", "5000")
+        assert (result["former_mode"], result["mode"]) == ("asynchronous", "synchronous")
+
+        def told() -> bool:
+            status = link.a.link(link.name)
+            partitions = link.a.partitions(link.name, source)
+            return (status["mode"], status["sync_confirm_timeout_ms"], len(partitions)) == (
+                "synchronous",
+                5_000,
+                2,
+            ) and all(each["sync"]["state"] in ("Syncing", "In-Sync") for each in partitions)
+
+        until("status tells", told)
+        link.a.produce(source, [b"more"] * 10)
+        link.wait_end(target, 110)
+        assert link.verify()["equal"]
+
+        # A process that begins from the log knows it, too.
+        link.a.proxy.kill()
+        link.a.proxy.spawn()
+        link.a.proxy.wait_ready()
+        until("status tells", told)
+
+        link.b.proxy.kill()
+        until("lost", lambda: link.a.link(link.name)["state"] in ("Syncing", "Out-Of-Sync"))
+        assert link.a.proxy.cli("link", "set-mode", link.name, "asynchronous")["former_mode"] == "synchronous"
+        until("lost", lambda: link.a.link(link.name)["state"] == "Disconnected")
+        assert [each["sync"] for each in link.a.partitions(link.name, source)] == [None, None]
+        with pytest.raises(ProxyFailed, match="NOT_FOLLOWING"):
+            link.a.proxy.cli(*command)
+        link.b.proxy.spawn()
+        link.b.proxy.wait_ready()
+        link.wait_following()
+        link.a.proxy.cli(*command)
