@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import zip_longest
 from typing import Final, Protocol
 
 from isthmus.histogram import Histogram
@@ -18,6 +19,7 @@ from isthmus_plugins.api import (
     Close,
     Gate,
     Hold,
+    Leave,
     Replace,
     Request,
     RequestHook,
@@ -158,7 +160,7 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
     if len(hooks) == 1:
         route.on_request = hooks[0].on_request
     elif hooks:
-        route.on_request = partial(_chained, tuple(hook.on_request for hook in hooks))
+        route.on_request = _Chain(tuple(hook.on_request for hook in hooks))
     route.whole = any(hook.whole for hook in hooks)
     route.looked_at = route.acks is not None or route.on_request is not None
     if route.api_key == ApiKey.API_VERSIONS:
@@ -207,31 +209,65 @@ def _with_addresses(
 _Hooks = tuple[Callable[[Request], Verdict], ...]
 
 
-def _chained(hooks: _Hooks, request: Request) -> Verdict:
+class _JointLeave(Leave):
+    """The leave of several hooks, which stands while each of theirs does."""
+
+    __slots__ = ("leaves",)
+
+    def __init__(self, leaves: tuple[Leave, ...]) -> None:
+        self.leaves = leaves
+
+    @property
+    def until(self) -> float:  # type: ignore[override]
+        return min(leave.until for leave in self.leaves)
+
+
+class _Chain:
     """What becomes of a request that several hooks look at: each sees what those before it made of it."""
-    need_more = False
-    for position, hook in enumerate(hooks):
-        verdict = hook(request)
-        if verdict is NEED_MORE:
-            need_more = True
-        elif isinstance(verdict, Replace):
-            return _behind(verdict, _chained(hooks[position + 1 :], _with_frame(request, verdict.frame)))
-        elif isinstance(verdict, Hold):
-            # The request is valid during the call only.
-            return Hold(_held(verdict, hooks[position + 1 :], _with_frame(request, request.frame)))
-        elif verdict is not None:
-            return verdict
-    request.leave = None  # one hook's leave is not the others'
-    return NEED_MORE if need_more else None
+
+    __slots__ = ("_hooks", "_joint")
+
+    def __init__(self, hooks: _Hooks) -> None:
+        self._hooks = hooks
+        self._joint = _JointLeave(())
+
+    def __call__(self, request: Request) -> Verdict:
+        need_more = False
+        leaves: list[Leave] = []
+        for position, hook in enumerate(self._hooks):
+            request.leave = None
+            verdict = hook(request)
+            if verdict is None:
+                if request.leave is not None:
+                    leaves.append(request.leave)
+            elif verdict is NEED_MORE:
+                need_more = True
+            else:
+                request.leave = None
+                return _then(verdict, self._hooks[position + 1 :], request)
+        request.leave = self._joint_leave(tuple(leaves)) if len(leaves) == len(self._hooks) else None
+        return NEED_MORE if need_more else None
+
+    def _joint_leave(self, leaves: tuple[Leave, ...]) -> Leave:
+        """The same object for the same leaves: sessions know it by that."""
+        if any(one is not other for one, other in zip_longest(leaves, self._joint.leaves)):
+            self._joint = _JointLeave(leaves)
+        return self._joint
+
+
+def _then(verdict: Verdict, hooks: _Hooks, request: Request) -> Verdict:
+    """What becomes of a request of which one hook said ``verdict``, with ``hooks`` behind it."""
+    if isinstance(verdict, Replace):
+        return _behind(verdict, _Chain(hooks)(_with_frame(request, verdict.frame)))
+    if isinstance(verdict, Hold):
+        # The request is valid during the call only.
+        return Hold(_held(verdict, hooks, _with_frame(request, request.frame)))
+    return verdict
 
 
 async def _held(hold: Hold, hooks: _Hooks, request: Request) -> Verdict:
     verdict = await hold.verdict
-    if verdict is None:
-        return _chained(hooks, request)
-    if isinstance(verdict, Replace):
-        return _behind(verdict, _chained(hooks, _with_frame(request, verdict.frame)))
-    return verdict
+    return _Chain(hooks)(request) if verdict is None else _then(verdict, hooks, request)
 
 
 def _behind(first: Replace, then: Verdict) -> Verdict:

@@ -90,15 +90,15 @@ class Relay:
             if self._refusing or self.target is None:
                 downstream.close()
                 continue
-            try:
-                upstream = socket.create_connection(self.target, 5)
-                upstream.settimeout(None)
-            except OSError:
-                downstream.close()
-                continue
-            self.accepted += 1
-            with self._lock:
+            with self._lock:  # who sees the connection at the target may stall or cut it at once
+                try:
+                    upstream = socket.create_connection(self.target, 5)
+                    upstream.settimeout(None)
+                except OSError:
+                    downstream.close()
+                    continue
                 self._pairs.append((downstream, upstream))
+            self.accepted += 1
             for one, other in ((downstream, upstream), (upstream, downstream)):
                 threading.Thread(target=self._pump, args=(one, other), name="relay-pump", daemon=True).start()
 

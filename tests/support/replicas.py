@@ -27,6 +27,8 @@ from isthmus_plugins.replication import group_status as group_status_module
 from isthmus_plugins.replication import leader as leader_module
 from isthmus_plugins.replication import leader_stream as leader_stream_module
 from isthmus_plugins.replication import source_configs as source_configs_module
+from isthmus_plugins.replication import sync_leader as sync_leader_module
+from isthmus_plugins.replication import sync_lease as sync_lease_module
 from isthmus_plugins.replication import tail as tail_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication import writers as writers_module
@@ -37,6 +39,8 @@ from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.sync_leader import SyncLeader
+from isthmus_plugins.replication.sync_lease import SyncLeases
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import is_links_own
 from isthmus_protocol.record_codec import decode_control, decode_records
@@ -58,6 +62,8 @@ CLOCKED: Final = (
     leader_stream_module,
     tail_module,
     source_configs_module,
+    sync_leader_module,
+    sync_lease_module,
     verify_module,
     writers_module,
 )
@@ -179,6 +185,8 @@ class End:
         self.topics = FollowerTopics(self.context)
         self.follower = FollowerEnd(self.context)
         self.leader = LeaderEnd(self.context, self.peers, self.verification)
+        self.sync_leader = SyncLeader(self.context, self.leader)
+        self.sync_leases = SyncLeases(self.follower)
         self.group_leader = GroupLeader(self.context, self.peers)
         self.group_follower = GroupFollower(self.context)
         self.handlers = {
@@ -187,6 +195,8 @@ class End:
             "close_stream": self.follower.close_stream,
             "doubt_deletions": self.follower.doubt_deletions,
             "ended_transactions": self.leader.ended_transactions,
+            "sync_lease": self.sync_leader.on_sync_lease,
+            "offer_sync_leases": self.sync_leases.on_offer,
             "digest": self.verification.on_digest,
             "ends": self.verification.on_ends,
             "count_offsets": self.verification.on_count_offsets,
@@ -200,9 +210,13 @@ class End:
         }
         control.subscribe(lambda state: self._wake())
         control.subscribe(self.follower.control_changed)
+        control.subscribe(self.sync_leader.control_changed)
         control.subscribe(self.group_follower.control_changed)
         self.follower.start()
         self.leader.start()
+        self.sync_leader.control_changed(control.state)
+        self.sync_leader.start()
+        self.sync_leases.start()
         self.group_follower.start()
         self.group_leader.start()
 
@@ -230,6 +244,8 @@ class End:
 
     async def stop(self) -> None:
         await self.group_leader.stop()
+        await self.sync_leases.stop()
+        await self.sync_leader.stop()
         await self.leader.stop()
         await self.group_follower.stop()
         await self.follower.stop()

@@ -23,6 +23,7 @@
 ``lateness``          whether a hole in the source's log may have been a deletion; ``missed_deletions`` compares then
 ``common_log``        up to where both logs are the same
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
+``sync_leader``       synchronous links: ``held_answers`` wait for the other side, which has leases (``sync_lease``)
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
 ``service``           what operators can do
 ====================  ==================================================================================================
@@ -53,6 +54,8 @@ from isthmus_plugins.replication.leader_epochs import LeaderEpochs
 from isthmus_plugins.replication.missed_deletions import MissedDeletions
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
+from isthmus_plugins.replication.sync_leader import SyncLeader
+from isthmus_plugins.replication.sync_lease import SyncLeases
 from isthmus_plugins.replication.time_offsets import TimeOffsets
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.truncation import Truncations
@@ -135,6 +138,8 @@ class ReplicationPlugin:
                 ),
                 "log_ends": lambda connection, params: self._links.on_log_ends(connection, params),
                 "topic_settings": lambda connection, params: self._links.on_topic_settings(connection, params),
+                "offer_sync_leases": lambda connection, params: self._sync_leases.on_offer(connection, params),
+                "sync_lease": lambda connection, params: self._sync_leader.on_sync_lease(connection, params),
                 "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
                 "acls": lambda connection, params: self._acls.follower.on_acls(connection, params),
                 "check_acls": lambda connection, params: self._links.on_check_acls(connection, params),
@@ -152,6 +157,8 @@ class ReplicationPlugin:
         )
         self._acls = AclEnds(context, self._peers)
         self._leader_end = LeaderEnd(context, self._peers, verification)
+        self._sync_leader = SyncLeader(context, self._leader_end)
+        self._sync_leases = SyncLeases(self._follower_end)
         self._group_leader = GroupLeader(context, self._peers)
         self._group_status = GroupStatuses(context, self._group_leader, self._group_follower)
         self._service = LinkService(
@@ -165,6 +172,7 @@ class ReplicationPlugin:
             self._group_follower,
             self._group_status,
             self._acls,
+            self._sync_leader,
         )
         self._truncations = Truncations(
             context, self._peers, self._follower_end, verification, common_log, follower_topics
@@ -177,6 +185,8 @@ class ReplicationPlugin:
         self._control_changed(context.control.state)
         self._follower_end.start()
         self._leader_end.start()
+        self._sync_leader.start()
+        self._sync_leases.start()
         self._transaction_verification.start()
         self._service.start()
         self._group_follower.start()
@@ -198,6 +208,7 @@ class ReplicationPlugin:
     def _control_changed(self, state: ControlState) -> None:
         self._peers.follow(state.links.values())
         self._follower_end.control_changed(state)
+        self._sync_leader.control_changed(state)
         self._transaction_verification.control_changed(state)
         self._group_follower.control_changed(state)
         self._withheld.control_changed(state)
@@ -210,6 +221,8 @@ class ReplicationPlugin:
         await self._missed_deletions.stop()
         await self._truncations.stop()
         await self._group_leader.stop()
+        await self._sync_leases.stop()
+        await self._sync_leader.stop()
         await self._leader_end.stop()
         await self._transaction_verification.stop()
         await self._links.stop()
@@ -219,7 +232,12 @@ class ReplicationPlugin:
 
     @hookimpl
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
-        return [*self._withheld.hooks(), *self._leader_epochs.hooks(), *self._time_offsets.hooks()]
+        return [
+            *self._sync_leader.hooks(),
+            *self._withheld.hooks(),
+            *self._leader_epochs.hooks(),
+            *self._time_offsets.hooks(),
+        ]
 
     @hookimpl
     def isthmus_link_operations(self) -> LinkOperations | None:

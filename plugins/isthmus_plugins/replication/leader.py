@@ -138,6 +138,10 @@ class LeaderEnd:
         self.topic_ids: dict[str, bytes] = {}
         """Of the topics of those."""
         self.discovery_error: str | None = None
+        self.leader_epochs: dict[tuple[str, int], int] = {}
+        """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
+        self.on_confirmed: Callable[[LeaderStream], None] = lambda stream: None
+        """Called when a stream was opened, and when its follower has more."""
         self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
 
     def start(self) -> None:
@@ -152,6 +156,10 @@ class LeaderEnd:
 
     def stream(self, key: LedPartition) -> LeaderStream | None:
         return self._streams.get(key)
+
+    def stream_of(self, connection: LinkConnection, stream_id: int) -> LeaderStream | None:
+        """The stream of that number over a connection."""
+        return self._by_id.get((connection, stream_id))
 
     def wake(self) -> None:
         """Something changed: links, connections, topics."""
@@ -199,6 +207,7 @@ class LeaderEnd:
         mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
         every: dict[str, list[str]] = {}
         truncating = self._context.control.state.truncations
+        epochs: dict[tuple[str, int], int] = {}
         for link_, mapping in leading:
             every.setdefault(link_.name, [])
             every[link_.name] += [name for name in truncating if mapping.remote_name(name) is not None]
@@ -209,6 +218,7 @@ class LeaderEnd:
                     self._wait_for_truncation(link_.name, mapping, topic, led)
                     continue
                 every[link_.name].append(topic.name)
+                epochs.update(((topic.name, index), info.leader_epoch) for index, info in enumerate(topic.partitions))
                 fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
                 if fronted:
                     mine.setdefault(link_.name, {})[topic.name] = (mapping, topic)
@@ -226,7 +236,7 @@ class LeaderEnd:
         self._configs.watch([topic for wanted in mine.values() for _, topic in wanted.values()])
         for link_name, names in every.items():
             self._prepare(link_name, mine.get(link_name, {}), sorted(names))
-        self.led = led
+        self.led, self.leader_epochs = led, epochs
         self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
         self._learn_retention(topics)
         self._keep(led, topics)
@@ -582,6 +592,7 @@ class LeaderEnd:
             del self.stopped[key]
         self._streams[key] = stream
         self._by_id[stream.connection, stream.stream_id] = stream
+        self.on_confirmed(stream)
         place = (stream.broker_id, key.link)
         tail = self._tails.get(place)
         if tail is None:
@@ -689,6 +700,7 @@ class LeaderEnd:
         if appended.end_offset > stream.acked:
             self._went_on(stream.key)
         stream.confirmed(appended.end_offset)
+        self.on_confirmed(stream)
         stream.lateness.confirmed(stream.acked)
         if stream.blocked is not None and stream.acked >= stream.next_offset:
             stream.blocked()

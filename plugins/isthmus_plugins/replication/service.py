@@ -71,6 +71,7 @@ from isthmus_plugins.replication.offsets_service import (
 )
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.promotion import Promotions
+from isthmus_plugins.replication.sync_leader import SyncLeader
 from isthmus_plugins.replication.sync_status import link_state, note_sync
 from isthmus_plugins.replication.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
@@ -106,6 +107,7 @@ class LinkService:
         group_follower: GroupFollower,
         group_statuses: GroupStatuses,
         acls: AclEnds,
+        sync_leader: SyncLeader,
     ) -> None:
         self._context = context
         self._peers = peers
@@ -117,6 +119,7 @@ class LinkService:
         self._group_follower = group_follower
         self._group_statuses = group_statuses
         self._acls = acls
+        self._sync_leader = sync_leader
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
         self._modes = LinkModes(self._status, peers.connections, self._append, self._would_append)
         self._promotions = Promotions(
@@ -608,7 +611,7 @@ class LinkService:
         connected = bool(peer.connections)
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
         note_truncations(self._context.control.state, link.name, partitions)
-        note_sync(self._context.control.state, link, self._leader_end.topic_ids, partitions)
+        note_sync(self._context.control.state, link, self._leader_end.topic_ids, self._sync_leader.in_sync, partitions)
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,

@@ -3,38 +3,56 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, LinkMode, ResourceType, Role
+from isthmus_control.model import Link, LinkMode, ResourceType, Role, SyncState
 from isthmus_control.states import LinkState, PartitionState, combine
 from isthmus_plugins.links import PartitionStatus, SyncStatus
+from isthmus_plugins.replication.leader_stream import LedPartition
 
 _WAITING = frozenset((PartitionState.DIVERGED, PartitionState.REFUSED, PartitionState.STOPPED))
 
 
 def note_sync(
-    state: ControlState, link: Link, topic_ids: Mapping[str, bytes], partitions: Iterable[PartitionStatus]
+    state: ControlState,
+    link: Link,
+    topic_ids: Mapping[str, bytes],
+    in_sync: Callable[[LedPartition], bool],
+    partitions: Iterable[PartitionStatus],
 ) -> None:
-    """Add what is recorded of partitions that a synchronous link leads. Those that wait for somebody still do."""
+    """Add what is recorded of partitions that a synchronous link leads. Those that wait for somebody still do.
+
+    ``in_sync``: whether the follower has been seen to have all that was acked before acks were held.
+    """
     if link.mode is not LinkMode.SYNCHRONOUS:
         return
     leading = [each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.LEADER]
     for status in partitions:
         if status.role != "leader" or not any(mapping.holds(status.topic) for mapping in leading):
             continue
-        status.sync = _sync(state, link.name, topic_ids.get(status.topic), status)
+        status.sync = _sync(state, link.name, topic_ids.get(status.topic), in_sync, status)
         if PartitionState(status.state) not in _WAITING:
             status.state = PartitionState(status.sync.state)
             status.reason, status.message = status.sync.reason or status.reason, status.sync.message or status.message
 
 
-def _sync(state: ControlState, link: str, topic_id: bytes | None, status: PartitionStatus) -> SyncStatus:
+def _sync(
+    state: ControlState,
+    link: str,
+    topic_id: bytes | None,
+    in_sync: Callable[[LedPartition], bool],
+    status: PartitionStatus,
+) -> SyncStatus:
     record = None
     if topic_id is not None:
         record = state.sync_record(link, status.topic, str(uuid.UUID(bytes=topic_id)), status.partition)
     if record is None:
         return SyncStatus(state="Syncing")
+    if record.state is SyncState.IN_SYNC and not in_sync(LedPartition(link, status.topic, status.partition)):
+        return SyncStatus(
+            state="Syncing", since_ms=record.since_ms, message="acks are held until the follower is level"
+        )
     why = record.reason
     return SyncStatus(
         state=record.state.value,

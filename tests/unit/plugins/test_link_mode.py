@@ -128,6 +128,10 @@ def test_every_proxy_of_the_peer_takes_part() -> None:
 def test_status_says_what_an_ack_means() -> None:
     async def work(two: Two) -> None:
         await following(two)
+        sync_leader = two.a.plugin._sync_leader
+        await sync_leader.stop()  # what is recorded here is the test's
+        level: set[int] = set()
+        sync_leader.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
         await two.a.links.set_mode("a-to-b", SYNC)
         status = two.a.status()
         assert status.state == "Syncing"
@@ -137,6 +141,12 @@ def test_status_says_what_an_ack_means() -> None:
         assert {each.state for each in two.b.status().partitions} == {"Following"}
 
         record(two, SyncState.IN_SYNC, 0, 1)
+        level.add(0)
+        assert (two.a.status().state, [each.state for each in led(two.a.status())]) == (
+            "Syncing",
+            ["In-Sync", "Syncing"],
+        )
+        level.add(1)
         status = two.a.status()
         assert status.state == "In-Sync"
         first = led(status)[0]

@@ -1349,9 +1349,28 @@ def test_leave_ends(end: str) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("ended", [0, 1])
+def test_leave_of_several_hooks_stands_while_that_of_each_does(ended: int) -> None:
+    async def main() -> None:
+        gates = Gate(), Gate()
+        async with fronted(*(gate.hook() for gate in gates)) as front:
+            client, upstream, _ = await front.connect()
+            await _produced(client, upstream, produce(1), produce(2))
+            assert gates[0].asked == gates[1].asked == [1]
+            gates[ended].leave.until = float("-inf")
+            await _produced(client, upstream, produce(3), produce(4))
+            assert gates[0].asked == gates[1].asked == [1, 3, 4]
+            gates[ended].leave = Leave(float("inf"))
+            await _produced(client, upstream, produce(5), produce(6))
+            assert gates[0].asked == gates[1].asked == [1, 3, 4, 5]
+
+    run(main())
+
+
 def test_leave_of_one_hook_is_not_that_of_another() -> None:
     async def main() -> None:
         gate, other = Gate(), Gate()
+        other.leave = None  # type: ignore[assignment]
         async with fronted(gate.hook(), other.hook()) as front:
             client, upstream, _ = await front.connect()
             await _produced(client, upstream, produce(1), produce(2))

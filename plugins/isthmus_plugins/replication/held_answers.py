@@ -1,0 +1,201 @@
+"""Answers to Produce that wait until the other side has what they ack.
+
+Without I/O. An answer waits for the end of each batch of its request, in each partition, under the leader epoch of the
+source as it was known when the broker answered: what another epoch has at that offset may be something else.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from isthmus_plugins.api import Gate
+from isthmus_protocol import peeks
+from isthmus_protocol.error_answers import Cause, error_answer
+from isthmus_protocol.produce_answers import Place, Writes, refused_in
+from isthmus_protocol.refusals import Refusal
+from isthmus_protocol.schema import ApiKey
+
+DUPLICATE_SEQUENCE: Final = 46
+NOT_TOLD: Final = 2**63 - 1
+"""Where a batch ends that the broker has, without saying where."""
+
+Partition: TypeAlias = tuple[str, int]
+
+
+class Needs(Protocol):
+    """What an ack needs now."""
+
+    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+        """Up to which offset everybody who must have a partition's records has them, of a leader epoch of the source.
+
+        None: nobody must have any.
+        """
+
+    def leader_epoch(self, place: Partition) -> int:
+        """The latest leader epoch that is known, -1 for none."""
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """An answer that waits, and for what."""
+
+    version: int
+    frame: bytes
+    transactional: bool
+    began: float
+    deadline: float
+    places: dict[Partition, Place] = field(default_factory=dict)
+    """By partition: what the frame calls it."""
+    gate: Gate = field(default_factory=Gate)
+    refusals: dict[Place, Refusal] = field(default_factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        return not self.places
+
+    def let_go(self, place: Partition, refusal: Refusal | None = None) -> None:
+        """A partition needs to be waited for no longer."""
+        named = self.places.pop(place, None)
+        if named is None:
+            return
+        if refusal is not None:
+            self.refusals[named] = refusal
+        if not self.places:
+            frame = refused_in(self.version, self.frame, self.refusals) if self.refusals else self.frame
+            self.gate.open(frame)
+
+
+class Wait(NamedTuple):
+    """One partition that an answer waits for, up to ``end``."""
+
+    end: int
+    number: int
+    epoch: int
+    answer: _Answer
+
+
+class HeldAnswers:
+    """All answers of a proxy that wait."""
+
+    def __init__(self, needs: Needs, clock: Callable[[], float]) -> None:
+        self._needs = needs
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._waiting: dict[Partition, tuple[list[Wait], list[Wait]]] = {}
+        """By partition: heaps of what plain and what transactional producers wait for."""
+        self._deadlines: list[tuple[float, int, _Answer]] = []
+        self._untold: dict[Partition, list[Wait]] = {}
+
+    def hold(
+        self, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
+    ) -> bytes | Gate:
+        """A Produce answer as it goes out: at once, or when it may. Raises MalformedFrame.
+
+        ``names``: by topic in the frame: its name, for topics on a synchronous link. ``began``: when the request came.
+        """
+        answer = _Answer(version, frame, written.transactional, self._clock(), began + written.timeout_ms / 1000)
+        for topic, results in peeks.produce_response(version, frame):
+            name = names.get(topic)
+            if name is None:
+                continue
+            for partition, code, base_offset in results:
+                if code in (0, DUPLICATE_SEQUENCE):
+                    told = code == 0 and base_offset >= 0
+                    end = base_offset + written.records.get((topic, partition), 1) if told else NOT_TOLD
+                    self._wait(answer, (name, partition), (topic, partition), end)
+        if answer.is_open:
+            return frame
+        heapq.heappush(self._deadlines, (answer.deadline, next(self._numbers), answer))
+        return answer.gate
+
+    def _wait(self, answer: _Answer, place: Partition, named: Place, end: int) -> None:
+        epoch = self._needs.leader_epoch(place)
+        confirmed = self._needs.confirmed_end(place, epoch, answer.transactional)
+        if confirmed is None or confirmed >= end:
+            return
+        answer.places[place] = named
+        wait = Wait(end, next(self._numbers), epoch, answer)
+        waiting = self._waiting.setdefault(place, ([], []))
+        if end == NOT_TOLD:
+            self._untold.setdefault(place, []).append(wait)
+        else:
+            heapq.heappush(waiting[answer.transactional], wait)
+
+    # ---- what lets answers go ----
+
+    def confirmed(self, place: Partition) -> None:
+        """More of a partition is confirmed, or less must be, or its leader changed."""
+        for transactional, waiting in enumerate(self._waiting.get(place, ())):
+            if not waiting:
+                continue
+            newest = self._needs.leader_epoch(place)
+            confirmed = self._needs.confirmed_end(place, newest, bool(transactional))
+            while waiting and (
+                waiting[0].answer.is_open
+                or waiting[0].epoch != newest
+                or confirmed is None
+                or confirmed >= waiting[0].end
+            ):
+                wait = heapq.heappop(waiting)
+                # Whoever leads now tells: an idempotent producer sends it again, and learns what became of it.
+                wait.answer.let_go(place, None if wait.epoch == newest else _fenced(place))
+
+    def confirmed_all(self) -> None:
+        """Any partition may be confirmed further, or need less."""
+        for place in list(self._waiting):
+            self.confirmed(place)
+
+    def take_untold(self) -> dict[Partition, list[Wait]]:
+        """What waits for the end of a batch that the broker has and did not tell: by then, the log's end is enough."""
+        taken, self._untold = self._untold, {}
+        return taken
+
+    def told(self, place: Partition, waits: Iterable[Wait], log_end: int | None) -> None:
+        """A look at the log that began after ``waits`` were taken found its end there; None: it failed."""
+        for wait in waits:
+            if log_end is None:
+                self._untold.setdefault(place, []).append(wait)
+            else:
+                heapq.heappush(self._waiting[place][wait.answer.transactional], wait._replace(end=log_end))
+        if log_end is not None:
+            self.confirmed(place)
+
+    def expire(self, now: float) -> None:
+        """Answer what has waited for as long as its producer does."""
+        while self._deadlines and (self._deadlines[0][2].is_open or self._deadlines[0][0] <= now):
+            _, _, answer = heapq.heappop(self._deadlines)
+            for place in list(answer.places):
+                answer.let_go(place, _not_confirmed(place))
+
+    # ---- what others ask ----
+
+    @property
+    def waits(self) -> bool:
+        """Whether some answer may be waiting."""
+        return bool(self._deadlines)
+
+    @property
+    def has_untold(self) -> bool:
+        return bool(self._untold)
+
+    def oldest(self, place: Partition) -> float | None:
+        """Since when the first answer for a partition waits; None: none does."""
+        waiting = self._waiting.get(place)
+        if waiting is None:
+            return None
+        firsts = [wait for heap in waiting for wait in heap[:1]]  # what ends first was, as a rule, written first
+        began = [wait.answer.began for wait in (*firsts, *self._untold.get(place, ())) if not wait.answer.is_open]
+        return min(began, default=None)
+
+
+def _fenced(place: Partition) -> Refusal:
+    return error_answer(Cause.FENCED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", "the partition's leader moved")
+
+
+def _not_confirmed(place: Partition) -> Refusal:
+    reason = "a synchronous link has not confirmed it"
+    return error_answer(Cause.NOT_CONFIRMED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", reason)

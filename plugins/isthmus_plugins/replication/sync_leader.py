@@ -1,0 +1,465 @@
+"""The leader end of synchronous links: holds the acks of Produce, and decides when a partition is In-Sync.
+
+What docs/adr/0006 says, in the words of this file: a partition *joins* when it is recorded In-Sync, which makes every
+proxy hold acks; it is *in sync* when the other side has confirmed all that was in the log once all of them did; then
+leases are *granted* to the follower. It *leaves* when confirmations stay out: no lease is granted any more, and when
+the last one has run out it is recorded Out-Of-Sync, and acks go out when that record is applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.commands import PartitionSync, RecordSync
+from isthmus_control.control_state import ControlState
+from isthmus_control.lookup import Lookup
+from isthmus_control.model import Link, LinkMode, Reason, ResourceType, Role, SyncRecord, SyncState
+from isthmus_control.outcome import Rejected
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.api import (
+    NEED_MORE,
+    BrokerUnavailable,
+    Close,
+    Hold,
+    KafkaRefused,
+    Leave,
+    PluginContext,
+    Replace,
+    Request,
+    RequestHook,
+    Verdict,
+)
+from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.held_answers import HeldAnswers, Partition
+from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import peeks
+from isthmus_protocol.produce_answers import writes
+from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.wire import NeedMore
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+LEASE_S: Final = 1.5
+"""How long the follower may say that a partition is In-Sync, from when it asked. Less than the shortest time that acks
+may wait."""
+LEASE_MARGIN_S: Final = 0.25
+JOIN_S: Final = 3.0
+"""How long acks are held for a partition that joins."""
+JOIN_LAG_MS: Final = 500
+"""A partition joins when what its follower lacks is not older."""
+JOIN_RETRY_S: Final = 5.0
+STEP_S: Final = 0.2
+"""How often is looked at what may have waited for too long."""
+FAILED_RETRY_S: Final = 1.0
+FREE_MAX: Final = 100_000
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What this proxy knows of a partition that it pushes over a synchronous link."""
+
+    seen_at: float
+    """Since when this proxy pushes it: the one before it may have granted a lease just before."""
+    joining: int | None = None
+    """Where the record In-Sync that is in force stands in the control log; None without one."""
+    joined_at: float = 0.0
+    held_at: float | None = None
+    """Since when every proxy holds acks."""
+    join_end: int | None = None
+    """The log's end when every proxy held acks."""
+    in_sync: bool = False
+    why: str | None = None
+    """It leaves, for this. What was begun is carried through: a record may have been made whose answer was lost."""
+    lost_at: float | None = None
+    """Since when there is no stream."""
+    confirmed: int = 0
+    granted_at: float = float("-inf")
+    retry_at: float = float("-inf")
+
+
+class SyncLeader:
+    """Acks of this proxy's clients that wait for synchronous links."""
+
+    def __init__(self, context: PluginContext, leader_end: LeaderEnd) -> None:
+        self._context = context
+        self._leader_end = leader_end
+        self._tasks = Tasks("sync-leader")
+        self.held = HeldAnswers(self, _now)
+        self._confirmed: dict[LedPartition, tuple[int, int]] = {}
+        """(leader epoch, offset): what a link's follower has confirmed."""
+        self._progress: dict[LedPartition, _Progress] = {}
+        self._work = asyncio.Event()
+        self._lookup: Lookup | None = None
+        self._synchronous = False
+        """Whether some link is synchronous."""
+        self._free: set[bytes] = set()
+        """Topics, as frames name them, that are on no synchronous link."""
+        self._leave = Leave(float("inf"))
+        self._links: dict[str, tuple[str, ...]] = {}
+        """By topic: the synchronous links that lead it."""
+        self._offered: set[LinkConnection] = set()
+        """Connections over which the follower was told to ask for leases."""
+        self._leased: dict[LedPartition, float] = {}
+        """What a link that is synchronous no more had granted, until when."""
+        self._started = monotonic()
+        self._unsure = True
+        """Leases of the process before this one may still run, of links that are asynchronous again."""
+        leader_end.on_confirmed = self._on_confirmed
+
+    def start(self) -> None:
+        self._tasks.start("decide", self._decide_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def control_changed(self, state: ControlState) -> None:
+        """Hold, or let go, as the control log says now."""
+        if state.lookup is not self._lookup:
+            self._lookup = state.lookup
+            for key, progress in self._progress.items():
+                if progress.in_sync and not self._leads(state, key):
+                    self._leased[key] = progress.granted_at + LEASE_S + LEASE_MARGIN_S
+            self._synchronous = any(self._may_hold(link) for link in state.links.values())
+            self._links.clear()
+            self._free.clear()
+            self._leave.until = float("-inf")
+            self._leave = Leave(float("inf"))
+        self.held.confirmed_all()
+        self._work.set()
+
+    # ---- requests ----
+
+    def hooks(self) -> list[RequestHook]:
+        return [RequestHook(ApiKey.PRODUCE, self.on_produce)]
+
+    def on_produce(self, request: Request) -> Verdict:
+        """Have the answer wait, if it acks records of a synchronous link."""
+        if not self._synchronous:
+            request.leave = self._leave
+            return None
+        try:
+            acks, _, topics = peeks.produce_topics(request.version, request.frame)
+        except NeedMore:
+            return NEED_MORE
+        if all(topic in self._free for topic in topics) or acks == 0:
+            if len(topics) == 1 and acks != 0:
+                request.leave = self._leave
+            return None
+        return self._look_closer(request, topics)
+
+    def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+        by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
+        names: dict[bytes, str] = {}
+        for topic in topics:
+            name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
+            if name is None:
+                return Hold(self._resolved(request, topics)) if request.whole else NEED_MORE
+            if self._links_of(name):
+                names[topic] = name
+            elif len(self._free) < FREE_MAX:
+                self._free.add(topic)
+        if not names:
+            return None
+        if not request.whole:
+            return NEED_MORE
+        written = writes(request.version, request.frame)
+        return Replace(request.frame, partial(self.held.hold, request.version, written, names, request.now))
+
+    async def _resolved(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+        """Go on when the names of topic ids have been read from the cluster."""
+        try:
+            for topic in topics:
+                if await self._context.topic_name(topic) is None:
+                    return None  # the broker knows no such topic, either
+        except BrokerUnavailable as error:
+            return Close(f"topic ids cannot be resolved: {error}")
+        return self._look_closer(request, topics)
+
+    def _links_of(self, topic: str) -> tuple[str, ...]:
+        links = self._links.get(topic)
+        if links is None:
+            links = self._links[topic] = tuple(
+                counterpart.link.name
+                for counterpart in self._context.control.state.lookup.leading(ResourceType.TOPIC, topic)
+                if self._may_hold(counterpart.link) and counterpart.mapping.offsets is None
+            )
+        return links
+
+    def _may_hold(self, link: Link) -> bool:
+        """Whether acks may have to wait for a link: it is synchronous, or was, and this process does not know until
+        when."""
+        if link.mode is LinkMode.SYNCHRONOUS:
+            return True
+        return self._unsure and link.settings.mode.written.wall_ms > link.created_ms
+
+    # ---- what an ack needs ----
+
+    def leader_epoch(self, place: Partition) -> int:
+        return self._leader_end.leader_epochs.get(place, -1)
+
+    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+        """See :class:`~isthmus_plugins.replication.held_answers.Needs`."""
+        lowest: int | None = None
+        for link in self._links_of(place[0]):
+            record = self._record(link, place)
+            if record is None and not self._is_synchronous(link):
+                pass  # its leases of before may still run
+            elif record is None or (record.state is SyncState.OUT_OF_SYNC and not transactional):
+                continue
+            confirmed_epoch, end = self._confirmed.get(LedPartition(link, *place), (-1, -1))
+            if confirmed_epoch != epoch:
+                return -1
+            lowest = end if lowest is None else min(lowest, end)
+        for key, until in self._leased.items():
+            if (key.topic, key.partition) == place and monotonic() < until:
+                confirmed_epoch, end = self._confirmed.get(key, (-1, -1))
+                if confirmed_epoch != epoch:
+                    return -1
+                lowest = end if lowest is None else min(lowest, end)
+        return lowest
+
+    def _is_synchronous(self, link_name: str) -> bool:
+        link = self._context.control.state.links.get(link_name)
+        return link is not None and link.mode is LinkMode.SYNCHRONOUS
+
+    def _record(self, link: str, place: Partition) -> SyncRecord | None:
+        return self._context.control.state.sync_records.get(link, {}).get(place)
+
+    def _on_confirmed(self, stream: LeaderStream) -> None:
+        """The follower has more of a stream, or it was opened."""
+        if not self._synchronous:
+            return
+        self._confirmed[stream.key] = (stream.leader_epoch, stream.acked)
+        self.held.confirmed((stream.key.topic, stream.key.partition))
+        progress = self._progress.get(stream.key)
+        if progress is not None and not progress.in_sync and progress.join_end is not None:
+            self._work.set()
+
+    # ---- joining and leaving ----
+
+    def in_sync(self, key: LedPartition) -> bool:
+        """Whether every ack of a partition means that both sides have it."""
+        progress = self._progress.get(key)
+        return progress is not None and progress.in_sync and progress.why is None
+
+    async def on_sync_lease(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Grant the follower leases for those of its streams that are in sync."""
+        now = monotonic()
+        granted = []
+        if now < self._context.lease_deadline:
+            for stream_id in params["streams"]:
+                stream = self._leader_end.stream_of(connection, int(stream_id))
+                if stream is not None and self._may_grant(stream, now):
+                    self._progress[stream.key].granted_at = now
+                    granted.append(stream.stream_id)
+        synchronous = self._is_synchronous(connection.link_name)
+        if not synchronous:
+            self._offered.discard(connection)
+        return {"in_sync": granted, "lease_ms": int(LEASE_S * 1000), "synchronous": synchronous}
+
+    def _offer(self, connection: LinkConnection) -> None:
+        """Have the other end ask for leases over a connection, once."""
+        if connection in self._offered:
+            return
+        self._offered = {each for each in self._offered if not each.lost} | {connection}
+        self._tasks.start("offer", self._offered_to(connection))
+
+    async def _offered_to(self, connection: LinkConnection) -> None:
+        try:
+            await connection.call("offer_sync_leases", {})
+        except (LinkRejected, LinkLost):
+            pass  # an older peer, which nobody set this mode for, or one that is gone
+        except TimeoutError:
+            self._offered.discard(connection)
+
+    def _may_grant(self, stream: LeaderStream, now: float) -> bool:
+        if not self.in_sync(stream.key):
+            return False
+        oldest = self.held.oldest((stream.key.topic, stream.key.partition))
+        return oldest is None or now - oldest < self._timeout_s(stream.key.link) - LEASE_S - LEASE_MARGIN_S
+
+    def _timeout_s(self, link_name: str) -> float:
+        link = self._context.control.state.links.get(link_name)
+        return link.sync_confirm_timeout_ms / 1000 if link is not None else 0.0
+
+    async def _decide_for_ever(self) -> None:
+        while True:
+            self._work.clear()
+            if self._synchronous or self.held.waits or self._leased:
+                try:
+                    await self._decide(monotonic())
+                except (BrokerUnavailable, KafkaRefused) as error:
+                    # Nothing is let go: acks wait until it is known what they mean.
+                    log.warning("synchronous state not recorded", extra={"detail": str(error)})
+                    await asyncio.sleep(FAILED_RETRY_S)
+                except Exception:  # a bug of ours must not hold acks for ever
+                    log.exception("synchronous state not decided")
+                    await asyncio.sleep(FAILED_RETRY_S)
+            try:
+                async with asyncio.timeout(STEP_S if self._synchronous or self.held.waits or self._leased else None):
+                    await self._work.wait()
+            except TimeoutError:
+                pass
+
+    async def _decide(self, now: float) -> None:
+        self._leased = {key: until for key, until in self._leased.items() if now < until}
+        if self._unsure and now > self._started + LEASE_S + LEASE_MARGIN_S:
+            self._unsure, self._lookup = False, None
+            self.control_changed(self._context.control.state)
+        self.held.expire(now)
+        self.held.confirmed_all()  # leaders may have moved
+        if self.held.has_untold:
+            self._tasks.start("untold", self._look_at_untold())
+        state = self._context.control.state
+        joining: dict[str, list[LeaderStream]] = {}
+        leaving: dict[str, dict[LedPartition, str]] = {}
+        joined: list[LeaderStream] = []
+        led = {key for key in self._leader_end.led if self._leads(state, key)}
+        for key in [key for key in self._progress if key not in led]:
+            del self._progress[key]
+        for key in led:
+            progress = self._progress.get(key)
+            if progress is None:
+                progress = self._progress[key] = _Progress(now)
+            stream = self._leader_end.stream(key)
+            record = self._record(key.link, (key.topic, key.partition))
+            progress.lost_at = None if stream is not None else progress.lost_at or now
+            if stream is not None:
+                self._offer(stream.connection)
+            another = record is not None and stream is not None and record.topic_id != _topic_id(stream.topic_id)
+            if record is None or record.state is SyncState.OUT_OF_SYNC or another:
+                progress.joining, progress.in_sync, progress.why = None, False, None
+                if stream is not None and now >= progress.retry_at and stream.age_ms(now) <= JOIN_LAG_MS:
+                    joining.setdefault(key.link, []).append(stream)
+                continue
+            if progress.joining != record.at_offset:
+                progress.joining, progress.joined_at = record.at_offset, now
+                progress.in_sync, progress.why, progress.join_end, progress.held_at = False, None, None, None
+            if stream is not None and progress.join_end is None:
+                joined.append(stream)
+            why = self._why_leave(key, progress, stream, now)
+            if why is not None:
+                leaving.setdefault(key.link, {})[key] = why
+        if joined:
+            self._tasks.start("join", self._joined(joined))
+            for stream in joined:
+                self._progress[stream.key].join_end = NOT_READ
+        for name, gone in leaving.items():
+            await self._leave_sync(state.links[name], gone)
+        for name, streams in joining.items():
+            await self._join(state.links[name], streams)
+
+    @staticmethod
+    def _leads(state: ControlState, key: LedPartition) -> bool:
+        """Whether a partition is led over a link that is synchronous."""
+        link = state.links.get(key.link)
+        if link is None or link.mode is not LinkMode.SYNCHRONOUS:
+            return False
+        return any(
+            mapping.role is Role.LEADER and mapping.offsets is None and mapping.remote_name(key.topic) is not None
+            for mapping in link.topic_mappings
+        )
+
+    def _why_leave(self, key: LedPartition, progress: _Progress, stream: LeaderStream | None, now: float) -> str | None:
+        """Why a partition is In-Sync no more; None while it is, or a lease may still run."""
+        why = progress.why
+        if stream is not None and progress.in_sync:
+            if stream.acked < progress.confirmed:
+                why = f"the follower has lost what it confirmed: it ends at {stream.acked} of {progress.confirmed}"
+            progress.confirmed = max(progress.confirmed, stream.acked)
+        elif stream is not None and (end := progress.join_end) is not None and end != NOT_READ and stream.acked >= end:
+            progress.in_sync, progress.confirmed = True, stream.acked
+            log.info("partition in sync", extra=key._asdict())
+        timeout = self._timeout_s(key.link)
+        oldest = self.held.oldest((key.topic, key.partition))
+        if progress.in_sync:
+            since = min((moment for moment in (progress.lost_at, oldest) if moment is not None), default=now)
+            if now - since > timeout:
+                why = f"nothing was confirmed for {now - since:.1f} s"
+        elif now - progress.joined_at > JOIN_S + timeout:
+            why = "proxies of this cluster, or the follower, did not get there in time"
+        elif progress.held_at is not None and now - progress.held_at > JOIN_S:
+            why = f"the follower did not catch up within {JOIN_S:.0f} s while acks were held"
+        if why is None:
+            return None
+        progress.why = why
+        leased_until = max(progress.granted_at, progress.seen_at) + LEASE_S + LEASE_MARGIN_S
+        return why if now > leased_until else None
+
+    async def _join(self, link: Link, streams: Sequence[LeaderStream]) -> None:
+        for stream in streams:
+            self._progress[stream.key].retry_at = monotonic() + JOIN_RETRY_S
+        entries = tuple(
+            PartitionSync(stream.key.topic, _topic_id(stream.topic_id), stream.key.partition, stream.acked)
+            for stream in streams
+        )
+        await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
+
+    async def _leave_sync(self, link: Link, gone: Mapping[LedPartition, str]) -> None:
+        records = self._context.control.state.sync_records.get(link.name, {})
+        entries = tuple(
+            PartitionSync(key.topic, record.topic_id, key.partition, max(0, self._confirmed.get(key, (-1, 0))[1]))
+            for key in gone
+            if (record := records.get((key.topic, key.partition))) is not None
+        )
+        if not entries:
+            return
+        key, why = next(iter(gone.items()))
+        reason = Reason(ReasonCode.TIMEOUT_ERROR, f"{key.topic}-{key.partition}: {why}")
+        log.warning("out of sync", extra={"link": link.name, "partitions": len(gone), "detail": reason.message})
+        for each in gone:
+            self._progress[each].retry_at = monotonic() + JOIN_RETRY_S
+        await self._append(RecordSync(link.name, link.link_id, SyncState.OUT_OF_SYNC, entries, reason))
+
+    async def _append(self, body: RecordSync) -> None:
+        outcome = await self._context.control.append(body)
+        if isinstance(outcome, Rejected):
+            log.warning("synchronous state refused", extra={"link": body.link, "detail": outcome.message})
+
+    async def _joined(self, streams: Sequence[LeaderStream]) -> None:
+        """Find the log's ends from which on every ack was held: by all proxies, with no write under way before."""
+        ends: Mapping[Partition, int] = {}
+        try:
+            await self._context.control.enforced(self._context.control.state.applied_offset)
+            await self._context.fence()
+            ends = await self._context.cluster.log_ends([(each.key.topic, each.key.partition) for each in streams])
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("log ends not read", extra={"detail": str(error)})
+        for stream in streams:
+            progress = self._progress.get(stream.key)
+            if progress is not None and progress.join_end == NOT_READ:
+                progress.join_end = ends.get((stream.key.topic, stream.key.partition))
+                progress.held_at = monotonic() if progress.join_end is not None else None
+        self._work.set()
+
+    async def _look_at_untold(self) -> None:
+        """Where logs end that have batches of which the broker did not say where they are."""
+        taken = self.held.take_untold()
+        ends: Mapping[Partition, int] = {}
+        try:
+            ends = await self._context.cluster.log_ends(list(taken))
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("log ends not read", extra={"detail": str(error)})
+        for place, waits in taken.items():
+            self.held.told(place, waits, ends.get(place))
+
+
+NOT_READ: Final = -1
+"""In place of a log's end that is being read."""
+
+
+def _now() -> float:
+    return monotonic()
+
+
+def _topic_id(topic_id: bytes) -> str:
+    return str(uuid.UUID(bytes=topic_id))

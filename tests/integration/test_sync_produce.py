@@ -1,0 +1,151 @@
+"""Acks of a synchronous link, on real brokers with unmodified producers: what they mean, and when they come."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+from support.kafka import unique
+from support.links import Linked, linked, until
+
+from isthmus_bench.kafka import KafkaCluster
+
+pytestmark = pytest.mark.brokers
+
+CONFIRM_TIMEOUT_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    with linked(*kafka_pair) as pair:
+        yield pair
+
+
+class Acks:
+    """A producer that notes when each of its records is acked, and at which offset."""
+
+    def __init__(self, pair: Linked, topic: str, **settings: Any) -> None:
+        self._topic = topic
+        self._producer = Producer(
+            {
+                "bootstrap.servers": pair.a.bootstrap,
+                "linger.ms": 0,
+                "acks": "all",
+                "enable.idempotence": True,
+                **settings,
+            }
+        )
+        self.acked: list[tuple[int, float]] = []
+        self.errors: list[KafkaError] = []
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.errors.append(error)
+        else:
+            self.acked.append((message.offset(), time.monotonic()))
+
+    def send(self, value: bytes) -> None:
+        self._producer.produce(self._topic, value, partition=0, on_delivery=self._delivered)
+        self._producer.poll(0)
+
+    def wait(self, timeout_s: float = 30.0) -> None:
+        assert self._producer.flush(timeout_s) == 0, f"not acked within {timeout_s:.0f} s; {self.errors}"
+
+
+def synchronous(pair: Linked, topic: str) -> None:
+    """Switch, and wait until the topic's partition is In-Sync at both ends."""
+    pair.a.proxy.cli("link", "set-mode", pair.name, "synchronous")
+    try:
+        until("A says In-Sync", lambda: partition_state(pair, topic) == "In-Sync", 20)
+    finally:
+        print(pair.a.proxy.log[-2500:])
+
+
+def partition_state(pair: Linked, topic: str) -> str:
+    partitions = pair.a.link(pair.name)["partitions"]
+    (found,) = (each for each in partitions if each["topic"] == topic)
+    return str(found["state"])
+
+
+@pytest.fixture
+def topic(link: Linked) -> Iterator[str]:
+    prefix = unique("sync-") + "-"
+    link.a.proxy.cli("namespace", "create", prefix, "--type", "topic")
+    link.b.proxy.cli("namespace", "create", prefix, "--type", "topic")
+    link.attach(prefix, prefix)
+    name = prefix + "t"
+    link.a.create_topic(name)
+    link.wait_end(name, 0)
+    link.wait_following()
+    yield name
+    link.a.proxy.cli("link", "set-mode", link.name, "asynchronous")
+    link.a.proxy.cli("link", "detach", link.name, "--local", prefix)
+
+
+def test_an_ack_means_that_both_clusters_have_it(link: Linked, topic: str) -> None:
+    synchronous(link, topic)
+    producer = Acks(link, topic)
+    for number in range(200):
+        producer.send(b"%d" % number)
+        producer.wait()
+        offset, _ = producer.acked[-1]
+        assert link.b.end(topic) > offset
+    assert [offset for offset, _ in producer.acked] == list(range(200))
+
+
+def test_acks_wait_while_the_other_side_stands_still_and_go_out_when_it_is_recorded(link: Linked, topic: str) -> None:
+    synchronous(link, topic)
+    producer = Acks(link, topic)
+    producer.send(b"before")
+    producer.wait()
+    link.b.proxy.signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    try:
+        producer.send(b"meanwhile")
+        producer.wait(CONFIRM_TIMEOUT_S + 10)
+        (_, acked_at) = producer.acked[-1]
+        assert acked_at - stopped_at > CONFIRM_TIMEOUT_S - 2, "acked although the other side could not have it"
+        assert partition_state(link, topic) == "Out-Of-Sync"
+        producer.send(b"not waited for")
+        producer.wait(2)
+    finally:
+        link.b.proxy.signal(signal.SIGCONT)
+    until("In-Sync again, by itself", lambda: partition_state(link, topic) == "In-Sync", 30)
+    link.wait_end(topic, 3)
+    producer.send(b"after")
+    producer.wait()
+    assert link.b.end(topic) == 4
+    assert not producer.errors
+
+
+def test_the_way_into_synchronous_under_load_loses_no_ack(link: Linked, topic: str) -> None:
+    producer = Acks(link, topic)
+    going = threading.Event()
+    going.set()
+
+    def load() -> None:
+        number = 0
+        while going.is_set():
+            producer.send(b"%d" % number)
+            number += 1
+            time.sleep(0.001)  # the load's pace
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        synchronous(link, topic)
+        link.a.proxy.cli("link", "set-mode", link.name, "asynchronous")
+        synchronous(link, topic)
+    finally:
+        going.clear()
+        thread.join()
+    producer.wait()
+    assert not producer.errors
+    assert [offset for offset, _ in producer.acked] == list(range(len(producer.acked)))
+    assert link.b.end(topic) == len(producer.acked)
+    assert link.verify()["equal"]

@@ -1,0 +1,227 @@
+"""Acks of a synchronous link, simulated: while B may say In-Sync, it has whatever A has ever acked.
+
+Connections are cut, proxies killed, the control log fails. Looked at after every step and with every ack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.fake_cluster import run_simulated, simulated_now
+from support.replicas import LINK, End, Replicas, simulate_clock
+
+from isthmus_control.commands import AlterLink
+from isthmus_control.model import LinkMode, SyncState
+from isthmus_plugins.api import Gate
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import decode_response, encode_response
+from isthmus_protocol.produce_answers import Writes
+from isthmus_protocol.schema import ApiKey
+
+TOPIC, REMOTE = "local-t", "remote-t"
+VERSION = 9
+PARTITIONS = 2
+TIMEOUT_MS = 30_000
+SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "40"))
+
+
+@dataclass
+class Asked:
+    """A Produce request that is not answered."""
+
+    partition: int
+    end: int
+    gate: Gate
+
+
+class Scene:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.replicas = Replicas(self.random, brokers=1)
+        self.asked: list[Asked] = []
+        self.acked = [0] * PARTITIONS
+        """By partition: where the last record ends that was acked."""
+        self.timed_out = 0
+        self.partitions = self.replicas.a.add_topic(TOPIC, PARTITIONS).partitions
+
+    @property
+    def a(self) -> End | None:
+        return self.replicas.ends.get("A")
+
+    def says_in_sync(self, partition: int) -> bool:
+        b = self.replicas.ends.get("B")
+        return b is not None and b.sync_leases.in_sync(REMOTE, partition)
+
+    def in_sync(self) -> bool:
+        return all(self.says_in_sync(partition) for partition in range(PARTITIONS))
+
+    def holds(self) -> bool:
+        """Whether A holds acks of all partitions, and knows them in sync."""
+        keys = [LedPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
+        return self.a is not None and all(self.a.sync_leader.in_sync(key) for key in keys)
+
+    def recorded(self, partition: int) -> SyncState | None:
+        record = self.replicas.controls["A"].state.sync_records.get(LINK, {}).get((TOPIC, partition))
+        return record.state if record is not None else None
+
+    def mode(self, mode: LinkMode) -> None:
+        self.replicas.controls["A"].apply(AlterLink(LINK, mode=mode))
+
+    def produce(self) -> None:
+        """A client's request: the broker has it at once, and its answer goes by way of A's proxy, if there is one."""
+        if self.a is None:
+            return
+        partition = self.random.randrange(PARTITIONS)
+        log = self.partitions[partition]
+        base, values = log.end, [b"v"] * self.random.randint(1, 3)
+        log.write_values(*values)
+        entry = {"index": partition, "error_code": 0, "base_offset": base}
+        answer = {"responses": [{"name": TOPIC, "partition_responses": [entry]}]}
+        frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, VERSION), answer), 1)
+        written = Writes(-1, False, TIMEOUT_MS, {(TOPIC.encode(), partition): len(values)})
+        held = self.a.sync_leader.held.hold(VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
+        if isinstance(held, Gate):
+            self.asked.append(Asked(partition, log.end, held))
+        else:
+            self.ack(partition, log.end)
+
+    def ack(self, partition: int, end: int) -> None:
+        self.acked[partition] = max(self.acked[partition], end)
+        self.check()
+
+    def look(self) -> None:
+        """See which answers went out."""
+        still = []
+        for each in self.asked:
+            frame = each.gate._frame
+            if frame is None:
+                still.append(each)
+                continue
+            _, answer = decode_response(ApiKey.PRODUCE, VERSION, frame)
+            found: Any = answer
+            code = int(found.responses[0].partition_responses[0].error_code)
+            if code == 0:
+                self.ack(each.partition, each.end)
+            else:
+                assert code in (6, 7), code  # not leader: of a proxy that has just come and does not know
+                self.timed_out += 1
+        self.asked = still
+        self.check()
+
+    def check(self) -> None:
+        """What B says is so."""
+        target = self.replicas.b.found.get(REMOTE)
+        for partition in range(PARTITIONS):
+            if self.says_in_sync(partition):
+                assert target is not None
+                has = target.partitions[partition].high_watermark
+                assert has >= self.acked[partition], f"In-Sync at {has}, and {self.acked[partition]} was acked"
+
+    async def fault(self) -> None:
+        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "control", "mode", "nothing"))
+        if what == "cut":
+            self.replicas.cut()
+        elif what.startswith("kill"):
+            name = what[-1]
+            if name == "A":
+                self.asked.clear()  # their clients lose the connection
+            await self.replicas.stop(name)
+            await asyncio.sleep(self.random.uniform(0, 5))
+            self.replicas.start(name)
+        elif what == "stuck":  # B hears and asks, and can store nothing
+            self.replicas.b.down ^= {1}
+        elif what == "control":
+            self.replicas.controls["A"].trouble = self.random.choice((0.0, 0.5))
+        elif what == "mode":
+            self.mode(self.random.choice((LinkMode.ASYNCHRONOUS, LinkMode.SYNCHRONOUS)))
+
+    async def connect_again(self) -> None:
+        if self.replicas.wire is None or not self.replicas.wire.open:
+            await self.replicas.connect()
+
+    async def run(self) -> None:
+        replicas = self.replicas
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        self.mode(LinkMode.SYNCHRONOUS)
+        await replicas.until("In-Sync", self.in_sync)
+        for _ in range(self.random.randint(2, 6)):
+            await self.fault()
+            quiet = self.random.choice((0.3, 3.0, 20.0))
+            until = simulated_now() + self.random.uniform(0, quiet)
+            while simulated_now() < until:
+                if self.random.random() < 0.7:
+                    self.produce()
+                self.look()
+                await asyncio.sleep(self.random.uniform(0.001, 0.2))
+            await self.connect_again()
+        replicas.controls["A"].trouble = 0.0
+        replicas.b.down.clear()
+        self.mode(LinkMode.SYNCHRONOUS)
+        await self.connect_again()
+        await replicas.until("equal", replicas.equal)
+        await replicas.until("all is answered", lambda: self.look() or not self.asked)
+        await replicas.until("In-Sync again", lambda: self.in_sync() and self.holds())
+        before = sum(self.acked)
+        for _ in range(20):
+            self.produce()
+        assert self.asked, "in sync, nothing is acked at once"
+        began = simulated_now()
+        await replicas.until("all is acked", lambda: self.look() or not self.asked)
+        assert simulated_now() - began < 3
+        assert sum(self.acked) >= before + 20
+        await replicas.stop()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_is_in_sync_has_all_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_clock(monkeypatch)
+    run_simulated(Scene(seed).run())
+
+
+@pytest.mark.parametrize("fault", ["killed", "cut", "stuck"])
+@pytest.mark.parametrize("seed", range(8))
+def test_acks_wait_for_the_confirm_timeout_and_no_longer(
+    seed: int, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        scene = Scene(seed)
+        replicas = scene.replicas
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        scene.mode(LinkMode.SYNCHRONOUS)
+        await replicas.until("In-Sync", scene.in_sync)
+        if fault == "killed":
+            await replicas.stop("B")
+        elif fault == "cut":
+            replicas.cut()
+        else:
+            replicas.b.down.add(1)
+        lost_at = simulated_now()
+        while simulated_now() - lost_at < 5:
+            scene.produce()
+            scene.look()
+            await asyncio.sleep(0.1)
+        assert not any(scene.acked)
+        await replicas.until("the acks", lambda: scene.look() or not scene.asked)
+        assert 9 < simulated_now() - lost_at < 17
+        assert not scene.timed_out
+        assert all(scene.recorded(partition) is SyncState.OUT_OF_SYNC for partition in range(PARTITIONS))
+        replicas.b.down.clear()
+        if fault == "killed":
+            replicas.start("B")
+        await scene.connect_again()
+        await replicas.until("In-Sync again", lambda: scene.in_sync() and scene.holds())
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main())

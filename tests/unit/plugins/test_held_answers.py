@@ -1,0 +1,228 @@
+"""Answers to Produce that wait for synchronous links: for what, for how long, and what they say then."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from isthmus_plugins.api import Gate
+from isthmus_plugins.replication.held_answers import HeldAnswers, Partition
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import decode_response, encode_response
+from isthmus_protocol.produce_answers import Place, Writes
+from isthmus_protocol.schema import ApiKey
+
+VERSION = 9
+TOPIC = b"t"
+NAMES = {TOPIC: "t"}
+REQUEST_TIMED_OUT, NOT_LEADER_OR_FOLLOWER, DUPLICATE_SEQUENCE = 7, 6, 46
+TIMEOUT_MS = 30_000
+
+
+class Link:
+    """What is confirmed, as the tests say."""
+
+    def __init__(self) -> None:
+        self.ends: dict[Partition, int | None] = {}
+        self.epochs: dict[Partition, int] = {}
+        self.transactional_alone = False
+
+    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+        if self.transactional_alone and not transactional:
+            return None
+        return self.ends.get(place, 0) if epoch == self.leader_epoch(place) else -1
+
+    def leader_epoch(self, place: Partition) -> int:
+        return self.epochs.get(place, 0)
+
+
+class Sent:
+    """Whatever goes out for an answer."""
+
+    def __init__(self, answer: bytes | Gate) -> None:
+        self._answer = answer
+
+    @property
+    def frame(self) -> bytes | None:
+        if isinstance(self._answer, bytes):
+            return self._answer
+        return self._answer._frame
+
+    @property
+    def results(self) -> dict[int, tuple[int, int]] | None:
+        """By partition: (error code, base offset)."""
+        if self.frame is None:
+            return None
+        _, answer = decode_response(ApiKey.PRODUCE, VERSION, self.frame)
+        found: Any = answer
+        return {
+            each.index: (int(each.error_code), int(each.base_offset))
+            for topic in found.responses
+            for each in topic.partition_responses
+        }
+
+
+class Proxy:
+    """Answers that come from a broker."""
+
+    def __init__(self) -> None:
+        self.link = Link()
+        self.now = 100.0
+        self.held = HeldAnswers(self.link, lambda: self.now)
+
+    def answered(self, *results: tuple[int, int, int], records: int = 1, transactional: bool = False) -> Sent:
+        """(partition, error code, base offset) of a request with so many records in each partition."""
+        counts: dict[Place, int] = {(TOPIC, partition): records for partition, _, _ in results}
+        entries = [
+            {"index": partition, "error_code": code, "base_offset": offset} for partition, code, offset in results
+        ]
+        values = {"responses": [{"name": "t", "partition_responses": entries}]}
+        frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, VERSION), values), 5)
+        written = Writes(-1, transactional, TIMEOUT_MS, counts)
+        return Sent(self.held.hold(VERSION, written, NAMES, self.now, frame))
+
+    def confirm(self, partition: int, end: int) -> None:
+        self.link.ends["t", partition] = end
+        self.held.confirmed(("t", partition))
+
+
+def test_an_answer_waits_for_the_last_of_its_records() -> None:
+    proxy = Proxy()
+    sent = proxy.answered((0, 0, 10), records=3)
+    for end in (10, 12):
+        proxy.confirm(0, end)
+        assert sent.results is None
+    proxy.confirm(0, 13)
+    assert sent.results == {0: (0, 10)}
+    assert proxy.answered((0, 0, 12)).results == {0: (0, 12)}  # of a resend, which is there already
+
+
+def test_an_answer_for_several_partitions_waits_for_all() -> None:
+    proxy = Proxy()
+    sent = proxy.answered((0, 0, 10), (1, 0, 20), (2, 87, -1))
+    proxy.confirm(1, 21)
+    assert sent.results is None
+    proxy.confirm(0, 11)
+    assert sent.results == {0: (0, 10), 1: (0, 20), 2: (87, -1)}
+
+
+def test_what_is_refused_or_not_on_a_link_does_not_wait() -> None:
+    proxy = Proxy()
+    assert proxy.answered((0, 19, -1)).results == {0: (19, -1)}
+    proxy.link.ends["t", 0] = None
+    assert proxy.answered((0, 0, 10)).results == {0: (0, 10)}
+
+
+def test_what_needs_no_confirmation_any_more_goes_out() -> None:
+    proxy = Proxy()
+    plain, transactional = proxy.answered((0, 0, 10)), proxy.answered((0, 0, 11), transactional=True)
+    proxy.link.transactional_alone = True
+    proxy.held.confirmed_all()
+    assert plain.results == {0: (0, 10)}
+    assert transactional.results is None
+    proxy.confirm(0, 12)
+    assert transactional.results == {0: (0, 11)}
+
+
+def test_after_the_producers_timeout_the_answer_says_so() -> None:
+    proxy = Proxy()
+    sent = proxy.answered((0, 0, 10), (1, 0, 20))
+    proxy.confirm(1, 21)
+    proxy.held.expire(proxy.now + TIMEOUT_MS / 1000 - 1)
+    assert sent.results is None
+    proxy.held.expire(proxy.now + TIMEOUT_MS / 1000)
+    assert sent.results == {0: (REQUEST_TIMED_OUT, -1), 1: (0, 20)}
+    assert proxy.held.oldest(("t", 0)) is None
+    assert not proxy.held.waits
+
+
+def test_a_leader_that_moved_is_asked_again() -> None:
+    proxy = Proxy()
+    sent = proxy.answered((0, 0, 10))
+    proxy.link.epochs["t", 0] = 1
+    proxy.confirm(0, 100)
+    assert sent.results == {0: (NOT_LEADER_OR_FOLLOWER, -1)}
+
+
+def test_a_resend_whose_place_is_not_told_waits_for_all_that_is_there() -> None:
+    proxy = Proxy()
+    proxy.confirm(0, 11)
+    sent = proxy.answered((0, DUPLICATE_SEQUENCE, -1))
+    assert proxy.held.has_untold
+    taken = proxy.held.take_untold()
+    later = proxy.answered((0, DUPLICATE_SEQUENCE, -1))
+    proxy.held.told(("t", 0), taken["t", 0], 15)
+    proxy.confirm(0, 15)
+    assert sent.results == {0: (DUPLICATE_SEQUENCE, -1)}
+    assert later.results is None  # that look at the log began before it came
+    taken = proxy.held.take_untold()
+    proxy.held.told(("t", 0), taken["t", 0], None)
+    proxy.held.told(("t", 0), proxy.held.take_untold()["t", 0], 15)
+    assert later.results == {0: (DUPLICATE_SEQUENCE, -1)}
+
+
+def test_the_oldest_that_waits_is_known() -> None:
+    proxy = Proxy()
+    proxy.answered((0, 0, 10))
+    proxy.now += 5
+    proxy.answered((0, 0, 11))
+    assert proxy.held.oldest(("t", 0)) == 100.0
+    proxy.confirm(0, 11)
+    assert proxy.held.oldest(("t", 0)) == 105.0
+    proxy.confirm(0, 12)
+    assert proxy.held.oldest(("t", 0)) is None
+
+
+def test_versions_with_topic_ids_say_which_topic_timed_out() -> None:
+    topic_id = UUID(int=7)
+    values = {
+        "responses": [{"topic_id": topic_id, "partition_responses": [{"index": 3, "error_code": 0, "base_offset": 1}]}]
+    }
+    frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, 13), values), 5)
+    held = HeldAnswers(Link(), lambda: 0.0)
+    written = Writes(-1, False, 0, {(topic_id.bytes, 3): 1})
+    answer = held.hold(13, written, {topic_id.bytes: "t"}, 0.0, frame)
+    held.expire(1.0)
+    sent = Sent(answer).frame
+    assert sent is not None
+    _, decoded = decode_response(ApiKey.PRODUCE, 13, sent)
+    found: Any = decoded
+    (result,) = found.responses[0].partition_responses
+    assert int(result.error_code) == REQUEST_TIMED_OUT
+    assert "t-3" in result.error_message
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_answer_ever_goes_out_before_all_of_it_is_confirmed(seed: int) -> None:
+    rng = random.Random(seed)
+    proxy = Proxy()
+    ends, confirmed = [0, 0], [0, 0]
+    open_: list[tuple[Sent, dict[int, tuple[int, int]]]] = []
+    for _ in range(rng.randint(1, 200)):
+        what = rng.random()
+        if what < 0.5:
+            wanted: dict[int, tuple[int, int]] = {}
+            records = rng.randint(1, 5)
+            for partition in rng.sample((0, 1), rng.randint(1, 2)):
+                wanted[partition] = ends[partition], records
+                ends[partition] += records
+            results = [(partition, 0, base) for partition, (base, _) in wanted.items()]
+            open_.append((proxy.answered(*results, records=records, transactional=rng.random() < 0.3), wanted))
+            if rng.random() < 0.3:
+                rng.shuffle(open_)
+        elif what < 0.9:
+            partition = rng.randint(0, 1)
+            confirmed[partition] = rng.randint(confirmed[partition], ends[partition])
+            proxy.confirm(partition, confirmed[partition])
+        else:
+            proxy.held.expire(proxy.now)
+        for sent, wanted in open_:
+            whole = all(confirmed[partition] >= base + records for partition, (base, records) in wanted.items())
+            assert (sent.results is not None) == whole
+    for partition in (0, 1):
+        proxy.confirm(partition, ends[partition])
+    assert all(sent.results is not None for sent, _ in open_)
