@@ -16,7 +16,7 @@ from isthmus_plugins.replication.lateness import Lateness
 REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
 """A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
-PARTITION_BYTES_MAX: Final = 1024 * 1024
+PARTITION_BYTES_MAX: Final = 512 * 1024
 IN_FLIGHT_BYTES_MIN: Final = 2 * 1024 * 1024
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of one stream, sent and not confirmed: the least lets one read travel while another is appended, and the farther the
