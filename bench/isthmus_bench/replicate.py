@@ -7,7 +7,7 @@ turn is, for each contestant:
 1. a topic is filled at A, and the contestant told to copy it: the link by attaching a namespace, MirrorMaker 2 by
    being started. *First record* is the time from there until a record is on B;
 2. the *catch-up*: records/s, MB/s and CPU from when a part of the backlog is there (compilers have warmed up) on;
-3. the *lag* at several rates: from the ack of a batch at A until a consumer of B has it.
+3. the *lag* at several rates, a few seconds later: from the ack of a batch at A until a consumer of B has it.
 
 CPU and memory are those of the processes that copy: both proxies together, or MirrorMaker's JVM. Brokers are embedded
 and real, one for each cluster. Clients use the brokers directly. Afterwards the CPU of many idle partitions.
@@ -89,6 +89,8 @@ class Plan:
     partitions: int = 4
     backlog_mb: int = 512
     rates: tuple[int, ...] = (500, 5_000, 50_000)
+    settle_s: float = 3.0
+    """Records go at the first rate for so long before lag is measured: brokers write out what the catch-up left."""
     lag_s: float = 4.0
     idle_partitions: int = 1_000
     idle_settle_s: float = 5.0
@@ -107,6 +109,7 @@ class Plan:
             1,
             backlog_mb=16,
             rates=(500,),
+            settle_s=0.2,
             lag_s=0.5,
             idle_partitions=20,
             idle_settle_s=0.5,
@@ -549,7 +552,8 @@ class Bench:
         plan = self._plan
         with self._copied(contestant, topic, plan.partitions, plan.batches, RECORDS, RECORD_BYTES) as catch_up:
             resident = self._resident_mb(contestant)
-            lags = {rate: self._lag(contestant, topic, rate) for rate in plan.rates}
+            self._lag(contestant, topic, plan.rates[0], plan.settle_s)
+            lags = {rate: self._lag(contestant, topic, rate, plan.lag_s) for rate in plan.rates}
             return Turn(catch_up, lags, max(resident, self._resident_mb(contestant)))
 
     @contextmanager
@@ -623,9 +627,9 @@ class Bench:
             copied.cpu_share * 1000 / max(copied.records_per_s, 1),
         )
 
-    def _lag(self, contestant: Contestant, topic: str, rate: int) -> Lag:
+    def _lag(self, contestant: Contestant, topic: str, rate: int, seconds: float) -> Lag:
         plan = self._plan
-        pace = Pace(rate, min(rate, BATCHES_PER_S_MAX), partitions=plan.partitions, seconds=plan.lag_s)
+        pace = Pace(rate, min(rate, BATCHES_PER_S_MAX), partitions=plan.partitions, seconds=seconds)
         said = self._load.ask(
             do="pace",
             pace=asdict(pace),
