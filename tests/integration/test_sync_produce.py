@@ -58,12 +58,9 @@ class Acks:
 
 
 def synchronous(pair: Linked, topic: str) -> None:
-    """Switch, and wait until the topic's partition is In-Sync at both ends."""
-    pair.a.proxy.cli("link", "set-mode", pair.name, "synchronous")
-    try:
-        until("A says In-Sync", lambda: partition_state(pair, topic) == "In-Sync", 20)
-    finally:
-        print(pair.a.proxy.log[-2500:])
+    """Switch, as soon as the link follows, and wait until the topic's partition is In-Sync."""
+    until("accepted", lambda: pair.a.proxy.cli("link", "set-mode", pair.name, "synchronous"), 20)
+    until("A says In-Sync", lambda: partition_state(pair, topic) == "In-Sync", 20)
 
 
 def partition_state(pair: Linked, topic: str) -> str:
