@@ -6,18 +6,15 @@ their own, without linger, acks=all. Batches are plain, idempotent, or a transac
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
-from isthmus_bench.load import CLIENT_ID, LoadError, RawClient, Target, batch, newest_versions
-from isthmus_protocol import peeks
-from isthmus_protocol.messages import decode_response
-from isthmus_protocol.record_requests import produce_body
-from isthmus_protocol.records import TRANSACTIONAL_BIT, seal, whole_header
+from isthmus_bench.load import RawClient, Target, batch, newest_versions
+from isthmus_bench.raw_writes import ADD_PARTITIONS_VERSION, END_TXN_VERSION, patiently, produce
+from isthmus_protocol.records import TRANSACTIONAL_BIT, whole_header
 from isthmus_protocol.schema import ApiKey
 
 PLAIN: Final = "plain"
@@ -25,18 +22,9 @@ IDEMPOTENT: Final = "idempotent"
 TRANSACTIONAL: Final = "transactional"
 KINDS: Final = (PLAIN, IDEMPOTENT, TRANSACTIONAL)
 
-PRODUCE_VERSION: Final = 11
-ADD_PARTITIONS_VERSION: Final = 3
-END_VERSION: Final = 3
-"""The newest that a producer without KIP-890's second part uses, at brokers of every version."""
 RECORD_BYTES: Final = 100
-TIMEOUT_MS: Final = 30_000
 RETRY_S: Final = 0.02
 """As a Java producer waits for the transaction before to be over."""
-RETRIABLE: Final = frozenset({14, 15, 16, 51})
-"""A coordinator that loads, moves or still completes the transaction before."""
-PATIENCE_S: Final = 30.0
-_HEAD: Final = struct.Struct(">ihhih")
 
 
 def write(target: Target, kind: str, producers: int, seconds: float) -> dict[str, Any]:
@@ -98,14 +86,7 @@ class _Writer:
         header = self._header._replace(
             producer_id=producer_id, producer_epoch=epoch, base_sequence=self._sequence, attributes=attributes
         )
-        body = produce_body({self._topic: {0: seal(header, self._payload)}}, TIMEOUT_MS, self._transactional_id)
-        client_id = CLIENT_ID.encode()
-        size = _HEAD.size - 4 + len(client_id) + 1 + sum(map(len, body))
-        head = _HEAD.pack(size, ApiKey.PRODUCE, PRODUCE_VERSION, 0, len(client_id)) + client_id + b"\x00"
-        answer = self._leader.exchange(b"".join((head, *body)))
-        ((_, ((_, error_code, _),)),) = peeks.produce_response(PRODUCE_VERSION, answer)
-        if error_code:
-            raise LoadError(f"a Produce was answered with error code {error_code}")
+        produce(self._leader, self._topic, header, self._payload, self._transactional_id)
         self.batches += 1
         if self._sequence >= 0:
             self._sequence += 1
@@ -119,7 +100,7 @@ class _Writer:
             "v3_and_below_topics": [{"name": self._topic, "partitions": [0]}],
         })  # fmt: skip
         self._produce()
-        self._patiently(self._coordinator, ApiKey.END_TXN, END_VERSION, {
+        self._patiently(self._coordinator, ApiKey.END_TXN, END_TXN_VERSION, {
             "transactional_id": self._transactional_id, "producer_id": producer_id, "producer_epoch": epoch,
             "committed": True,
         })  # fmt: skip
@@ -131,12 +112,4 @@ class _Writer:
     @staticmethod
     def _patiently(client: RawClient, api_key: int, version: int, values: dict[str, Any]) -> Any:
         """Ask until a coordinator is ready. Raises LoadError."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            frame = client.ask_frame(api_key, version, values)
-            errors = peeks.error_codes(api_key, version, frame) - {0}
-            if not errors:
-                return decode_response(api_key, version, frame)[1]
-            if not errors <= RETRIABLE or time.monotonic() > deadline:
-                raise LoadError(f"{ApiKey(api_key).name} was answered with error codes {sorted(errors)}")
-            time.sleep(RETRY_S)
+        return patiently(client, api_key, version, values, RETRY_S)[0]

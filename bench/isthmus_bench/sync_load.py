@@ -15,7 +15,6 @@ import ctypes
 import json
 import select
 import socket
-import struct
 import sys
 import time
 from collections import deque
@@ -26,35 +25,26 @@ from itertools import count
 from typing import Any, Final
 
 from isthmus_bench.children import cpu_seconds
-from isthmus_bench.load import CLIENT_ID, LoadError, RawClient, Target, batch, newest_versions, topic_id
+from isthmus_bench.load import LoadError, RawClient, Target, batch, newest_versions, topic_id
 from isthmus_bench.percentiles import percentile
+from isthmus_bench.raw_writes import ADD_PARTITIONS_VERSION, END_TXN_VERSION, patiently, produce
 from isthmus_bench.replication_load import produce_frame
 from isthmus_protocol import peeks
-from isthmus_protocol.messages import decode_response
-from isthmus_protocol.record_requests import produce_body
-from isthmus_protocol.records import TRANSACTIONAL_BIT, seal, whole_header
+from isthmus_protocol.records import TRANSACTIONAL_BIT, whole_header
 from isthmus_protocol.schema import ApiKey
 
 DRAIN_TIMEOUT_S: Final = 60.0
 """How long after the last request everything may take to be answered."""
-PRODUCE_VERSION: Final = 11
-"""Of transactions: the newest without KIP-890's second part, as at brokers of every version."""
 OFFSET_COMMIT_VERSION: Final = 8
 INIT_PRODUCER_ID_VERSION: Final = 4
-ADD_PARTITIONS_VERSION: Final = 3
-END_TXN_VERSION: Final = 3
 COORDINATOR: Final = 1
 """The broker whose groups and transactional ids are used: it is in the clients' site everywhere."""
 POSITIONS: Final = 100
 TRANSACTIONAL_IDS: Final = 8
 """Used in turn, so that a transaction does not wait for the markers of the one before."""
-RETRIABLE: Final = frozenset({14, 15, 16, 51})
-"""A coordinator that loads, moves or still completes the transaction before."""
 RETRY_S: Final = 0.002
-PATIENCE_S: Final = 30.0
 RECEIVE_BYTES: Final = 1 << 16
 SHARES: Final[Mapping[str, float]] = {"p50_ms": 50, "p90_ms": 90, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
-_HEAD: Final = struct.Struct(">ihhih")
 _PR_SET_TIMERSLACK: Final = 29
 
 Pids = Mapping[str, Sequence[int]]
@@ -312,20 +302,6 @@ def open_loop(target: Target, shape: Shape, pids: Pids) -> dict[str, Any]:
 # ---- coordinators ----
 
 
-def patiently(client: RawClient, api_key: int, version: int, values: dict[str, Any]) -> tuple[Any, int]:
-    """Ask until a coordinator is ready: its answer, and how often it was asked again. Raises LoadError."""
-    deadline = time.monotonic() + PATIENCE_S
-    for retries in count():
-        frame = client.ask_frame(api_key, version, values)
-        errors = peeks.error_codes(api_key, version, frame) - {0}
-        if not errors:
-            return decode_response(api_key, version, frame)[1], retries
-        if not errors <= RETRIABLE or time.monotonic() > deadline:
-            raise LoadError(f"{ApiKey(api_key).name} was answered with error codes {sorted(errors)}")
-        time.sleep(RETRY_S)
-    raise AssertionError
-
-
 def coordinated(target: Target, key_type: int, prefix: str, wanted: int) -> tuple[list[str], Target]:
     """Names of groups (0) or transactional ids (1) that broker 1 coordinates, and where it is. Raises LoadError."""
     client = RawClient(target)
@@ -335,7 +311,7 @@ def coordinated(target: Target, key_type: int, prefix: str, wanted: int) -> tupl
         for number in range(1000):
             name = f"{prefix}{number}"
             values = {"key_type": key_type, "key": name, "coordinator_keys": [name]}
-            answer, _ = patiently(client, ApiKey.FIND_COORDINATOR, version, values)
+            answer, _ = patiently(client, ApiKey.FIND_COORDINATOR, version, values, RETRY_S)
             found = answer.coordinators[0]
             if found.node_id == COORDINATOR:
                 names.append(name)
@@ -380,7 +356,7 @@ def commit(target: Target, shape: Shape, pids: Pids, prefix: str) -> dict[str, A
             "member_id": "",
             "topics": [{"name": target.topic, "partitions": [partition]}],
         }
-        patiently(client, ApiKey.OFFSET_COMMIT, OFFSET_COMMIT_VERSION, values)
+        patiently(client, ApiKey.OFFSET_COMMIT, OFFSET_COMMIT_VERSION, values, RETRY_S)
 
     try:
         return repeated(once, shape, pids)
@@ -422,7 +398,7 @@ class Transactions:
         })  # fmt: skip
 
     def _ask(self, api_key: int, version: int, values: dict[str, Any]) -> Any:
-        answer, retries = patiently(self._coordinator, api_key, version, values)
+        answer, retries = patiently(self._coordinator, api_key, version, values, RETRY_S)
         self.retries += retries
         return answer
 
@@ -430,14 +406,7 @@ class Transactions:
         header = self._header._replace(
             producer_id=producer_id, producer_epoch=epoch, base_sequence=0, attributes=TRANSACTIONAL_BIT
         )
-        body = produce_body({self._topic: {0: seal(header, self._payload)}}, 30_000, name)
-        client_id = CLIENT_ID.encode()
-        size = _HEAD.size - 4 + len(client_id) + 1 + sum(map(len, body))
-        head = _HEAD.pack(size, ApiKey.PRODUCE, PRODUCE_VERSION, 0, len(client_id)) + client_id + b"\x00"
-        answer = self._leader.exchange(b"".join((head, *body)))
-        ((_, ((_, error_code, _),)),) = peeks.produce_response(PRODUCE_VERSION, answer)
-        if error_code:
-            raise LoadError(f"a Produce was answered with error code {error_code}")
+        produce(self._leader, self._topic, header, self._payload, name)
 
 
 def transaction(target: Target, shape: Shape, pids: Pids, prefix: str) -> dict[str, Any]:

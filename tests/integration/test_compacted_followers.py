@@ -9,7 +9,7 @@ import pytest
 from support import raw_log
 from support.equality import latest, was_cleaned
 from support.kafka import unique
-from support.links import Linked, Read, Side, linked, taking_transactions, truncated, until, whole
+from support.links import Linked, Read, Side, cleaning_often, linked, taking_transactions, truncated, until, whole
 from support.source_topics import CLEANED_OFTEN, alter_topic
 from support.wire import Wire
 
@@ -23,13 +23,9 @@ POLICIES = set(COMPACTED.split(","))
 
 @pytest.fixture(scope="module")
 def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
-    with linked(*kafka_pair) as pair:
-        for side in (pair.a, pair.b):
-            side.alter_brokers({"log.cleaner.backoff.ms": "200"})
+    with linked(*kafka_pair) as pair, cleaning_often(pair.a, pair.b):
         pair.attach()
         yield pair
-        for side in (pair.a, pair.b):
-            side.alter_brokers({"log.cleaner.backoff.ms": None})
 
 
 class Written:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support import raw_log
 from support.equality import latest
-from support.links import Linked, Side, linked, truncated, until
+from support.links import Linked, Side, cleaning_often, linked, truncated, until
 from support.source_topics import CLEANED_OFTEN
 from support.wire import Wire
 
@@ -21,13 +21,9 @@ COMPACTED = {**CLEANED_OFTEN, "cleanup.policy": "compact"}
 
 @pytest.fixture(scope="module")
 def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
-    with linked(*kafka_pair) as pair:
-        for side in (pair.a, pair.b):
-            side.alter_brokers({"log.cleaner.backoff.ms": "200"})
+    with linked(*kafka_pair) as pair, cleaning_often(pair.a, pair.b):
         pair.attach()
         yield pair
-        for side in (pair.a, pair.b):
-            side.alter_brokers({"log.cleaner.backoff.ms": None})
 
 
 def log_of(side: Side, topic: str) -> raw_log.RawLog:

@@ -331,6 +331,18 @@ def taking_transactions(*sides: Side) -> Iterator[None]:
             side.verify_transactions(True)
 
 
+@contextmanager
+def cleaning_often(*sides: Side) -> Iterator[None]:
+    """Brokers whose log cleaners look for work several times a second."""
+    for side in sides:
+        side.alter_brokers({"log.cleaner.backoff.ms": "200"})
+    try:
+        yield
+    finally:
+        for side in sides:
+            side.alter_brokers({"log.cleaner.backoff.ms": None})
+
+
 def whole(kafka: KafkaCluster, **more: Any) -> ProxyProcess:
     """One proxy for all brokers of a cluster, started by whoever enters it."""
     return ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=_extra(more))

@@ -34,6 +34,10 @@ class LedPartition(NamedTuple):
     topic: str
     partition: int
 
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.topic, self.partition
+
 
 class Lane(enum.Enum):
     """The reads of a tail that are under way at the same time."""

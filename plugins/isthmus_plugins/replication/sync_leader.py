@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -20,7 +20,7 @@ from typing import Any, Final
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
-from isthmus_control.model import Link, LinkMode, Reason, ResourceType, Role, SyncRecord, SyncState
+from isthmus_control.model import Link, LinkMode, Reason, ResourceType, SyncRecord, SyncState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
@@ -125,12 +125,12 @@ class SyncLeader:
         """Hold, or let go, as the control log says now."""
         if state.lookup is not self._lookup:
             self._lookup = state.lookup
-            for key, progress in self._progress.items():
-                if progress.in_sync and not self._leads(state, key):
-                    self._leased[key] = progress.granted_at + LEASE_S + LEASE_MARGIN_S
             self._synchronous = any(self._may_hold(link) for link in state.links.values())
             self._links.clear()
             self._free.clear()
+            for key, progress in self._progress.items():
+                if progress.in_sync and not self._leads(key):
+                    self._leased[key] = progress.granted_at + LEASE_S + LEASE_MARGIN_S
             self._leave.until = float("-inf")
             self._leave = Leave(float("inf"))
         self.held.confirmed_all()
@@ -208,24 +208,24 @@ class SyncLeader:
 
     def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
         """See :class:`~isthmus_plugins.replication.held_answers.Needs`."""
-        lowest: int | None = None
+        ends = []
+        for key in self._needed(place, transactional):
+            confirmed_epoch, end = self._confirmed.get(key, (-1, -1))
+            ends.append(end if confirmed_epoch == epoch else -1)
+        return min(ends, default=None)
+
+    def _needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]:
+        """Over which links a partition's records must be confirmed before they are acked."""
         for link in self._links_of(place[0]):
             record = self._record(link, place)
-            if record is None and not self._is_synchronous(link):
-                pass  # its leases of before may still run
-            elif record is None or (record.state is SyncState.OUT_OF_SYNC and not transactional):
-                continue
-            confirmed_epoch, end = self._confirmed.get(LedPartition(link, *place), (-1, -1))
-            if confirmed_epoch != epoch:
-                return -1
-            lowest = end if lowest is None else min(lowest, end)
+            if record is None:
+                if not self._is_synchronous(link):  # its leases of before may still run
+                    yield LedPartition(link, *place)
+            elif record.state is SyncState.IN_SYNC or transactional:
+                yield LedPartition(link, *place)
         for key, until in self._leased.items():
-            if (key.topic, key.partition) == place and monotonic() < until:
-                confirmed_epoch, end = self._confirmed.get(key, (-1, -1))
-                if confirmed_epoch != epoch:
-                    return -1
-                lowest = end if lowest is None else min(lowest, end)
-        return lowest
+            if key.place == place and monotonic() < until:
+                yield key
 
     def _is_synchronous(self, link_name: str) -> bool:
         link = self._context.control.state.links.get(link_name)
@@ -239,7 +239,7 @@ class SyncLeader:
         if not self._synchronous:
             return
         self._confirmed[stream.key] = (stream.leader_epoch, stream.acked)
-        self.held.confirmed((stream.key.topic, stream.key.partition))
+        self.held.confirmed(stream.key.place)
         progress = self._progress.get(stream.key)
         if progress is not None and not progress.in_sync and progress.join_end is not None:
             self._work.set()
@@ -284,17 +284,22 @@ class SyncLeader:
     def _may_grant(self, stream: LeaderStream, now: float) -> bool:
         if not self.in_sync(stream.key):
             return False
-        oldest = self.held.oldest((stream.key.topic, stream.key.partition))
+        oldest = self.held.oldest(stream.key.place)
         return oldest is None or now - oldest < self._timeout_s(stream.key.link) - LEASE_S - LEASE_MARGIN_S
 
     def _timeout_s(self, link_name: str) -> float:
         link = self._context.control.state.links.get(link_name)
         return link.sync_confirm_timeout_ms / 1000 if link is not None else 0.0
 
+    @property
+    def _active(self) -> bool:
+        """Whether time alone may change something."""
+        return bool(self._synchronous or self.held.waits or self._leased)
+
     async def _decide_for_ever(self) -> None:
         while True:
             self._work.clear()
-            if self._synchronous or self.held.waits or self._leased:
+            if self._active:
                 try:
                     await self._decide(monotonic())
                 except (BrokerUnavailable, KafkaRefused) as error:
@@ -305,7 +310,7 @@ class SyncLeader:
                     log.exception("synchronous state not decided")
                     await asyncio.sleep(FAILED_RETRY_S)
             try:
-                async with asyncio.timeout(STEP_S if self._synchronous or self.held.waits or self._leased else None):
+                async with asyncio.timeout(STEP_S if self._active else None):
                     await self._work.wait()
             except TimeoutError:
                 pass
@@ -323,7 +328,7 @@ class SyncLeader:
         joining: dict[str, list[LeaderStream]] = {}
         leaving: dict[str, dict[LedPartition, str]] = {}
         joined: list[LeaderStream] = []
-        led = {key for key in self._leader_end.led if self._leads(state, key)}
+        led = {key for key in self._leader_end.led if self._leads(key)}
         for key in [key for key in self._progress if key not in led]:
             del self._progress[key]
         for key in led:
@@ -331,7 +336,7 @@ class SyncLeader:
             if progress is None:
                 progress = self._progress[key] = _Progress(now)
             stream = self._leader_end.stream(key)
-            record = self._record(key.link, (key.topic, key.partition))
+            record = self._record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
             if stream is not None:
                 self._offer(stream.connection)
@@ -358,16 +363,9 @@ class SyncLeader:
         for name, streams in joining.items():
             await self._join(state.links[name], streams)
 
-    @staticmethod
-    def _leads(state: ControlState, key: LedPartition) -> bool:
+    def _leads(self, key: LedPartition) -> bool:
         """Whether a partition is led over a link that is synchronous."""
-        link = state.links.get(key.link)
-        if link is None or link.mode is not LinkMode.SYNCHRONOUS:
-            return False
-        return any(
-            mapping.role is Role.LEADER and mapping.offsets is None and mapping.remote_name(key.topic) is not None
-            for mapping in link.topic_mappings
-        )
+        return self._is_synchronous(key.link) and key.link in self._links_of(key.topic)
 
     def _why_leave(self, key: LedPartition, progress: _Progress, stream: LeaderStream | None, now: float) -> str | None:
         """Why a partition is In-Sync no more; None while it is, or a lease may still run."""
@@ -380,7 +378,7 @@ class SyncLeader:
             progress.in_sync, progress.confirmed = True, stream.acked
             log.info("partition in sync", extra=key._asdict())
         timeout = self._timeout_s(key.link)
-        oldest = self.held.oldest((key.topic, key.partition))
+        oldest = self.held.oldest(key.place)
         if progress.in_sync:
             since = min((moment for moment in (progress.lost_at, oldest) if moment is not None), default=now)
             if now - since > timeout:
@@ -409,7 +407,7 @@ class SyncLeader:
         entries = tuple(
             PartitionSync(key.topic, record.topic_id, key.partition, max(0, self._confirmed.get(key, (-1, 0))[1]))
             for key in gone
-            if (record := records.get((key.topic, key.partition))) is not None
+            if (record := records.get(key.place)) is not None
         )
         if not entries:
             return
@@ -431,13 +429,13 @@ class SyncLeader:
         try:
             await self._context.control.enforced(self._context.control.state.applied_offset)
             await self._context.fence()
-            ends = await self._context.cluster.log_ends([(each.key.topic, each.key.partition) for each in streams])
+            ends = await self._context.cluster.log_ends([each.key.place for each in streams])
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})
         for stream in streams:
             progress = self._progress.get(stream.key)
             if progress is not None and progress.join_end == NOT_READ:
-                progress.join_end = ends.get((stream.key.topic, stream.key.partition))
+                progress.join_end = ends.get(stream.key.place)
                 progress.held_at = monotonic() if progress.join_end is not None else None
         self._work.set()
 

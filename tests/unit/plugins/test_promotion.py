@@ -114,22 +114,31 @@ def test_open_transactions_are_aborted() -> None:
     on_following(work)
 
 
+def just_before_it_begins(control: FakeControl, happen: Callable[[], object]) -> Callable[[], None]:
+    """Have something happen right before a promotion is recorded, until what is returned is called."""
+    append = control.append
+
+    async def appended(body: Any) -> Any:
+        if isinstance(body, BeginPromotion):
+            happen()
+        return await append(body)
+
+    def undo() -> None:
+        control.append = append  # type: ignore[method-assign]
+
+    control.append = appended  # type: ignore[method-assign]
+    return undo
+
+
 def test_what_the_source_has_decided_since_is_seen_after_it_was_detached() -> None:
     async def work(two: Two) -> None:
         control = two.controls["B"]
-        append = control.append
-
-        async def decided(body: Any) -> Any:
-            if isinstance(body, BeginPromotion):
-                two.clusters["A"].completing.append("payments")
-            return await append(body)
-
-        control.append = decided  # type: ignore[method-assign]
+        undo = just_before_it_begins(control, lambda: two.clusters["A"].completing.append("payments"))
         with pytest.raises(OperationError, match="'payments' of the source is being completed") as raised:
             await promote(two.b)
         assert raised.value.code == "NOT_DRAINED"
         await follows_on(two)
-        control.append = append  # type: ignore[method-assign]
+        undo()
         two.clusters["A"].completing.clear()
         await promote(two.b)
         assert promoted(two)
@@ -206,14 +215,7 @@ def test_an_older_peer_is_refused_before_anything_is_detached() -> None:
 def test_a_promotion_is_taken_back_where_the_peer_is_an_older_one_by_then() -> None:
     async def work(two: Two) -> None:
         control = two.controls["B"]
-        append = control.append
-
-        async def downgraded(body: Any) -> Any:
-            if isinstance(body, BeginPromotion):
-                older(two)
-            return await append(body)
-
-        control.append = downgraded  # type: ignore[method-assign]
+        just_before_it_begins(control, lambda: older(two))
         with pytest.raises(OperationError, match="upgrade them") as raised:
             await promote(two.b)
         assert raised.value.code == "PEER_VERSION_UNSUPPORTED"
@@ -283,14 +285,7 @@ def test_what_was_asked_for_with_an_abandoned_promotion_is_abandoned_too(monkeyp
         await two.a.links.attach("a-to-b", groups)
         await two.until("attached", lambda: len(two.b.status().mappings) == 2)
         control = two.controls["B"]
-        append = control.append
-
-        async def decided(body: Any) -> Any:
-            if isinstance(body, BeginPromotion):
-                two.clusters["A"].completing.append("payments")
-            return await append(body)
-
-        control.append = decided  # type: ignore[method-assign]
+        just_before_it_begins(control, lambda: two.clusters["A"].completing.append("payments"))
         request = Promote(namespaces=[NamespaceRef(local="r-"), NamespaceRef(local="gr-", type="consumer-group")])
         with pytest.raises(OperationError, match="'payments' of the source is being completed"):
             await two.b.links.promote("a-to-b", request, lambda done, total: None)
@@ -329,21 +324,15 @@ async def promote_both(proxy: Proxy) -> None:
 def test_groups_are_looked_at_again_when_nothing_more_comes_into_their_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(two: Two) -> None:
         control = two.controls["B"]
-        append = control.append
-
-        async def committed(body: Any) -> Any:
-            if isinstance(body, BeginPromotion):
-                two.clusters["A"].offsets["gl-1"] = {("l-t", 0): CommittedOffset(2, "")}
-            return await append(body)
-
-        control.append = committed  # type: ignore[method-assign]
+        moved = {"gl-1": {("l-t", 0): CommittedOffset(2, "")}}
+        undo = just_before_it_begins(control, lambda: two.clusters["A"].offsets.update(moved))
         with pytest.raises(OperationError, match="group gr-1: r-t-0: the source has 2, the follower has 3") as raised:
             await promote_both(two.b)
         assert raised.value.code == "NOT_DRAINED"
         assert not control.state.promotions
         for proxy, role in ((two.a, "leader"), (two.b, "follower")):
             assert [mapping.role for mapping in proxy.status().mappings] == [role, role]
-        control.append = append  # type: ignore[method-assign]
+        undo()
         two.clusters["A"].offsets["gl-1"] = {("l-t", 0): CommittedOffset(3, "")}
         await promote_both(two.b)
         assert promoted(two)
