@@ -17,6 +17,7 @@ from typing import IO, Any, Final, Self
 import httpx
 
 from isthmus_bench.kafka import ports
+from isthmus_bench.kafka.processes import wait_stopped
 from isthmus_bench.kafka.settings import Reach
 
 START_TIMEOUT_S: Final = 40.0
@@ -145,6 +146,16 @@ class ProxyProcess:
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+    def pause(self) -> None:
+        """The proxy is there and does nothing (SIGSTOP) from when this returns."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        wait_stopped(self._process.pid)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        self.signal(signal.SIGCONT)
 
     def _end(self, number: int) -> int:
         if self._process is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -493,7 +492,7 @@ def test_a_reservation_waits_for_open_transactions(setup: Setup) -> None:
 def test_who_does_not_wait_is_told_which_proxies_are_waited_for(setup: Setup) -> None:
     prefix = f"reserved-{next(_numbers)}-"
     body = {"type": "topic", "prefix": prefix, "reserved": True, "reason": None}
-    setup.proxies[2].signal(signal.SIGSTOP)
+    setup.proxies[2].pause()
     try:
         answer = httpx.post(
             f"{setup.proxies[1].url}/v1/namespaces", json=body, params={"wait": False}, timeout=30, trust_env=False
@@ -502,7 +501,7 @@ def test_who_does_not_wait_is_told_which_proxies_are_waited_for(setup: Setup) ->
         assert answer.json()["state"] == "reserving"
         assert "sidecar-2" in answer.json()["waiting_for"]
     finally:
-        setup.proxies[2].signal(signal.SIGCONT)
+        setup.proxies[2].resume()
     deleted = httpx.delete(
         f"{setup.proxies[1].url}/v1/namespaces/topic", params={"prefix": prefix}, timeout=30, trust_env=False
     )

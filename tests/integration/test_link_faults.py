@@ -7,7 +7,6 @@ every acknowledged record, once, at the offset that its producer was told.
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections import Counter
@@ -137,14 +136,14 @@ def kill_target_broker(scene: Scene, topic: str) -> None:
 
 
 def stop_source_proxy(scene: Scene, topic: str) -> None:
-    scene.pair.a.proxy.signal(signal.SIGSTOP)
+    scene.pair.a.proxy.pause()
     time.sleep(5)  # longer than its lease
-    scene.pair.a.proxy.signal(signal.SIGCONT)
+    scene.pair.a.proxy.resume()
 
 
 def stop_target_proxy(scene: Scene, topic: str) -> None:
     """For so long that the source takes it for dead."""
-    scene.pair.b.proxy.signal(signal.SIGSTOP)
+    scene.pair.b.proxy.pause()
     try:
         until(
             "the source notices",
@@ -152,7 +151,7 @@ def stop_target_proxy(scene: Scene, topic: str) -> None:
             30,
         )
     finally:
-        scene.pair.b.proxy.signal(signal.SIGCONT)
+        scene.pair.b.proxy.resume()
 
 
 def stop_source_broker(scene: Scene, topic: str) -> None:

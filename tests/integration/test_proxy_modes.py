@@ -260,9 +260,9 @@ def test_a_proxy_that_slept_takes_no_writes_until_it_has_caught_up(three: KafkaC
     topic = create_topic(three)
     with whole_cluster(three, extra={"proxy": {"lease_s": 2.0}}) as proxy:
         with Load(proxy.bootstrap, topic) as load:
-            proxy.signal(signal.SIGSTOP)
+            proxy.pause()
             time.sleep(4)
-            proxy.signal(signal.SIGCONT)
+            proxy.resume()
             load.more()
         load.check(proxy.bootstrap)
         metrics = httpx.get(proxy.url + "/metrics", trust_env=False).text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -100,7 +99,7 @@ def test_acks_wait_while_the_other_side_stands_still_and_go_out_when_it_is_recor
     producer = Acks(link, topic)
     producer.send(b"before")
     producer.wait()
-    link.b.proxy.signal(signal.SIGSTOP)
+    link.b.proxy.pause()
     stopped_at = time.monotonic()
     try:
         producer.send(b"meanwhile")
@@ -111,7 +110,7 @@ def test_acks_wait_while_the_other_side_stands_still_and_go_out_when_it_is_recor
         producer.send(b"not waited for")
         producer.wait(2)
     finally:
-        link.b.proxy.signal(signal.SIGCONT)
+        link.b.proxy.resume()
     until("In-Sync again, by itself", lambda: partition_state(link, topic) == "In-Sync", 30)
     link.wait_end(topic, 3)
     producer.send(b"after")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,9 +80,9 @@ def test_a_spool_that_somebody_deletes_is_made_up_for_by_the_source(link: Linked
         return next((each for each in found if each["topic"] == target), {})
 
     until("it is refilled", lambda: truncation().get("phase") == "refilling", interval_s=0.01)
-    link.b.proxy.signal(signal.SIGSTOP)  # it would be done in a moment
+    link.b.proxy.pause()  # it would be done in a moment
     link.b.delete_topic(next(name for name in link.b.topics() if name.startswith("__isthmus_spool")), direct=True)
-    link.b.proxy.signal(signal.SIGCONT)
+    link.b.proxy.resume()
     until("it is told", lambda: (told := truncation()).get("trouble") == "SPOOL_LOST" or told.get("positions_lost"))
     told = truncated(link, target)
     assert (told["messages_truncated"], told["positions_lost"], told["groups_lost"]) == (5, True, 1)

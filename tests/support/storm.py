@@ -9,7 +9,6 @@ not at all; readers of the follower saw each offset once, in order.
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -279,9 +278,9 @@ def _kill_broker(kafka: KafkaCluster, rng: random.Random) -> None:
 
 def stop_a_proxy(scene: Scene, rng: random.Random) -> None:
     proxy = rng.choice(scene.proxies)
-    proxy.signal(signal.SIGSTOP)
+    proxy.pause()
     time.sleep(rng.uniform(0.1, 6))
-    proxy.signal(signal.SIGCONT)
+    proxy.resume()
 
 
 def stop_a_broker(scene: Scene, rng: random.Random) -> None:

@@ -380,12 +380,12 @@ class KafkaCluster:
         self.start_broker(broker_id)
 
     def pause(self, broker_id: int) -> None:
-        """SIGSTOP: the broker is there and does not answer."""
-        self._running(broker_id).send(signal.SIGSTOP)
+        """The broker is there and does not answer (SIGSTOP) from when this returns."""
+        self._running(broker_id).pause()
 
     def resume(self, broker_id: int) -> None:
-        """SIGCONT."""
-        self._running(broker_id).send(signal.SIGCONT)
+        """Let a broker go on (SIGCONT)."""
+        self._running(broker_id).resume()
 
     def log_path(self, broker_id: int) -> Path:
         self._check_id(broker_id)

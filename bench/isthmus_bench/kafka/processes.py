@@ -13,12 +13,16 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 MARK: Final = "-Disthmus.cluster="
 """Every process of a cluster carries this argument, followed by the cluster's directory."""
+STOPPED_POLL_S: Final = 0.001
+_NOT_RUNNING: Final = "TtZX"
+"""States of threads in /proc that are stopped, or have ended."""
 
 
 class Process:
@@ -74,6 +78,15 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
 
+    def pause(self) -> None:
+        """SIGSTOP, and wait until no thread runs any more."""
+        self.send(signal.SIGSTOP)
+        wait_stopped(self.pid)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.send(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""
         self.send(signal.SIGKILL)
@@ -93,6 +106,21 @@ class Process:
             self._descriptor = -1
             with contextlib.suppress(ChildProcessError):  # not our child: init reaps it
                 os.waitpid(self.pid, 0)
+
+
+def wait_stopped(pid: int) -> None:
+    """Return when no thread of a process that was sent SIGSTOP runs any more, or it has ended.
+
+    One thread takes the signal and stops the others: on a busy machine they go on for a while after it was sent.
+    """
+    while any(state not in _NOT_RUNNING for state in _thread_states(pid)):
+        time.sleep(STOPPED_POLL_S)
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield stat.read_text().rpartition(")")[2].split()[0]
 
 
 def wait_any(processes: Iterable[Process], timeout_s: float) -> list[Process]:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.links import until
 
 from isthmus_bench.kafka import ports
 from isthmus_bench.kafka.errors import EmbeddedKafkaError
@@ -41,6 +42,37 @@ def test_an_end_is_noticed_and_reaped(tmp_path: Path) -> None:
     assert process.resident_bytes() == 0
     assert not Path(f"/proc/{process.pid}").exists()  # no zombie
     process.send(signal.SIGKILL)  # harmless
+
+
+def test_a_paused_process_does_nothing_from_then_on(tmp_path: Path) -> None:
+    """Signals are taken by one thread, which stops the others: on a busy machine some time after."""
+    busy = """
+import sys, threading, time
+count = 0
+def run():
+    global count
+    while True:
+        count += 1
+        print(count, flush=True)
+for _ in range(8):
+    threading.Thread(target=run, daemon=True).start()
+time.sleep(60)
+"""
+    process = Process.spawn([sys.executable, "-c", busy, f"{MARK}{tmp_path}"], os.environ, tmp_path / "log")
+    for _ in range(10):
+        before = _size(tmp_path / "log")
+        until("it goes on", lambda before=before: _size(tmp_path / "log") > before, 20)
+        process.pause()
+        stopped = _size(tmp_path / "log")
+        time.sleep(0.01)
+        assert _size(tmp_path / "log") == stopped
+        process.resume()
+    process.kill()
+    process.pause()  # harmless
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def test_output_goes_to_the_log_and_is_appended(tmp_path: Path) -> None:
