@@ -508,7 +508,11 @@ class PartitionSync:
 
 @dataclass(frozen=True, slots=True)
 class RecordSync(Body):
-    """Partitions of a synchronous link are In-Sync or Out-Of-Sync from these offsets on: from now on, for acks."""
+    """Partitions of a synchronous link are In-Sync or Out-Of-Sync from these offsets on: from now on, for acks.
+
+    ``reached``: they are In-Sync already, and the other side has been seen to have all. OUT_OF_SYNC makes those Syncing
+    again that never were.
+    """
 
     KIND: ClassVar[str] = "record-sync"
     link: str
@@ -516,6 +520,7 @@ class RecordSync(Body):
     state: SyncState
     partitions: tuple[PartitionSync, ...]
     reason: Reason | None = None
+    reached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

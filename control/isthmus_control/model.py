@@ -318,7 +318,8 @@ class SyncRecord:
     """From ``since_offset`` on, what an ack for a partition of a synchronous link means (``docs/adr/0006``).
 
     ``since_offset`` is an offset of the partition: both sides have what is below it. ``at_offset`` is the record's own
-    in the command log. OUT_OF_SYNC alone has a reason.
+    in the command log. OUT_OF_SYNC alone has a reason. ``reached``: since the mode was set, the other side has been
+    seen to have all; until then acks are held for a moment to try that, and the partition is Syncing.
     """
 
     topic_id: str
@@ -327,6 +328,7 @@ class SyncRecord:
     since_ms: int
     reason: Reason | None
     at_offset: int
+    reached: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """What the control log accepts of synchronous links (``docs/adr/0006``): the mode, and records of partitions.
 
-At the source, a partition without a record is Syncing. Only one that is In-Sync can get Out-Of-Sync: to one that is
-Syncing nothing was promised. Whoever records must have seen what stands: a proxy that fronted the partition's leader
-once, and was late, changes nothing that a later one has granted leases for.
+At the source, a partition without a record is Syncing. It is recorded In-Sync when acks are to be held for it, and that
+it has *reached* that once the other side has all: only then leases are granted. One that has reached it once gets
+Out-Of-Sync, however often it tries to get back; one that has not gets Syncing again: nothing was promised to it.
+Whoever records must have seen what stands: a proxy that fronted the partition's leader once, and was late, changes
+nothing that a later one has granted leases for.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
         key = entry.topic, entry.partition
         known = before.get(key)
         current = known if known is not None and known.topic_id == entry.topic_id else None
-        if current is not None and current.state is body.state:
+        if current is not None and current.state is body.state and (current.reached or not body.reached):
             continue
         mapping = _led(link, entry.topic)
         stands = max(link.synchronous_at_offset or 0, mapping.attached_at_offset, known.at_offset if known else 0)
@@ -43,14 +45,34 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
             f"{_at(entry)}: the proposer had not seen what changed at offset {stands} of the log",
         )
         require(
-            body.state is SyncState.IN_SYNC or current is not None,
+            current is not None or (body.state is SyncState.IN_SYNC and not body.reached),
             Rejection.CONFLICT,
             f"{_at(entry)} with topic id {entry.topic_id} is Syncing on link {link.name!r}: "
-            f"it cannot be {SyncState.OUT_OF_SYNC} before it was {SyncState.IN_SYNC}",
+            f"it cannot be {SyncState.OUT_OF_SYNC}, nor have reached {SyncState.IN_SYNC}, before acks were held",
         )
-        after[key] = SyncRecord(entry.topic_id, body.state, entry.offset, command.at_ms, body.reason, offset)
-        changes.append(SyncChanged(link.name, entry.topic, entry.partition, known, after[key]))
+        record = _follows(current, offset, command.at_ms, body, entry)
+        if record is None:
+            del after[key]
+        else:
+            after[key] = record
+        changes.append(SyncChanged(link.name, entry.topic, entry.partition, known, record))
     return (_with(state, link.name, after), tuple(changes)) if changes else (state, ())
+
+
+def _follows(
+    current: SyncRecord | None, offset: int, at_ms: int, body: c.RecordSync, entry: c.PartitionSync
+) -> SyncRecord | None:
+    """The record that comes after ``current``; None: the partition is Syncing again. Raises Refuse."""
+    if body.reached:
+        require(
+            current is not None and current.state is SyncState.IN_SYNC,
+            Rejection.CONFLICT,
+            f"{_at(entry)} is {SyncState.OUT_OF_SYNC}: acks are not held for it",
+        )
+    reached = current is not None and (current.reached or body.reached)
+    if body.state is SyncState.OUT_OF_SYNC and not reached:
+        return None
+    return SyncRecord(entry.topic_id, body.state, entry.offset, at_ms, body.reason, offset, reached)
 
 
 def _synchronous_link(state: ControlState, body: c.RecordSync) -> Link:
@@ -76,6 +98,11 @@ def _check(body: c.RecordSync) -> None:
         (body.state is SyncState.OUT_OF_SYNC) == (body.reason is not None),
         Rejection.INVALID,
         f"{SyncState.OUT_OF_SYNC} has a reason, and {SyncState.IN_SYNC} has none",
+    )
+    require(
+        body.state is SyncState.IN_SYNC or not body.reached,
+        Rejection.INVALID,
+        f"what is {SyncState.OUT_OF_SYNC} has not reached {SyncState.IN_SYNC}",
     )
     require(
         body.reason is None or len(body.reason.message) <= REASON_CHARS_MAX,

@@ -16,6 +16,7 @@ from support.fake_cluster import run_simulated, simulated_now
 from support.replicas import LINK, End, Replicas, simulate_clock
 
 from isthmus_control.commands import AlterLink
+from isthmus_control.control_state import ControlState
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.api import Gate
 from isthmus_plugins.replication.leader_stream import LedPartition
@@ -39,6 +40,7 @@ class Asked:
     partition: int
     end: int
     gate: Gate
+    transactional: bool
 
 
 class Scene:
@@ -49,6 +51,8 @@ class Scene:
         self.acked = [0] * PARTITIONS
         """By partition: where the last record ends that was acked."""
         self.timed_out = 0
+        self.reached: set[int] = set()
+        """Partitions of which B has said In-Sync since the mode was set: its consumers read them."""
         self.partitions = self.replicas.a.add_topic(TOPIC, PARTITIONS).partitions
 
     @property
@@ -72,28 +76,34 @@ class Scene:
         return record.state if record is not None else None
 
     def mode(self, mode: LinkMode) -> None:
+        if mode is LinkMode.ASYNCHRONOUS:
+            self.reached.clear()
         self.replicas.controls["A"].apply(AlterLink(LINK, mode=mode))
 
-    def produce(self) -> None:
+    def produce(self, partition: int | None = None, transactional: bool | None = None) -> None:
         """A client's request: the broker has it at once, and its answer goes by way of A's proxy, if there is one."""
         if self.a is None:
             return
-        partition = self.random.randrange(PARTITIONS)
+        partition = self.random.randrange(PARTITIONS) if partition is None else partition
         log = self.partitions[partition]
         base, values = log.end, [b"v"] * self.random.randint(1, 3)
         log.write_values(*values)
         entry = {"index": partition, "error_code": 0, "base_offset": base}
         answer = {"responses": [{"name": TOPIC, "partition_responses": [entry]}]}
         frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, VERSION), answer), 1)
-        written = Writes(-1, False, TIMEOUT_MS, {(TOPIC.encode(), partition): len(values)})
+        transactional = self.random.random() < 0.3 if transactional is None else transactional
+        written = Writes(-1, transactional, TIMEOUT_MS, {(TOPIC.encode(), partition): len(values)})
         held = self.a.sync_leader.held.hold(VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
         if isinstance(held, Gate):
-            self.asked.append(Asked(partition, log.end, held))
+            self.asked.append(Asked(partition, log.end, held, transactional))
         else:
-            self.ack(partition, log.end)
+            self.ack(partition, log.end, transactional)
 
-    def ack(self, partition: int, end: int) -> None:
+    def ack(self, partition: int, end: int, transactional: bool) -> None:
         self.acked[partition] = max(self.acked[partition], end)
+        if transactional and partition in self.reached:
+            has = self.replicas.b.partition(REMOTE, partition).high_watermark
+            assert has >= end, f"acked up to {end} in a transaction that B has up to {has}, and has read"
         self.check()
 
     def look(self) -> None:
@@ -108,7 +118,7 @@ class Scene:
             found: Any = answer
             code = int(found.responses[0].partition_responses[0].error_code)
             if code == 0:
-                self.ack(each.partition, each.end)
+                self.ack(each.partition, each.end, each.transactional)
             else:
                 assert code in (6, 7), code  # not leader: of a proxy that has just come and does not know
                 self.timed_out += 1
@@ -120,6 +130,8 @@ class Scene:
         target = self.replicas.b.found.get(REMOTE)
         for partition in range(PARTITIONS):
             if self.says_in_sync(partition):
+                if self.replicas.controls["A"].state.links[LINK].mode is LinkMode.SYNCHRONOUS:
+                    self.reached.add(partition)
                 assert target is not None
                 has = target.partitions[partition].high_watermark
                 assert has >= self.acked[partition], f"In-Sync at {has}, and {self.acked[partition]} was acked"
@@ -208,7 +220,7 @@ def test_acks_wait_for_the_confirm_timeout_and_no_longer(
             replicas.b.down.add(1)
         lost_at = simulated_now()
         while simulated_now() - lost_at < 5:
-            scene.produce()
+            scene.produce(transactional=False)
             scene.look()
             await asyncio.sleep(0.1)
         assert not any(scene.acked)
@@ -221,6 +233,66 @@ def test_acks_wait_for_the_confirm_timeout_and_no_longer(
             replicas.start("B")
         await scene.connect_again()
         await replicas.until("In-Sync again", lambda: scene.in_sync() and scene.holds())
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_that_does_not_get_in_sync_is_syncing_again_and_one_that_was_is_not(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transactional producers go on while the partition syncs for the first time, and wait ever after."""
+
+    async def main() -> None:
+        scene = Scene(seed)
+        replicas = scene.replicas
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        fails = True
+
+        def stuck(state: ControlState) -> None:
+            """B hears and asks, and can store nothing, from the moment on that acks are held."""
+            if fails and scene.recorded(0) is SyncState.IN_SYNC and not replicas.b.down:
+                scene.partitions[0].write_values(b"v")
+                replicas.b.down.add(1)
+
+        async def tries_and_fails() -> None:
+            replicas.b.down.clear()
+            await replicas.until("held", lambda: scene.recorded(0) is SyncState.IN_SYNC)
+            scene.produce(0, transactional=True)
+            assert scene.asked
+            await replicas.until("no more", lambda: scene.recorded(0) is not SyncState.IN_SYNC)
+
+        replicas.controls["A"].subscribe(stuck)
+        scene.mode(LinkMode.SYNCHRONOUS)
+        for _ in range(3):
+            await tries_and_fails()
+            assert not scene.says_in_sync(0)
+            assert scene.recorded(0) is None
+            scene.look()
+            scene.produce(0, transactional=True)
+            assert not scene.asked, "held while nothing was promised"
+
+        fails = False
+        replicas.b.down.clear()
+        await replicas.until("In-Sync", lambda: scene.in_sync() and scene.holds())
+        replicas.b.down.add(1)
+        scene.produce(0, transactional=True)
+        fails = True
+        await replicas.until("out", lambda: scene.recorded(0) is SyncState.OUT_OF_SYNC)
+        for _ in range(3):
+            await tries_and_fails()
+            assert scene.recorded(0) is SyncState.OUT_OF_SYNC
+            scene.produce(0, transactional=True)
+            scene.look()
+            assert scene.asked, "acked although the other side was read"
+        fails = False
+        replicas.b.down.clear()
+        await replicas.until("In-Sync again", lambda: scene.in_sync() and scene.holds())
+        await replicas.until("all is answered", lambda: scene.look() or not scene.asked)
         await replicas.stop()
 
     simulate_clock(monkeypatch)

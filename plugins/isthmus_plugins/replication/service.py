@@ -611,7 +611,8 @@ class LinkService:
         connected = bool(peer.connections)
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
         note_truncations(self._context.control.state, link.name, partitions)
-        note_sync(self._context.control.state, link, self._leader_end.topic_ids, self._sync_leader.in_sync, partitions)
+        sync, topic_ids = self._sync_leader, self._leader_end.topic_ids
+        note_sync(self._context.control.state, link, topic_ids, sync.in_sync, sync.why_not, partitions)
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,

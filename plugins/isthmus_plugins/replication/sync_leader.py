@@ -1,9 +1,10 @@
 """The leader end of synchronous links: holds the acks of Produce, and decides when a partition is In-Sync.
 
 What docs/adr/0006 says, in the words of this file: a partition *joins* when it is recorded In-Sync, which makes every
-proxy hold acks; it is *in sync* when the other side has confirmed all that was in the log once all of them did; then
-leases are *granted* to the follower. It *leaves* when confirmations stay out: no lease is granted any more, and when
-the last one has run out it is recorded Out-Of-Sync, and acks go out when that record is applied.
+proxy hold acks; it is *level* when the other side has confirmed all that was in the log once all of them did; when it
+is recorded that it has *reached* this once, it is *in sync*, and leases are *granted* to the follower. It *leaves* when
+confirmations stay out: no lease is granted any more, and when the last one has run out it is recorded Out-Of-Sync, or
+Syncing again if it never reached In-Sync, and acks go out when that record is applied.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import Link, LinkMode, Reason, ResourceType, SyncRecord, SyncState
-from isthmus_control.outcome import Rejected
+from isthmus_control.outcome import Accepted, Outcome, Rejected, SyncChanged
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
     NEED_MORE,
@@ -76,6 +77,7 @@ class _Progress:
     """Since when every proxy holds acks."""
     join_end: int | None = None
     """The log's end when every proxy held acks."""
+    level: bool = False
     in_sync: bool = False
     why: str | None = None
     """It leaves, for this. What was begun is carried through: a record may have been made whose answer was lost."""
@@ -84,6 +86,8 @@ class _Progress:
     confirmed: int = 0
     granted_at: float = float("-inf")
     retry_at: float = float("-inf")
+    failed: str | None = None
+    """Why it did not get In-Sync when it tried last."""
 
 
 class SyncLeader:
@@ -241,7 +245,7 @@ class SyncLeader:
         self._confirmed[stream.key] = (stream.leader_epoch, stream.acked)
         self.held.confirmed(stream.key.place)
         progress = self._progress.get(stream.key)
-        if progress is not None and not progress.in_sync and progress.join_end is not None:
+        if progress is not None and not progress.level and progress.join_end is not None:
             self._work.set()
 
     # ---- joining and leaving ----
@@ -250,6 +254,11 @@ class SyncLeader:
         """Whether every ack of a partition means that both sides have it."""
         progress = self._progress.get(key)
         return progress is not None and progress.in_sync and progress.why is None
+
+    def why_not(self, key: LedPartition) -> str | None:
+        """Why a partition did not get In-Sync when it tried last, for status."""
+        progress = self._progress.get(key)
+        return progress.failed if progress is not None else None
 
     async def on_sync_lease(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         """Grant the follower leases for those of its streams that are in sync."""
@@ -328,6 +337,7 @@ class SyncLeader:
         joining: dict[str, list[LeaderStream]] = {}
         leaving: dict[str, dict[LedPartition, str]] = {}
         joined: list[LeaderStream] = []
+        reached: dict[str, list[LedPartition]] = {}
         led = {key for key in self._leader_end.led if self._leads(key)}
         for key in [key for key in self._progress if key not in led]:
             del self._progress[key]
@@ -342,24 +352,32 @@ class SyncLeader:
                 self._offer(stream.connection)
             another = record is not None and stream is not None and record.topic_id != _topic_id(stream.topic_id)
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
-                progress.joining, progress.in_sync, progress.why = None, False, None
+                progress.joining, progress.level, progress.in_sync, progress.why = None, False, False, None
                 if stream is not None and now >= progress.retry_at and stream.age_ms(now) <= JOIN_LAG_MS:
                     joining.setdefault(key.link, []).append(stream)
                 continue
             if progress.joining != record.at_offset:
                 progress.joining, progress.joined_at = record.at_offset, now
-                progress.in_sync, progress.why, progress.join_end, progress.held_at = False, None, None, None
+                progress.level, progress.in_sync, progress.why = False, False, None
+                progress.join_end, progress.held_at = None, None
             if stream is not None and progress.join_end is None:
                 joined.append(stream)
             why = self._why_leave(key, progress, stream, now)
             if why is not None:
                 leaving.setdefault(key.link, {})[key] = why
+            elif progress.level and not progress.in_sync and progress.why is None:
+                if record.reached:
+                    self._begin(key, progress)
+                else:
+                    reached.setdefault(key.link, []).append(key)
         if joined:
             self._tasks.start("join", self._joined(joined))
             for stream in joined:
                 self._progress[stream.key].join_end = NOT_READ
         for name, gone in leaving.items():
             await self._leave_sync(state.links[name], gone)
+        for name, level in reached.items():
+            await self._reach(state.links[name], level)
         for name, streams in joining.items():
             await self._join(state.links[name], streams)
 
@@ -375,8 +393,7 @@ class SyncLeader:
                 why = f"the follower has lost what it confirmed: it ends at {stream.acked} of {progress.confirmed}"
             progress.confirmed = max(progress.confirmed, stream.acked)
         elif stream is not None and (end := progress.join_end) is not None and end != NOT_READ and stream.acked >= end:
-            progress.in_sync, progress.confirmed = True, stream.acked
-            log.info("partition in sync", extra=key._asdict())
+            progress.level, progress.confirmed = True, stream.acked
         timeout = self._timeout_s(key.link)
         oldest = self.held.oldest(key.place)
         if progress.in_sync:
@@ -402,13 +419,36 @@ class SyncLeader:
         )
         await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
 
-    async def _leave_sync(self, link: Link, gone: Mapping[LedPartition, str]) -> None:
-        records = self._context.control.state.sync_records.get(link.name, {})
-        entries = tuple(
+    def _entries(self, keys: Iterable[LedPartition]) -> tuple[PartitionSync, ...]:
+        """What is recorded of partitions whose records still are those that were looked at."""
+        return tuple(
             PartitionSync(key.topic, record.topic_id, key.partition, max(0, self._confirmed.get(key, (-1, 0))[1]))
-            for key in gone
-            if (record := records.get(key.place)) is not None
+            for key in keys
+            if (record := self._record(key.link, key.place)) is not None
+            and record.at_offset == self._progress[key].joining
         )
+
+    async def _reach(self, link: Link, keys: Sequence[LedPartition]) -> None:
+        """Record that the follower had all once: from now on it may be told so, and whoever leaves is Out-Of-Sync."""
+        entries = self._entries(keys)
+        if not entries:
+            return
+        outcome = await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, reached=True))
+        for change in outcome.changes if isinstance(outcome, Accepted) else ():
+            if not isinstance(change, SyncChanged) or change.before is None or change.after is None:
+                continue
+            key = LedPartition(link.name, change.topic, change.partition)
+            progress = self._progress.get(key)
+            if progress is not None and progress.joining == change.before.at_offset:
+                progress.joining = change.after.at_offset
+                self._begin(key, progress)
+
+    def _begin(self, key: LedPartition, progress: _Progress) -> None:
+        progress.in_sync, progress.failed = True, None
+        log.info("partition in sync", extra=key._asdict())
+
+    async def _leave_sync(self, link: Link, gone: Mapping[LedPartition, str]) -> None:
+        entries = self._entries(gone)
         if not entries:
             return
         key, why = next(iter(gone.items()))
@@ -416,12 +456,14 @@ class SyncLeader:
         log.warning("out of sync", extra={"link": link.name, "partitions": len(gone), "detail": reason.message})
         for each in gone:
             self._progress[each].retry_at = monotonic() + JOIN_RETRY_S
+            self._progress[each].failed = gone[each]
         await self._append(RecordSync(link.name, link.link_id, SyncState.OUT_OF_SYNC, entries, reason))
 
-    async def _append(self, body: RecordSync) -> None:
+    async def _append(self, body: RecordSync) -> Outcome:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             log.warning("synchronous state refused", extra={"link": body.link, "detail": outcome.message})
+        return outcome
 
     async def _joined(self, streams: Sequence[LeaderStream]) -> None:
         """Find the log's ends from which on every ack was held: by all proxies, with no write under way before."""

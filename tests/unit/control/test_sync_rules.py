@@ -64,6 +64,9 @@ class Log:
         entries = tuple(c.PartitionSync(topic, T_ID, partition, at) for partition in partitions or (0,))
         return c.RecordSync("ab", self.link.link_id, state, entries, None if state is IN else WHY)
 
+    def reached(self, *partitions: int) -> c.RecordSync:
+        return replace(self.record(IN, *partitions), reached=True)
+
     def merge(self, mode: LinkMode, wall_ms: int, node: str = "B", **config: str) -> c.MergeLink:
         written = Hlc(wall_ms, 0, node)
         settings = LinkSettings(Register(mode, written), {}, {k: Register(v, written) for k, v in config.items()})
@@ -155,22 +158,59 @@ def test_how_long_an_ack_may_wait_is_a_setting() -> None:
 def test_in_sync_and_out_of_it(log: Log) -> None:
     first, second = log.ok(log.record(IN, 0, 1))
     at = log.state.applied_offset
-    assert first == Changed("ab", "out-t", 0, None, SyncRecord(T_ID, IN, 5, 999 + at, None, at))
+    assert first == Changed("ab", "out-t", 0, None, SyncRecord(T_ID, IN, 5, 999 + at, None, at, reached=False))
     assert (second.partition, second.before) == (1, None)
     assert log.state.sync_record("ab", "out-t", T_ID, 0) == first.after
     assert log.state.sync_record("ab", "out-t", U_ID, 0) is None
     assert log.state.sync_record("ab", "out-t", T_ID, 2) is None
     assert log.state.sync_record("ac", "out-t", T_ID, 0) is None
 
+    (reached,) = log.ok(log.reached(1))
+    assert (reached.before, reached.after.reached) == (second.after, True)
+    assert log.ok(log.reached(1)) == ()
+    assert log.ok(log.record(IN, 1)) == ()  # what was reached is not taken back
     (out,) = log.ok(log.record(OUT, 1, at=90))
-    assert (out.before, out.after.since_offset, out.after.reason) == (second.after, 90, WHY)
+    assert (out.before, out.after.since_offset, out.after.reason) == (reached.after, 90, WHY)
     assert log.states() == {("out-t", 0): IN, ("out-t", 1): OUT}
     (again,) = log.ok(log.record(IN, 0, 1, at=120))  # of many, those that change
     assert (again.partition, again.after.since_offset, again.after.reason) == (1, 120, None)
 
 
+def test_one_that_never_reached_in_sync_gets_syncing_again(log: Log) -> None:
+    log.ok(log.record(IN, 0, 1))
+    log.ok(log.reached(1))
+    failed, left = log.ok(log.record(OUT, 0, 1))
+    assert (failed.partition, failed.before.reached, failed.after) == (0, False, None)
+    assert (left.partition, left.after.state) == (1, OUT)
+    log.refused(log.record(OUT, 0), Rejection.CONFLICT, "out-t-0", "Syncing")
+
+
+def test_one_that_was_in_sync_stays_out_of_sync_however_often_it_tries(log: Log) -> None:
+    log.ok(log.record(IN))
+    log.ok(log.reached())
+    for _ in range(3):
+        log.ok(log.record(OUT))
+        assert log.states() == {("out-t", 0): OUT}
+        (tried,) = log.ok(log.record(IN))
+        assert tried.after.reached
+
+
+def test_what_was_reached_is_said_of_what_is_held_and_by_who_has_seen_it(log: Log) -> None:
+    log.refused(log.reached(), Rejection.CONFLICT, "out-t-0", "Syncing")
+    log.refused(replace(log.record(OUT), reached=True), Rejection.INVALID, "has not reached")
+    log.ok(log.record(IN))
+    at = log.state.applied_offset
+    log.refused(log.reached(), Rejection.CONFLICT, f"offset {at}", seen=at - 1)
+    log.ok(log.reached(), seen=at)
+    # Who led before and has not seen it cannot make it Syncing again, nor Out-Of-Sync.
+    log.refused(log.record(OUT), Rejection.CONFLICT, "had not seen", seen=at)
+    log.ok(log.record(OUT))
+    log.refused(log.reached(), Rejection.CONFLICT, "out-t-0", "acks are not held")
+
+
 def test_the_same_again_keeps_since_when_it_was(log: Log) -> None:
     log.ok(log.record(IN))
+    log.ok(log.reached())
     log.ok(log.record(OUT, at=9))
     before = log.state.sync_records
     assert log.ok(log.record(OUT, at=70)) == ()
@@ -188,6 +228,7 @@ def test_another_topic_of_the_name_is_another_one(log: Log) -> None:
     log.ok(log.record(IN))
     new = replace(log.record(IN, at=0), partitions=(c.PartitionSync("out-t", U_ID, 0, 0),))
     log.refused(replace(new, state=OUT, reason=WHY), Rejection.CONFLICT, U_ID)
+    log.refused(replace(new, reached=True), Rejection.CONFLICT, U_ID)
     (changed,) = log.ok(new)
     assert (changed.before.topic_id, changed.after.topic_id) == (T_ID, U_ID)
     assert log.state.sync_record("ab", "out-t", T_ID, 0) is None
@@ -211,6 +252,7 @@ def test_who_records_has_seen_what_it_changes(log: Log) -> None:
 def test_a_retry_counts_once(log: Log) -> None:
     same = str(uuid.uuid4())
     log.ok(log.record(IN), id=same)
+    log.ok(log.reached())
     log.ok(log.record(OUT))
     assert isinstance(log.do(log.record(IN), id=same), Duplicate)
     assert log.states() == {("out-t", 0): OUT}
@@ -269,6 +311,7 @@ def test_records_end_with_the_mode_the_namespace_and_the_link(log: Log) -> None:
 
 def test_the_state_goes_through_a_snapshot_and_an_older_one_has_no_records(log: Log) -> None:
     log.ok(log.record(IN, 0, 1, 10))
+    log.ok(log.reached(1))
     log.ok(log.record(OUT, 1))
     assert from_json(ControlState, parse(canonical(log.state))) == log.state
     older = json.loads(canonical(log.state))
@@ -295,6 +338,8 @@ def test_no_record_outlives_what_it_is_about(seed: int) -> None:
             (
                 c.RecordSync("ab", link_id, state, entries, None if state is IN else WHY),
                 c.RecordSync("ab", link_id, state, entries[:1], None if state is IN else WHY),
+                c.RecordSync("ab", link_id, IN, entries, reached=True),
+                c.RecordSync("ab", link_id, IN, entries[:1], reached=True),
                 c.AlterLink("ab", chance.choice((SYNC, SYNC, ASYNC))),
                 log.merge(chance.choice((SYNC, ASYNC)), chance.randrange(1_000, 1_300), chance.choice("AB")),
                 c.AttachNamespace("ab", TOPIC, prefix, prefix, LEADER, create_missing=True),
@@ -320,8 +365,13 @@ def test_no_record_outlives_what_it_is_about(seed: int) -> None:
         assert {key for key in {*former, *records} if former.get(key) != records.get(key)} == set(changed)
         if isinstance(body, c.RecordSync):
             for key, record in changed.items():
-                assert record is not None
                 known = former.get(key)
                 assert known is None or seen >= known.at_offset
-                assert record.state is IN or (known is not None and known.topic_id == record.topic_id)
+                if record is None:  # Syncing again
+                    assert known is not None
+                    assert not known.reached
+                    continue
+                same = known is not None and known.topic_id == record.topic_id
+                assert record.reached == (same and (known.reached or body.reached))
+                assert record.state is IN or (same and record.reached)
         assert from_json(ControlState, parse(canonical(log.state))) == log.state

@@ -147,6 +147,7 @@ def test_status_says_what_an_ack_means() -> None:
             ["In-Sync", "Syncing"],
         )
         level.add(1)
+        record(two, SyncState.IN_SYNC, 0, 1, reached=True)
         status = two.a.status()
         assert status.state == "In-Sync"
         first = led(status)[0]
@@ -166,6 +167,8 @@ def test_status_says_what_an_ack_means() -> None:
 
         # Another topic of its name is another one, and nothing is recorded of it.
         record(two, SyncState.IN_SYNC, 1)
+        level.clear()
+        assert [(each.state, each.reason) for each in led(two.a.status())] == [("Out-Of-Sync", "NOT_LEVEL_YET")] * 2
         del two.clusters["A"].found["l-t"]
         two.clusters["A"].add_topic("l-t", 2)
         two.a.plugin._leader_end.wake()
@@ -178,9 +181,9 @@ def led(status: links.LinkStatus) -> list[Any]:
     return [each for each in status.partitions if each.topic == "l-t"]
 
 
-def record(two: Two, state: SyncState, *partitions: int) -> None:
+def record(two: Two, state: SyncState, *partitions: int, reached: bool = False) -> None:
     link = two.controls["A"].state.links["a-to-b"]
     topic_id = str(uuid.UUID(bytes=two.clusters["A"].found["l-t"].topic_id))
     entries = tuple(PartitionSync("l-t", topic_id, partition, 7) for partition in partitions)
     reason = Reason("PEER_SILENT", "nothing heard") if state is SyncState.OUT_OF_SYNC else None
-    two.controls["A"].apply(RecordSync("a-to-b", link.link_id, state, entries, reason))
+    two.controls["A"].apply(RecordSync("a-to-b", link.link_id, state, entries, reason, reached))
