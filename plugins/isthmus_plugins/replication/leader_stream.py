@@ -27,6 +27,8 @@ PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The same of all streams over one connection."""
 SEEN_INTERVAL_S: Final = 0.05
 """The age of what the follower lacks is known to this."""
+CLOSE_MS: Final = 500
+"""A follower is close when what it lacks is not older."""
 
 
 class LedPartition(NamedTuple):
@@ -63,6 +65,7 @@ class LeaderStream:
     """One partition that is pushed to its follower."""
 
     __slots__ = (
+        "_first_end",
         "_in_flight",
         "_seen",
         "_wanted",
@@ -147,6 +150,8 @@ class LeaderStream:
         self._wanted: FetchPartition | None = None
         self._in_flight: deque[tuple[int, int]] = deque()
         self._seen: deque[tuple[int, float]] = deque()
+        self._first_end: int | None = None
+        """Where the source's log ended when it was read first: how old what is below that is nobody knows."""
 
     def wanted(self) -> FetchPartition:
         """What is to be read next; the same object as long as it is the same."""
@@ -177,6 +182,8 @@ class LeaderStream:
 
     def saw_end(self, high_watermark: int, now: float) -> None:
         """The source's log reaches to ``high_watermark`` now."""
+        if self._first_end is None:
+            self._first_end = high_watermark
         if high_watermark <= self.source_end:
             return
         self.source_end = high_watermark
@@ -190,6 +197,11 @@ class LeaderStream:
         while self._seen and self._seen[0][0] <= self.acked:
             self._seen.popleft()
         return int((now - self._seen[0][1]) * 1000) if self._seen else 0
+
+    def is_close(self, now: float) -> bool:
+        """Whether the follower lacks nothing but what came just now."""
+        caught_up = self._first_end is not None and self.acked >= self._first_end
+        return caught_up and self.age_ms(now) <= CLOSE_MS
 
     def sent(self, next_offset: int, size: int) -> None:
         self.next_offset = next_offset

@@ -121,7 +121,7 @@ class LinkService:
         self._acls = acls
         self._sync_leader = sync_leader
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
-        self._modes = LinkModes(self._status, peers.connections, self._append, self._would_append)
+        self._modes = LinkModes(self._status, leader_end.stream, peers.connections, self._append, self._would_append)
         self._promotions = Promotions(
             context, self._call, self._append, self._detach_here, self._enforced, self._compare_groups
         )

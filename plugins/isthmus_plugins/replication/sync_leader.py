@@ -55,8 +55,6 @@ may wait."""
 LEASE_MARGIN_S: Final = 0.25
 JOIN_S: Final = 3.0
 """How long acks are held for a partition that joins."""
-JOIN_LAG_MS: Final = 500
-"""A partition joins when what its follower lacks is not older."""
 JOIN_RETRY_S: Final = 5.0
 STEP_S: Final = 0.2
 """How often is looked at what may have waited for too long."""
@@ -353,7 +351,7 @@ class SyncLeader:
             another = record is not None and stream is not None and record.topic_id != _topic_id(stream.topic_id)
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
                 progress.joining, progress.level, progress.in_sync, progress.why = None, False, False, None
-                if stream is not None and now >= progress.retry_at and stream.age_ms(now) <= JOIN_LAG_MS:
+                if stream is not None and now >= progress.retry_at and stream.is_close(now):
                     joining.setdefault(key.link, []).append(stream)
                 continue
             if progress.joining != record.at_offset:

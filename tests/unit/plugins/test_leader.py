@@ -17,6 +17,7 @@ from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.replication import leader as module
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.leader_stream import (
+    CLOSE_MS,
     IN_FLIGHT_BYTES_MAX,
     IN_FLIGHT_BYTES_MIN,
     PEER_IN_FLIGHT_BYTES_MAX,
@@ -65,6 +66,24 @@ def test_more_is_in_flight_to_a_peer_that_is_far_away(round_trip_s: float, most:
     assert not stream.full
     stream.sent(12, int(0.04 * most))
     assert stream.full
+
+
+def test_a_follower_is_close_when_it_has_had_all_and_lacks_what_is_young() -> None:
+    stream = a_stream()
+    assert not stream.is_close(100.0)  # nobody has looked
+    stream.saw_end(1_000, 100.0)
+    assert stream.age_ms(100.0) == 0
+    assert not stream.is_close(100.0)  # nobody knows how old that is
+    stream.confirmed(1_000)
+    assert stream.is_close(100.0)
+    stream.saw_end(1_010, 101.0)
+    assert stream.is_close(101.0 + CLOSE_MS / 1000)
+    assert not stream.is_close(101.1 + CLOSE_MS / 1000)
+    stream.confirmed(1_010)
+    assert stream.is_close(102.0)
+    empty = a_stream()
+    empty.saw_end(0, 100.0)
+    assert empty.is_close(100.0)
 
 
 def test_age_is_that_of_the_oldest_record_that_is_missing() -> None:

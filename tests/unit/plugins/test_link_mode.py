@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from isthmus_control.model import BrokerClaim, LinkMode, Reason, SyncState
 from isthmus_plugins import links
 from isthmus_plugins.links import OperationError, SetMode
 from isthmus_plugins.replication import peers
+from isthmus_plugins.replication.leader_stream import CLOSE_MS, LedPartition
 
 SYNC, DRY = SetMode(mode="synchronous"), SetMode(mode="synchronous", dry_run=True)
 ATTACH = links.Attach(local="l-", remote="r-", role="leader")
@@ -79,6 +82,21 @@ def test_a_link_that_does_not_follow_stays_asynchronous() -> None:
         await two.until("lost", lambda: two.a.status().state == "Disconnected")
         await refused(two.a, "NOT_FOLLOWING", "Disconnected", "offsets behind", "isthmus link describe", request=DRY)
         assert mode(two) is LinkMode.ASYNCHRONOUS
+
+    on_two(work)
+
+
+def test_a_link_under_load_is_made_synchronous_while_its_lag_is_young() -> None:
+    async def work(two: Two) -> None:
+        await following(two)
+        stream = two.a.plugin._leader_end.stream(LedPartition("a-to-b", "l-t", 0))
+        assert stream is not None
+        await two.until("read", lambda: stream.at_end)
+        stream.saw_end(stream.source_end + 5, monotonic())  # as if records had come that B has not confirmed
+        assert two.a.status().state == "Catching Up"
+        assert (await two.a.links.set_mode("a-to-b", DRY)).mode == "synchronous"
+        await asyncio.sleep(CLOSE_MS / 1000 + 0.1)
+        await refused(two.a, "NOT_FOLLOWING", "5 offsets behind", request=DRY)
 
     on_two(work)
 
