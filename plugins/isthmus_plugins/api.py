@@ -566,7 +566,10 @@ class PluginContext(Protocol):
 
     @property
     def internal_topic_ids(self) -> Collection[bytes]:
-        """The ids of the proxies' own topics, 16 bytes each."""
+        """The ids of the proxies' own topics, 16 bytes each. More may come: it is always the same object."""
+
+    def hide_topic(self, topic_id: bytes) -> None:
+        """Count a topic among the proxies' own."""
 
     def fronts(self, broker_id: int) -> bool:
         """Whether this proxy fronts the broker."""

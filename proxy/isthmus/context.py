@@ -77,6 +77,7 @@ class Context:
         self.offsets_keyring_file = offsets_keyring_file
         self.link_listener: LinkListenerSpec | None = None
         self.fronted_brokers = front.brokers
+        self._internal_topic_ids: list[bytes] = []
         self._control_log = control_log
         self._front = front
         self._gateway = gateway
@@ -94,8 +95,15 @@ class Context:
 
     @property
     def internal_topic_ids(self) -> Collection[bytes]:
-        """The ids of the proxies' own topics."""
-        return (self._control_log.topic_id.bytes,)
+        """The ids of the proxies' own topics. More may come: it is always the same object."""
+        if not self._internal_topic_ids:
+            self._internal_topic_ids.append(self._control_log.topic_id.bytes)
+        return self._internal_topic_ids
+
+    def hide_topic(self, topic_id: bytes) -> None:
+        """Count a topic among the proxies' own."""
+        if topic_id not in self.internal_topic_ids:
+            self._internal_topic_ids.append(topic_id)
 
     def fronts(self, broker_id: int) -> bool:
         """Whether this proxy fronts the broker."""

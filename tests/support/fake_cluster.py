@@ -632,6 +632,9 @@ class FakeContext:
     def link_listening(self, port: int) -> None:
         self.port = port
 
+    def hide_topic(self, topic_id: bytes) -> None:
+        pass
+
     @property
     def link_address(self) -> str | None:
         return None if self.port is None else f"127.0.0.1:{self.port}"

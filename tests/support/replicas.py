@@ -30,6 +30,7 @@ from isthmus_plugins.replication import source_configs as source_configs_module
 from isthmus_plugins.replication import sync_leader as sync_leader_module
 from isthmus_plugins.replication import sync_lease as sync_lease_module
 from isthmus_plugins.replication import tail as tail_module
+from isthmus_plugins.replication import transaction_store as transaction_store_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication import writers as writers_module
 from isthmus_plugins.replication.connection import Credential, LinkConnection
@@ -41,6 +42,7 @@ from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.sync_leader import SyncLeader
 from isthmus_plugins.replication.sync_lease import SyncLeases
+from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import is_links_own
 from isthmus_protocol.record_codec import decode_control, decode_records
@@ -64,6 +66,7 @@ CLOCKED: Final = (
     source_configs_module,
     sync_leader_module,
     sync_lease_module,
+    transaction_store_module,
     verify_module,
     writers_module,
 )
@@ -186,7 +189,8 @@ class End:
         self.follower = FollowerEnd(self.context)
         self.leader = LeaderEnd(self.context, self.peers, self.verification)
         self.sync_leader = SyncLeader(self.context, self.leader)
-        self.sync_leases = SyncLeases(self.follower)
+        self.store = TransactionStore(self.context)
+        self.sync_leases = SyncLeases(self.follower, self.store)
         self.group_leader = GroupLeader(self.context, self.peers)
         self.group_follower = GroupFollower(self.context)
         self.handlers = {
@@ -197,6 +201,7 @@ class End:
             "ended_transactions": self.leader.ended_transactions,
             "sync_lease": self.sync_leader.on_sync_lease,
             "offer_sync_leases": self.sync_leases.on_offer,
+            "decide": self.store.on_decide,
             "digest": self.verification.on_digest,
             "ends": self.verification.on_ends,
             "count_offsets": self.verification.on_count_offsets,
@@ -212,6 +217,7 @@ class End:
         control.subscribe(self.follower.control_changed)
         control.subscribe(self.sync_leader.control_changed)
         control.subscribe(self.group_follower.control_changed)
+        self.store.start()
         self.follower.start()
         self.leader.start()
         self.sync_leader.control_changed(control.state)
@@ -228,7 +234,7 @@ class End:
         """Use a connection whose handshake is over."""
         connection.link_name = link_name
         connection.handlers = self.handlers
-        ends = _Ends(self.leader, self.follower, self.group_follower)
+        ends = _Ends(self.leader, self.follower, self.group_follower, self.store)
         lost = ends.on_lost
 
         def on_lost(connection: LinkConnection) -> None:
@@ -249,6 +255,7 @@ class End:
         await self.leader.stop()
         await self.group_follower.stop()
         await self.follower.stop()
+        await self.store.stop()
         for connection in list(self.peers.live):
             await connection.stopped()
 

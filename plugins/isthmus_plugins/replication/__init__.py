@@ -24,6 +24,7 @@
 ``common_log``        up to where both logs are the same
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
 ``sync_leader``       synchronous links: ``held_answers`` wait for the other side, which has leases (``sync_lease``)
+``transaction_store`` decisions of the source's transactions, kept for a failover
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
 ``service``           what operators can do
 ====================  ==================================================================================================
@@ -57,6 +58,7 @@ from isthmus_plugins.replication.service import LinkService
 from isthmus_plugins.replication.sync_leader import SyncLeader
 from isthmus_plugins.replication.sync_lease import SyncLeases
 from isthmus_plugins.replication.time_offsets import TimeOffsets
+from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.truncation import Truncations
 from isthmus_plugins.replication.truncation_status import truncation_metrics
@@ -68,13 +70,24 @@ from isthmus_protocol import link
 class _Ends(Receiver):
     """Gives what a connection delivers to the end that it is for."""
 
-    def __init__(self, leader_end: LeaderEnd, follower_end: FollowerEnd, group_follower: GroupFollower) -> None:
+    def __init__(
+        self,
+        leader_end: LeaderEnd,
+        follower_end: FollowerEnd,
+        group_follower: GroupFollower,
+        store: TransactionStore,
+    ) -> None:
+        self._store = store
         self._leader_end = leader_end
         self._follower_end = follower_end
         self._group_follower = group_follower
 
     def on_append(self, connection: LinkConnection, append: link.Append) -> None:
         self._follower_end.on_append(connection, append)
+
+    def on_call(self, connection: LinkConnection, method: str, params: dict[str, Any]) -> None:
+        if method == "decide":
+            self._store.announced(connection, params)
 
     def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
         self._leader_end.on_appended(connection, appended)
@@ -86,6 +99,7 @@ class _Ends(Receiver):
         self._leader_end.on_writable(connection)
 
     def on_lost(self, connection: LinkConnection) -> None:
+        self._store.connection_lost(connection)
         self._follower_end.connection_lost(connection)
         self._group_follower.connection_lost(connection)
         self._leader_end.connection_lost(connection)
@@ -102,6 +116,7 @@ class ReplicationPlugin:
         self._withheld = WithheldTopics()
         self._leader_epochs = LeaderEpochs()
         self._follower_end = FollowerEnd(context)
+        self._store = TransactionStore(context)
         follower_topics = FollowerTopics(context)
         verification = Verification(context)
         self._transaction_verification = TransactionVerification(context)
@@ -140,6 +155,7 @@ class ReplicationPlugin:
                 "topic_settings": lambda connection, params: self._links.on_topic_settings(connection, params),
                 "offer_sync_leases": lambda connection, params: self._sync_leases.on_offer(connection, params),
                 "sync_lease": lambda connection, params: self._sync_leader.on_sync_lease(connection, params),
+                "decide": self._store.on_decide,
                 "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
                 "acls": lambda connection, params: self._acls.follower.on_acls(connection, params),
                 "check_acls": lambda connection, params: self._links.on_check_acls(connection, params),
@@ -152,13 +168,13 @@ class ReplicationPlugin:
                 "create_link": lambda connection, params: self._links.on_create_link(connection, params),
                 "undo_create_link": lambda connection, params: self._links.on_undo_create_link(connection, params),
             },
-            receiver=lambda link_name: _Ends(self._leader_end, self._follower_end, self._group_follower),
+            receiver=lambda link_name: _Ends(self._leader_end, self._follower_end, self._group_follower, self._store),
             on_change=lambda link_name: self._wake_leaders(),
         )
         self._acls = AclEnds(context, self._peers)
         self._leader_end = LeaderEnd(context, self._peers, verification)
         self._sync_leader = SyncLeader(context, self._leader_end)
-        self._sync_leases = SyncLeases(self._follower_end)
+        self._sync_leases = SyncLeases(self._follower_end, self._store)
         self._group_leader = GroupLeader(context, self._peers)
         self._group_status = GroupStatuses(context, self._group_leader, self._group_follower)
         self._service = LinkService(
@@ -183,6 +199,7 @@ class ReplicationPlugin:
         context.control.subscribe(self._control_changed)
         await self._peers.start()
         self._control_changed(context.control.state)
+        self._store.start()
         self._follower_end.start()
         self._leader_end.start()
         self._sync_leader.start()
@@ -229,6 +246,7 @@ class ReplicationPlugin:
         await self._peers.stop()
         await self._group_follower.stop()
         await self._follower_end.stop()
+        await self._store.stop()
 
     @hookimpl
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:

@@ -38,7 +38,10 @@ WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
 SYNC_LEASE: Final = "sync-lease"
-FEATURES: Final = (SYNC_LEASE,)
+DECISIONS: Final = "decisions"
+SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS})
+"""What synchronous links need of a peer."""
+FEATURES: Final = (SYNC_LEASE, DECISIONS)
 """What this version knows beyond its version of the protocol. Said in the handshake by both ends."""
 FLUSH_TIMEOUT_S: Final = 2.0
 """How long a connection that ends may still send what is queued (the reason of a rejection, say)."""
@@ -76,6 +79,9 @@ class Receiver:
 
     def on_append(self, connection: LinkConnection, append: link.Append) -> None:
         raise MalformedFrame("an APPEND of no open stream")
+
+    def on_call(self, connection: LinkConnection, method: str, params: dict[str, Any]) -> None:
+        """A call came in. Called in the order of frames, and before it is answered; raises what a handler may."""
 
     def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
         raise MalformedFrame("an APPENDED of no open stream")
@@ -279,6 +285,10 @@ class LinkConnection(asyncio.Protocol):
             pass
         elif kind is MessageType.CALL:
             call = link.decode_json(body)
+            try:
+                self.receiver.on_call(self, str(call.get("method")), call.get("params") or {})
+            except (KeyError, TypeError, ValueError) as error:
+                raise MalformedFrame(f"a call of {call.get('method')}: {error!r}") from error
             self._tasks.start(f"call-{call.get('method')}", self._answer(call))
         elif kind is MessageType.RESULT:
             self._result(link.decode_json(body))

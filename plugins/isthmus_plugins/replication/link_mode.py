@@ -10,7 +10,7 @@ from isthmus_control.commands import AlterLink, Body
 from isthmus_control.model import SYNC_CONFIRM_TIMEOUT, Link, LinkMode, ResourceType, Role
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import LinkStatus, ModeResult, OperationError, SetMode
-from isthmus_plugins.replication.connection import SYNC_LEASE, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.connection import SYNC_FEATURES, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 
 NOT_FOLLOWING: Final = "NOT_FOLLOWING"
@@ -99,7 +99,9 @@ class LinkModes:
         connections = self._connections(link.name)
         if not connections:
             raise OperationError("UNAVAILABLE", f"link {link.name!r} was disconnected just now", 503)
-        old = sorted(str(each.peer.get("proxy")) for each in connections if SYNC_LEASE not in each.peer_features)
+        old = sorted(
+            str(each.peer.get("proxy")) for each in connections if not each.peer_features.issuperset(SYNC_FEATURES)
+        )
         if old:
             raise OperationError(
                 ReasonCode.PEER_VERSION_UNSUPPORTED,

@@ -353,6 +353,7 @@ class _Watched(Receiver):
     def __init__(self, inner: Receiver, gone: Callable[[], None]) -> None:
         self.on_append = inner.on_append  # type: ignore[method-assign]
         self.on_appended = inner.on_appended  # type: ignore[method-assign]
+        self.on_call = inner.on_call  # type: ignore[method-assign]
         self.on_stopped = inner.on_stopped  # type: ignore[method-assign]
         self.on_writable = inner.on_writable  # type: ignore[method-assign]
         self._inner = inner

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.tasks import Tasks
 
 ASK_INTERVAL_S: Final = 0.4
@@ -21,8 +22,9 @@ ASK_TIMEOUT_S: Final = 1.5
 class SyncLeases:
     """Until when each partition that follows here is known to be In-Sync."""
 
-    def __init__(self, follower_end: FollowerEnd) -> None:
+    def __init__(self, follower_end: FollowerEnd, store: TransactionStore) -> None:
         self._follower_end = follower_end
+        self._store = store
         self._tasks = Tasks("sync-leases")
         self._offered: set[LinkConnection] = set()
         self._offer = asyncio.Event()
@@ -43,6 +45,7 @@ class SyncLeases:
         """The leader end of a synchronous link will grant leases over this connection."""
         self._offered.add(connection)
         self._offer.set()
+        self._store.needed()
         return {}
 
     async def _ask_for_ever(self) -> None:

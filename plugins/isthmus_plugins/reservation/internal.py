@@ -29,6 +29,7 @@ class InternalTopics:
     """Hooks that keep clients from the proxies' own topics, beyond the writes that reservations refuse."""
 
     def __init__(self, topic_ids: Collection[bytes]) -> None:
+        self._topic_ids = topic_ids
         self._marks = (_PREFIX, *topic_ids)
         """A request that has none of these bytes anywhere is not about an internal topic."""
 
@@ -44,6 +45,8 @@ class InternalTopics:
     def on_fetch(self, request: Request) -> Verdict:
         """Let a Fetch pass that asks for no internal topic: a search of its bytes is enough for nearly all."""
         frame = request.frame
+        if len(self._marks) != 1 + len(self._topic_ids):
+            self._marks = (_PREFIX, *self._topic_ids)
         for mark in self._marks:
             if mark in frame:
                 break

@@ -19,6 +19,7 @@ from isthmus_control.commands import SetOffsetsTopic
 from isthmus_control.model import OffsetsCopy, OffsetsForm, Role
 from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.links import OffsetsView
+from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_view import read_view
 from isthmus_protocol.offsets_cipher import EMPTY_KEYRING, Keyring, KeyringError, parse_keyring, with_new_key
@@ -223,6 +224,13 @@ def test_another_form_holds_from_then_on_and_off_ends_it(monkeypatch: pytest.Mon
         offsets.write(commit("other", "t", 1))
         await offsets.until_copied()
         offsets.choose(REDACTED)
+        key = LedPartition(LINK, OFFSETS, 0)
+
+        def has_form() -> bool:
+            stream = offsets.replicas.ends["A"].leader.stream(key)
+            return stream is not None and stream.copy == REDACTED
+
+        await offsets.replicas.until("the stream has the form", has_form)
         offsets.write(commit("other", "t", 2), commit("app-1", "t", 2))
         await offsets.until_copied()
         assert positions(await offsets.view()) == {("other", "t", 0): 1, ("app-1", "t", 0): 2}

@@ -1,0 +1,187 @@
+"""The store of decisions on a cluster that loses requests and has them land late: the latest of each stays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
+from support.replicas import LINK, LINK_ID, simulate_clock
+
+from isthmus_control.commands import CreateLink
+from isthmus_control.sealing import Sealer, Secret
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.replication.transaction_store import (
+    DECISION,
+    TOPIC,
+    Entry,
+    PlaceDecision,
+    TransactionStore,
+    merged,
+)
+from isthmus_plugins.tasks import Tasks
+
+X = 4711
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_clock(monkeypatch)
+
+
+class _Connection:
+    def __init__(self) -> None:
+        self.link_name = LINK
+        self.peer = {"proxy": "a"}
+
+
+class Scene:
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.cluster = FakeCluster(rng, [1, 2])
+        self.control = FakeControl("B", rng)
+        secret = Sealer(None).seal(Secret(b"secret"), LINK_ID)
+        self.control.apply(CreateLink(LINK, LINK_ID, "A", False, ("127.0.0.1:1",), (), secret))
+        self.connection: Any = _Connection()
+
+    def store(self, name: str = "p") -> TransactionStore:
+        context: Any = FakeContext(self.cluster, self.control, name)
+        return TransactionStore(context)
+
+
+def decision(number: int, *places: tuple[str, int, int], producer_id: int = X) -> dict[str, Any]:
+    return {
+        "id": "app",
+        "producer_id": producer_id,
+        "epoch": 3,
+        "data_epoch": 3,
+        "at": [5, number],
+        "places": [list(place) for place in places],
+    }
+
+
+async def decide(store: TransactionStore, connection: Any, *decisions: dict[str, Any]) -> None:
+    params = {"decisions": list(decisions)}
+    store.announced(connection, params)
+    await store.on_decide(connection, params)
+
+
+def run(test: Callable[[Scene], Awaitable[None]], seed: int = 1) -> None:
+    run_simulated(test(Scene(seed)))
+
+
+def test_a_decision_is_there_for_every_partition_and_a_later_one_replaces_what_it_touches() -> None:
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        await decide(store, scene.connection, decision(1, ("t", 0, 10), ("t", 1, 20)))
+        await decide(store, scene.connection, decision(2, ("t", 1, 30)), decision(2, ("t", 1, 9), producer_id=1))
+        found = await store.read(LINK_ID)
+        assert found.decisions == {
+            (X, "t", 0): PlaceDecision("app", (5, 1), 3, 3, 10),
+            (X, "t", 1): PlaceDecision("app", (5, 2), 3, 3, 30),
+            (1, "t", 1): PlaceDecision("app", (5, 2), 3, 3, 9),
+        }
+        assert found.commits(X, 3, ("t", 0), 9)
+        assert not found.commits(X, 3, ("t", 0), 10), "of the next transaction"
+        assert not found.commits(X, 2, ("t", 0), 9), "of another epoch"
+        assert not found.commits(X, 3, ("t", 2), 9)
+        assert not (await store.read("another")).decisions
+        await store.put([Entry(("o", LINK_ID, X, "group"), {"positions": [1]}), Entry(("o", LINK_ID, X, "g"), {})])
+        await store.put([Entry(("o", LINK_ID, X, "g"), None)])
+        assert (await store.read(LINK_ID)).others == {("o", LINK_ID, X, "group"): {"positions": [1]}}
+        assert scene.cluster.found[TOPIC].configs["cleanup.policy"] == "compact"
+        await store.stop()
+
+    run(main)
+
+
+def test_what_is_under_way_is_known_from_its_arrival_on() -> None:
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        durable = []
+        store.on_durable = durable.append
+        connection = scene.connection
+        params = {"decisions": [decision(1, ("t", 0, 10))]}
+        store.announced(connection, params)
+        store.announced(connection, params)
+        assert store.awaits(connection, X)
+        assert not store.awaits(connection, X + 1)
+        await store.on_decide(connection, params)
+        assert store.awaits(connection, X)
+        await store.on_decide(connection, params)
+        assert not store.awaits(connection, X)
+        assert durable == [connection] * 2
+        store.announced(connection, params)
+        store.connection_lost(connection)
+        assert not store.awaits(connection, X)
+        await store.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_latest_decision_is_the_one_that_stays(seed: int) -> None:
+    """Requests get lost and land late, brokers move, the process is killed: of what was durable, nothing is undone."""
+
+    async def main(scene: Scene) -> None:
+        rng = random.Random(seed)
+        scene.cluster.trouble = 0.3
+        names = ["p", "q"]
+        stores = {name: scene.store(name) for name in names}
+        for store in stores.values():
+            store.start()
+        durable = [0, 0, 0]
+        for number in range(1, 25):
+            name = rng.choice(names)
+            if rng.random() < 0.15:  # killed, with an append under way or not, and started again
+                tasks = Tasks("lost")
+                tasks.start("decide", decide(stores[name], scene.connection, decision(number, ("t", 0, number))))
+                await asyncio.sleep(rng.uniform(0, 0.05))
+                await tasks.close()
+                await stores[name].stop()
+                stores[name] = scene.store(name)
+                stores[name].start()
+            partitions = rng.sample(range(3), rng.randint(1, 3))
+            places = [("t", partition, number) for partition in partitions]
+            await decide(stores[name], scene.connection, decision(number, *places))
+            for partition in partitions:
+                durable[partition] = number
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.uniform(0, 3))
+            # As a cleaner would leave it: the last of each key. What lands late must not come after.
+            if TOPIC in scene.cluster.found:
+                scene.cluster.trouble = 0.0
+                found = (await stores[name].read(LINK_ID)).decisions
+                scene.cluster.trouble = 0.3
+                for partition, at_least in enumerate(durable):
+                    known = found.get((X, "t", partition))
+                    assert (0 if known is None else known.identity[1]) >= at_least
+        for store in stores.values():
+            await store.stop()
+
+    run(main, seed)
+
+
+def test_copies_are_put_together() -> None:
+    def entry(sender: str, at: int, end: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        value = {"id": "app", "epoch": 1, "data_epoch": 0, "at": [0, at], "end": end}
+        return (DECISION, LINK_ID, X, "t", 0, sender, "q"), value
+
+    found = merged([entry("a", 7, 12), entry("b", 7, 11), entry("c", 7, 13), entry("d", 6, 1)])
+    assert found.decisions == {(X, "t", 0): PlaceDecision("app", (0, 7), 1, 0, 11)}
+
+
+def test_a_topic_that_is_not_fit_for_it_is_not_used() -> None:
+    async def main(scene: Scene) -> None:
+        scene.cluster.add_topic(TOPIC, 1, {"cleanup.policy": "delete"})
+        store = scene.store()
+        with pytest.raises(OperationError, match="delete"):
+            await store.prepare()
+        await store.stop()
+
+    run(main)
