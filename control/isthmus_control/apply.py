@@ -29,6 +29,7 @@ from isthmus_control.acl_rules import ACL_HANDLERS, own_again
 from isthmus_control.clock import Hlc, Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.deletion_rules import DELETION_HANDLERS
+from isthmus_control.demand_rules import DEMAND_HANDLERS, check_demands
 from isthmus_control.model import (
     INTERNAL_TOPIC_PREFIXES,
     KAFKA_INTERNAL_TOPICS,
@@ -263,7 +264,8 @@ def _create_namespace(state: ControlState, offset: int, command: c.Command, body
     _require(
         body.reserved or body.reason is None, Rejection.INVALID, "a reason is for a reservation, and there is none"
     )
-    namespace = Namespace(body.type, body.prefix, command.at_ms, informational=body.informational)
+    check_demands(key, body.informational, body.demands)
+    namespace = Namespace(body.type, body.prefix, command.at_ms, informational=body.informational, demands=body.demands)
     if body.reserved:
         namespace = _reserve(namespace, offset, body.reason or BY_OPERATOR)
     return state.evolve(namespaces=_put(state.namespaces, key, namespace)), (NamespaceChanged(None, namespace),)
@@ -1135,6 +1137,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.CloseProvenance: _close_provenance,
     c.TruncateProvenance: _truncate_provenance,
     c.RecordSourceEpochs: _record_source_epochs,
+    **DEMAND_HANDLERS,
     **DELETION_HANDLERS,
     **TRUNCATION_HANDLERS,
     **PROMOTION_HANDLERS,

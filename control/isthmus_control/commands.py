@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 
 from isthmus_control.acls import AclBinding
 from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse, to_json
+from isthmus_control.demands import NONE as NO_DEMANDS
+from isthmus_control.demands import Consistency, Demands
 from isthmus_control.model import (
     BrokerClaim,
     LinkMode,
@@ -91,11 +93,13 @@ class Command:
 @dataclass(frozen=True, slots=True)
 class CreateNamespace(Body):
     KIND: ClassVar[str] = "create-namespace"
+    VERSION: ClassVar[int] = 2
     type: ResourceType
     prefix: str
     reserved: bool = False
     reason: str | None = None
     informational: bool = False
+    demands: Demands = NO_DEMANDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,16 @@ class AlterNamespace(Body):
     prefix: str
     reserved: bool
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlterDemands(Body):
+    """Changes what a namespace asks of synchronous links, where it is not None."""
+
+    KIND: ClassVar[str] = "alter-demands"
+    type: ResourceType
+    prefix: str
+    consistency: Consistency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,6 +529,7 @@ class RecordSync(Body):
     """
 
     KIND: ClassVar[str] = "record-sync"
+    VERSION: ClassVar[int] = 2
     link: str
     link_id: str
     state: SyncState
@@ -614,6 +629,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
         for body in (
             CreateNamespace,
             AlterNamespace,
+            AlterDemands,
             DeleteNamespace,
             CreateLink,
             AlterLink,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from isthmus_control.demands import NONE as NO_DEMANDS
+from isthmus_control.demands import Demands, combined
 from isthmus_control.model import (
     INTERNAL_PREFIX,
     Link,
@@ -49,7 +51,7 @@ OFFSETS_COPY = Reservation(ResourceType.TOPIC, COPY_PREFIX, None, "a copy of ano
 class Lookup:
     """Questions about single resource names. Built by :class:`~isthmus_control.model.ControlState`."""
 
-    __slots__ = ("_following", "_leading", "_lengths", "_reserved")
+    __slots__ = ("_demanding", "_following", "_leading", "_lengths", "_reserved")
 
     def __init__(self, namespaces: Mapping[NamespaceKey, Namespace], links: Mapping[str, Link]) -> None:
         self._following: list[tuple[Link, NamespaceMapping]] = []
@@ -61,6 +63,7 @@ class Lookup:
         for namespace in namespaces.values():
             if namespace.reserved:
                 self._reserved[namespace.type][namespace.prefix] = self._reservation(namespace)
+        self._demanding = [each for each in namespaces.values() if each.demands != NO_DEMANDS]
         self._lengths = {kind: _descending(table) for kind, table in self._reserved.items()}
 
     def _reservation(self, namespace: Namespace) -> Reservation:
@@ -118,6 +121,10 @@ class Lookup:
             for link, mapping in self._leading
             if mapping.type is kind and (remote := mapping.remote_name(local_name)) is not None
         )
+
+    def demands(self, topic: str) -> Demands:
+        """What is asked for a topic of the synchronous links that lead it."""
+        return combined(each.demands for each in self._demanding if topic in each)
 
     def local(self, link: str, kind: ResourceType, role: Role, remote_name: str) -> Counterpart | None:
         """The local counterpart of a remote resource on a link, where the local namespace has this role."""

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from isthmus_control.clock import Hlc, Register, merge_registers
 from isthmus_control.clock import latest as latest_register
+from isthmus_control.demands import NONE as NO_DEMANDS
+from isthmus_control.demands import Demands
 from isthmus_control.sealing import Sealed
 from isthmus_protocol.offsets_copy import COPY_PREFIX, copy_name
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -93,7 +95,8 @@ class Namespace:
     """A prefix of topics, groups or principals of one cluster.
 
     ``reserved_at_offset`` is where the current reservation stands in the log: it counts as made when every proxy
-    enforces the log up to there. ``informational`` namespaces cannot be part of a synchronous link.
+    enforces the log up to there. ``informational`` namespaces cannot be part of a synchronous link. ``demands``: what
+    is asked of synchronous links that lead it.
     """
 
     type: ResourceType
@@ -103,6 +106,7 @@ class Namespace:
     reserved_reason: str | None = None
     reserved_at_offset: int | None = None
     informational: bool = False
+    demands: Demands = NO_DEMANDS
 
     @property
     def key(self) -> NamespaceKey:

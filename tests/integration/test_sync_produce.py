@@ -52,6 +52,9 @@ class Acks:
         self._producer.produce(self._topic, value, partition=0, on_delivery=self._delivered)
         self._producer.poll(0)
 
+    def poll(self) -> None:
+        self._producer.poll(0.1)
+
     def wait(self, timeout_s: float = 30.0) -> None:
         assert self._producer.flush(timeout_s) == 0, f"not acked within {timeout_s:.0f} s; {self.errors}"
 
@@ -70,8 +73,18 @@ def partition_state(pair: Linked, topic: str) -> str:
 
 @pytest.fixture
 def topic(link: Linked) -> Iterator[str]:
+    yield from followed(link)
+
+
+@pytest.fixture
+def strict_topic(link: Linked) -> Iterator[str]:
+    yield from followed(link, "--consistency", "strict")
+
+
+def followed(link: Linked, *options: str) -> Iterator[str]:
+    """A topic in a namespace of its own, that B follows."""
     prefix = unique("sync-") + "-"
-    link.a.proxy.cli("namespace", "create", prefix, "--type", "topic")
+    link.a.proxy.cli("namespace", "create", prefix, "--type", "topic", *options)
     link.b.proxy.cli("namespace", "create", prefix, "--type", "topic")
     link.attach(prefix, prefix)
     name = prefix + "t"
@@ -94,14 +107,19 @@ def test_an_ack_means_that_both_clusters_have_it(link: Linked, topic: str) -> No
     assert [offset for offset, _ in producer.acked] == list(range(200))
 
 
-def test_acks_wait_while_the_other_side_stands_still_and_go_out_when_it_is_recorded(link: Linked, topic: str) -> None:
+def test_acks_wait_while_the_other_side_stands_still_and_go_out_when_it_is_recorded(
+    link: Linked, topic: str, strict_topic: str
+) -> None:
     synchronous(link, topic)
-    producer = Acks(link, topic)
-    producer.send(b"before")
-    producer.wait()
+    until("In-Sync", lambda: partition_state(link, strict_topic) == "In-Sync", 20)
+    producer, strict = Acks(link, topic), Acks(link, strict_topic)
+    for each in (producer, strict):
+        each.send(b"before")
+        each.wait()
     link.b.proxy.pause()
     stopped_at = time.monotonic()
     try:
+        strict.send(b"meanwhile")
         producer.send(b"meanwhile")
         producer.wait(CONFIRM_TIMEOUT_S + 10)
         (_, acked_at) = producer.acked[-1]
@@ -109,10 +127,16 @@ def test_acks_wait_while_the_other_side_stands_still_and_go_out_when_it_is_recor
         assert partition_state(link, topic) == "Out-Of-Sync"
         producer.send(b"not waited for")
         producer.wait(2)
+        assert partition_state(link, strict_topic) == "Out-Of-Sync"
+        strict.poll()
+        assert len(strict.acked) == 1, "strict, and acked without the other side"
     finally:
         link.b.proxy.resume()
     until("In-Sync again, by itself", lambda: partition_state(link, topic) == "In-Sync", 30)
     link.wait_end(topic, 3)
+    strict.wait()
+    assert ([offset for offset, _ in strict.acked], strict.errors) == ([0, 1], [])
+    assert (link.a.end(strict_topic), link.b.end(strict_topic)) == (2, 2)
     producer.send(b"after")
     producer.wait()
     assert link.b.end(topic) == 4

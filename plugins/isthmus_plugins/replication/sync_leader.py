@@ -108,6 +108,8 @@ class SyncLeader:
         self._leave = Leave(float("inf"))
         self._links: dict[str, tuple[str, ...]] = {}
         """By topic: the synchronous links that lead it."""
+        self._strict: dict[str, bool] = {}
+        """By topic: whether plain producers wait as transactional ones do."""
         self._offered: set[LinkConnection] = set()
         """Connections over which the follower was told to ask for leases."""
         self._leased: dict[LedPartition, float] = {}
@@ -129,6 +131,7 @@ class SyncLeader:
             self._lookup = state.lookup
             self._synchronous = any(self._may_hold(link) for link in state.links.values())
             self._links.clear()
+            self._strict.clear()
             self._free.clear()
             for key, progress in self._progress.items():
                 if progress.in_sync and not self._leads(key):
@@ -218,16 +221,23 @@ class SyncLeader:
 
     def _needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]:
         """Over which links a partition's records must be confirmed before they are acked."""
+        waits = transactional or self._is_strict(place[0])
         for link in self._links_of(place[0]):
             record = self._record(link, place)
             if record is None:
                 if not self._is_synchronous(link):  # its leases of before may still run
                     yield LedPartition(link, *place)
-            elif record.state is SyncState.IN_SYNC or transactional:
+            elif record.state is SyncState.IN_SYNC or waits:
                 yield LedPartition(link, *place)
         for key, until in self._leased.items():
             if key.place == place and monotonic() < until:
                 yield key
+
+    def _is_strict(self, topic: str) -> bool:
+        strict = self._strict.get(topic)
+        if strict is None:
+            strict = self._strict[topic] = self._context.control.state.lookup.demands(topic).strict
+        return strict
 
     def _is_synchronous(self, link_name: str) -> bool:
         link = self._context.control.state.links.get(link_name)

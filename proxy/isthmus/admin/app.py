@@ -38,7 +38,8 @@ from isthmus.admin.operations import Operation, Operations
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus.metrics import exposition
 from isthmus_control.apply import PREFIX_CHARS_MAX
-from isthmus_control.commands import AlterNamespace, Body, CreateNamespace, DeleteNamespace
+from isthmus_control.commands import AlterDemands, AlterNamespace, Body, CreateNamespace, DeleteNamespace
+from isthmus_control.demands import Demands
 from isthmus_control.model import Namespace, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.links import (
@@ -230,7 +231,10 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
 
     @app.post("/v1/namespaces", tags=["namespaces"], summary="Create a namespace", status_code=201, responses=accepted)
     async def create_namespace(request: CreateNamespaceRequest, response: Response, wait: Wait = True) -> NamespaceView:
-        body = CreateNamespace(request.type, request.prefix, request.reserved, request.reason, request.informational)
+        demands = Demands(request.consistency)
+        body = CreateNamespace(
+            request.type, request.prefix, request.reserved, request.reason, request.informational, demands
+        )
         control = await _append(services, body)
         if not request.reserved:  # nothing to enforce
             return views.namespace_view(control, _namespace(control, request.type, request.prefix))
@@ -241,11 +245,16 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         control = _control(services)
         return views.namespace_view(control, _namespace(control, type, prefix))
 
-    @app.patch("/v1/namespaces/{type}", tags=["namespaces"], summary="Reserve it or clear that", responses=accepted)
+    @app.patch("/v1/namespaces/{type}", tags=["namespaces"], summary="Alter a namespace", responses=accepted)
     async def alter_namespace(
         type: ResourceType, prefix: Prefix, request: AlterNamespaceRequest, response: Response, wait: Wait = True
     ) -> NamespaceView:
-        control = await _append(services, AlterNamespace(type, prefix, request.reserved, request.reason))
+        control = _control(services)
+        demands = AlterDemands(type, prefix, request.consistency)
+        if demands != AlterDemands(type, prefix):
+            control = await _append(services, demands)
+        if request.reserved is not None:
+            control = await _append(services, AlterNamespace(type, prefix, request.reserved, request.reason))
         return await _changed(control, type, prefix, response, wait)
 
     @app.delete("/v1/namespaces/{type}", tags=["namespaces"], summary="Delete a namespace", status_code=204)

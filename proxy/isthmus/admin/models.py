@@ -7,6 +7,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from isthmus_control.apply import PREFIX_CHARS_MAX, REASON_CHARS_MAX
+from isthmus_control.demands import Consistency
 from isthmus_control.model import ResourceType
 from isthmus_plugins.links import LinkStatus
 
@@ -68,6 +69,8 @@ class NamespaceView(_Model):
     """Proxies that do not act on the current reservation yet."""
     reserved_reason: str | None = Field(default=None, examples=["follows link 'a-to-b'"])
     informational: bool
+    consistency: Consistency
+    """``strict``: producers without transactions wait as well while a synchronous link is Out-Of-Sync."""
     created_ms: int = Field(examples=[1760000000000])
     mappings: list[NamespaceMappingView] = []
 
@@ -87,13 +90,18 @@ class CreateNamespaceRequest(_Model):
     reason: str | None = Field(default=None, max_length=REASON_CHARS_MAX)
     """Told to clients whose writes are refused."""
     informational: bool = False
+    """It cannot be part of a synchronous link."""
+    consistency: Consistency = Consistency.AVAILABLE
 
 
 class AlterNamespaceRequest(_Model):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"reserved": False}]})
+    """What is left out stays as it is."""
 
-    reserved: bool
+    model_config = ConfigDict(json_schema_extra={"examples": [{"reserved": False}, {"consistency": "strict"}]})
+
+    reserved: bool | None = None
     reason: str | None = Field(default=None, max_length=REASON_CHARS_MAX)
+    consistency: Consistency | None = None
 
 
 # --- topics

@@ -41,6 +41,7 @@ def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceVi
         waiting_for=waits,
         reserved_reason=namespace.reserved_reason,
         informational=namespace.informational,
+        consistency=namespace.demands.consistency,
         created_ms=namespace.created_ms,
         mappings=[
             NamespaceMappingView(link_name=link.name, role=mapping.role, remote=mapping.remote_prefix)

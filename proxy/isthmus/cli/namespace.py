@@ -11,6 +11,7 @@ from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
 from isthmus.cli.output import (
     EXIT_CODES,
     CliError,
+    Exit,
     Output,
     OutputOption,
     columns,
@@ -37,6 +38,13 @@ TypeOption = Annotated[ResourceType, typer.Option("--type", help="What the names
 WaitOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Return when every proxy of the cluster acts on the reservation.")
 ]
+ConsistencyOption = Annotated[
+    Literal["available", "strict"] | None,
+    typer.Option(
+        "--consistency",
+        help="On a synchronous link: with strict, producers without transactions wait as well while it is Out-Of-Sync.",
+    ),
+]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Told to clients whose writes are refused.")]
 
 
@@ -52,12 +60,17 @@ def create(
     type: TypeOption = "topic",
     reserved: Annotated[bool, typer.Option("--reserved", help="Refuse clients' writes to what it holds.")] = False,
     reason: ReasonOption = None,
+    informational: Annotated[
+        bool, typer.Option("--informational", help="No part of a synchronous link, now or ever.")
+    ] = False,
+    consistency: ConsistencyOption = None,
     wait: WaitOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a namespace."""
-    body = {"type": type, "prefix": prefix, "reserved": reserved, "reason": reason}
+    body: dict[str, Any] = {"type": type, "prefix": prefix, "reserved": reserved, "reason": reason}
+    body |= {"informational": informational, **_demands(consistency)}
     with Admin(url, output) as admin:
         _say_waiting(reserved and wait, output)
         _show_enforced(admin.post("/v1/namespaces", body, wait=wait), wait, output)
@@ -87,22 +100,28 @@ def describe(
 
 
 @app.command(
-    epilog=example("isthmus namespace alter orders- --reserved", "isthmus namespace alter orders- --no-reserved")
+    epilog=example("isthmus namespace alter orders- --reserved", "isthmus namespace alter orders- --consistency strict")
     + EXIT_CODES
 )
 def alter(
     prefix: PrefixArgument,
-    reserved: Annotated[bool, typer.Option("--reserved/--no-reserved", help="Refuse or take clients' writes.")],
+    reserved: Annotated[
+        bool | None, typer.Option("--reserved/--no-reserved", help="Refuse or take clients' writes.")
+    ] = None,
     type: TypeOption = "topic",
     reason: ReasonOption = None,
+    consistency: ConsistencyOption = None,
     wait: WaitOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Reserve a namespace, or clear its reservation."""
+    """Reserve a namespace, or clear its reservation, or change what it asks of synchronous links."""
+    demands = _demands(consistency)
+    if reserved is None and not demands:
+        raise CliError("USAGE", "say what to alter: --reserved, --no-reserved or --consistency", Exit.USAGE, output)
     with Admin(url, output) as admin:
         _say_waiting(wait, output)
-        body = {"reserved": reserved, "reason": reason}
+        body = {"reserved": reserved, "reason": reason, **demands}
         _show_enforced(admin.patch(f"/v1/namespaces/{type}", body, prefix=prefix, wait=wait), wait, output)
 
 
@@ -118,6 +137,11 @@ def delete(
         admin.delete(f"/v1/namespaces/{type}", prefix=prefix)
         result = {"type": type, "prefix": prefix, "deleted": True}
         show(result, output, lambda _: [f"{type} namespace {prefix_cell(prefix)} deleted"])
+
+
+def _demands(consistency: str | None) -> dict[str, Any]:
+    """What was said of synchronous links, as the REST interface takes it."""
+    return {} if consistency is None else {"consistency": consistency}
 
 
 def _say_waiting(waits: bool, output: Output) -> None:
@@ -163,6 +187,10 @@ def _described(namespace: dict[str, Any]) -> Iterator[str]:
         pairs.append(("reason", namespace["reserved_reason"]))
     if namespace["waiting_for"]:
         pairs.append(("waiting for", namespace["waiting_for"]))
+    if namespace["informational"]:
+        pairs.append(("informational", "no part of a synchronous link"))
+    if namespace["consistency"] != "available":
+        pairs.append(("consistency", namespace["consistency"]))
     for each in namespace["mappings"]:
         pairs.append(("link", f"{each['link_name']}: {each['role']}, remote {prefix_cell(each['remote'])}"))
     yield from fields(pairs)

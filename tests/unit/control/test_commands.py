@@ -14,6 +14,7 @@ from isthmus_control import commands as c
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import DERIVED, MalformedValue, canonical, from_json, parse
+from isthmus_control.demands import Consistency, Demands
 from isthmus_control.model import (
     BrokerClaim,
     LinkMode,
@@ -58,6 +59,8 @@ BODIES: list[c.Body] = [
         ),
     ),
     c.DeleteLink("l"),
+    c.CreateNamespace(TOPIC, "a-", demands=Demands(Consistency.STRICT)),
+    c.AlterDemands(TOPIC, "a-", Consistency.AVAILABLE),
     c.AttachNamespace("l", TOPIC, "a-", "b-", Role.FOLLOWER, (UID,), True, True),
     c.DetachNamespace("l", TOPIC, "a-"),
     c.HoldBrokerConfig("n", "false", None),
