@@ -21,8 +21,9 @@ test: $(VENV)/.ready lint  ## Everything CI checks
 test-matrix: $(VENV)/.ready  ## Equality over the full product of what a source's log can hold, and of broker versions
 	ISTHMUS_MATRIX=full $(RUN)/python -X dev -m pytest tests/acceptance/test_equality_matrix.py
 
-test-faults: $(VENV)/.ready  ## Ten minutes of random faults on real processes (ISTHMUS_FAULTS_S, ISTHMUS_FAULTS_SEED)
+test-faults: $(VENV)/.ready  ## Random faults on real processes, ten minutes in each mode (ISTHMUS_[SYNC_]FAULTS_S, ISTHMUS_FAULTS_SEED)
 	ISTHMUS_FAULTS_S=$${ISTHMUS_FAULTS_S:-600} ISTHMUS_FAULTS_SEED=$${ISTHMUS_FAULTS_SEED:-$$(date +%s)} \
+	ISTHMUS_SYNC_FAULTS_S=$${ISTHMUS_SYNC_FAULTS_S:-600} ISTHMUS_LONG_CUT_S=$${ISTHMUS_LONG_CUT_S:-300} \
 	    $(RUN)/python -X dev -m pytest -s tests/faults
 
 test-sim: $(VENV)/.ready  ## The link simulated with thousands of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)

@@ -50,10 +50,13 @@ class Relay:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
-    def stall(self) -> None:
-        """Hold what comes over the connections that there are, which stay open; new ones work."""
+    def stall(self, one_way: bool = False) -> None:
+        """Hold what comes over the connections that there are, which stay open; new ones work.
+
+        ``one_way``: hold what the target sends only.
+        """
         with self._moved, self._lock:
-            self._stalled.update(end for pair in self._pairs for end in pair)
+            self._stalled.update(end for pair in self._pairs for end in (pair[1:] if one_way else pair))
 
     def release(self) -> None:
         """Deliver, late, what was held."""

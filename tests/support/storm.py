@@ -355,6 +355,8 @@ FAULTS: Final[dict[Fault, int]] = {
 class Storm:
     """Writers and readers at work on one topic, and the log of what was done to them."""
 
+    faults = FAULTS
+
     def __init__(self, scene: Scene, seed: int) -> None:
         self.scene = scene
         self.random = random.Random(seed)
@@ -406,27 +408,34 @@ class Storm:
 
     def round(self) -> None:
         """One fault, or two at once; then the link comes back by itself, and what is there is the source's."""
-        faults = self.random.choices(list(FAULTS), list(FAULTS.values()))
+        faults = self.random.choices(list(self.faults), list(self.faults.values()))
         if self.random.random() < 0.2:
             faults.append(cut_in_the_middle)
         for fault in faults:
             self.note(fault.__name__)
             fault(self.scene, self.random)
-        pair = self.scene.pair
-        until(
-            "the link is Following again",
-            lambda: (
-                len(found := pair.b.partitions(pair.name, self.follower)) == PARTITIONS
-                and all(each["state"] in ("Following", "Catching Up") for each in found)
-                and pair.b.link(pair.name)["state"] != "Disconnected"
-            ),
-            RECOVERY_S,
-        )
+        until("the link is well again", self.is_well, RECOVERY_S)
         before = self._copied()
         until("records are copied again", lambda: self._copied() > before, RECOVERY_S)
         self.check_now()
         self.note("recovered")
         time.sleep(self.random.uniform(0, 1))
+
+    def is_well(self) -> bool:
+        """Whether the link works, as far as its proxies know."""
+        pair = self.scene.pair
+        found = pair.b.partitions(pair.name, self.follower)
+        return (
+            len(found) == PARTITIONS
+            and all(each["state"] in ("Following", "Catching Up") for each in found)
+            and pair.b.link(pair.name)["state"] != "Disconnected"
+        )
+
+    def has_all(self) -> bool:
+        """Whether the link is well and nothing is on its way."""
+        pair = self.scene.pair
+        sides = pair.a.partitions(pair.name, self.topic), pair.b.partitions(pair.name, self.follower)
+        return self.is_well() and all(each["partition_mirror_lag"] == 0 for side in sides for each in side)
 
     def _copied(self) -> int:
         pair = self.scene.pair
@@ -457,7 +466,7 @@ class Storm:
             until(f"records are copied after {copied} of {ends}", lambda copied=copied: self._copied() > copied, 30)
         for partition in range(PARTITIONS):
             pair.wait_end(self.follower, pair.a.end(self.topic, partition), partition)
-        pair.wait_following()
+        until("the link has all", self.has_all)
         self.check_now()
         uncommitted, committed = self._compare("read_uncommitted"), self._compare("read_committed")
         self._check_writers(uncommitted, committed)

@@ -37,7 +37,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 PURPOSE_CREATE: Final = "create-link"
 PURPOSE_LINK: Final = "link"
 REDIAL_DELAY_MIN_S: Final = 0.2
-REDIAL_DELAY_MAX_S: Final = 5.0
+REDIAL_DELAY_MAX_S: Final = 2.0
 DELETED_LINK_GRACE_S: Final = 1.0
 LEASE_POLL_S: Final = 0.1
 """A proxy that has no lease yet, because it starts or is refused, speaks to nobody."""
