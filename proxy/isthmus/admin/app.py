@@ -203,12 +203,16 @@ async def _enforced(control: ControlLogPort, offset: int) -> bool:
 
 
 async def _changed(
-    control: ControlLogPort, kind: ResourceType, prefix: str, response: Response, wait: bool
+    control: ControlLogPort, kind: ResourceType, prefix: str, response: Response, wait: bool, more: bool = False
 ) -> NamespaceView:
-    """Answer with the namespace when every proxy acts on its reservation, or with 202 before."""
+    """Answer with the namespace when every proxy acts on its reservation, or with 202 before.
+
+    ``more``: something else was changed just now, too.
+    """
     namespace = _namespace(control, kind, prefix)
     # A cleared reservation has no offset of its own: what has been applied by now holds the clearing.
-    offset = control.state.applied_offset if namespace.reserved_at_offset is None else namespace.reserved_at_offset
+    known = None if more else namespace.reserved_at_offset
+    offset = control.state.applied_offset if known is None else known
     if (wait and not await _enforced(control, offset)) or (not wait and views.waiting_for(control, offset)):
         response.status_code = 202
     return views.namespace_view(control, control.state.namespace(kind, prefix) or namespace)
@@ -236,9 +240,9 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
             request.type, request.prefix, request.reserved, request.reason, request.informational, demands
         )
         control = await _append(services, body)
-        if not request.reserved:  # nothing to enforce
+        if not request.reserved and demands == Demands():  # nothing to enforce
             return views.namespace_view(control, _namespace(control, request.type, request.prefix))
-        return await _changed(control, request.type, request.prefix, response, wait)
+        return await _changed(control, request.type, request.prefix, response, wait, demands != Demands())
 
     @app.get("/v1/namespaces/{type}", tags=["namespaces"], summary="Describe a namespace")
     async def describe_namespace(type: ResourceType, prefix: Prefix) -> NamespaceView:
@@ -251,11 +255,12 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
     ) -> NamespaceView:
         control = _control(services)
         demands = AlterDemands(type, prefix, request.consistency)
-        if demands != AlterDemands(type, prefix):
+        more = demands != AlterDemands(type, prefix)
+        if more:
             control = await _append(services, demands)
         if request.reserved is not None:
             control = await _append(services, AlterNamespace(type, prefix, request.reserved, request.reason))
-        return await _changed(control, type, prefix, response, wait)
+        return await _changed(control, type, prefix, response, wait, more)
 
     @app.delete("/v1/namespaces/{type}", tags=["namespaces"], summary="Delete a namespace", status_code=204)
     async def delete_namespace(type: ResourceType, prefix: Prefix) -> None:

@@ -172,6 +172,7 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
             "waiting_for": [],
             "reserved_reason": None,
             "informational": False,
+            "consistency": "available",
             "created_ms": created.json()["created_ms"],
             "mappings": [],
         }
@@ -273,6 +274,22 @@ def test_clearing_a_reservation_is_answered_when_every_proxy_acts_on_it() -> Non
         assert not answer.done()
         await rest.log.enforce("proxy-1")
         assert (await answer).json()["state"] == "open"
+
+    with_rest(test)
+
+
+def test_what_a_namespace_demands_is_in_force_when_every_proxy_has_applied_it() -> None:
+    async def test(rest: Rest) -> None:
+        rest.log.apply(CreateNamespace(TOPIC, "orders-", reserved=True))
+        await rest.log.enforce("proxy-1")
+        loop = asyncio.get_running_loop()
+        path = "/v1/namespaces/topic?prefix=orders-"
+        answer = loop.create_task(rest.client.patch(path, json={"consistency": "strict"}))
+        await asyncio.wait([answer], timeout=0.1)
+        assert not answer.done()
+        await rest.log.enforce("proxy-1")
+        found = (await answer).json()
+        assert (found["consistency"], found["state"]) == ("strict", "reserved")
 
     with_rest(test)
 

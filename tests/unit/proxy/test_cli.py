@@ -148,7 +148,7 @@ def test_namespaces_are_created_listed_described_altered_and_deleted(admin: Runn
     assert (ok(strict)["consistency"], ok(strict)["state"]) == ("strict", described["state"])
     assert "strict" in run("namespace", "describe", "orders-", url=admin.url).stdout
     assert run("namespace", "alter", "orders-", url=admin.url).exit_code == 2
-    ok(run("namespace", "create", "more-", "--consistency", "strict", "-o", "json", url=admin.url))
+    ok(run("namespace", "create", "more-", "--consistency", "strict", "--no-wait", "-o", "json", url=admin.url))
     ok(run("namespace", "delete", "more-", "-o", "json", url=admin.url))
     cleared = run("namespace", "alter", "orders-", "--no-reserved", "--no-wait", "-o", "json", url=admin.url)
     assert ok(cleared)["state"] == "open"
