@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 
 from isthmus_control import commands as c
 from isthmus_control.acl_rules import ACL_HANDLERS, own_again
-from isthmus_control.clock import Hlc, Register, tick
+from isthmus_control.claim_rules import CLAIM_HANDLERS, without_claims
+from isthmus_control.clock import ZERO, Hlc, Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.deletion_rules import DELETION_HANDLERS
 from isthmus_control.demand_rules import DEMAND_HANDLERS, check_demands
@@ -392,7 +393,7 @@ def _create_link(state: ControlState, offset: int, command: c.Command, body: c.C
         local_cluster_id=state.cluster_id,
         remote_cluster_id=body.remote_cluster_id,
         dials=body.dials,
-        settings=LinkSettings(Register(body.mode, now), addresses, config),
+        settings=LinkSettings(Register(body.mode, ZERO), addresses, config),  # a beginning, which any write wins over
         created_ms=command.at_ms,
         secret=body.secret,
     )
@@ -547,6 +548,8 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
     changes: list[Change] = []
     after = namespace
     if body.role is Role.FOLLOWER:
+        if body.type is ResourceType.TOPIC:
+            state = without_claims(state, mapping)
         after = _reserve(namespace, offset, f"follows {body.remote_prefix!r} on link {link.name!r}")
     before = state.namespaces.get(key)
     if after != before:
@@ -1143,6 +1146,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     **PROMOTION_HANDLERS,
     **ACL_HANDLERS,
     **SYNC_HANDLERS,
+    **CLAIM_HANDLERS,
     c.RegisterProducerIds: _register_producer_ids,
     c.ClaimBrokers: _claim_brokers,
     c.RenewLease: _renew_lease,

@@ -138,7 +138,7 @@ class CreateLink(Body):
     """This side's end of a link. The other side's log gets its own with the same ``link_id`` (a UUID)."""
 
     KIND: ClassVar[str] = "create-link"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     name: str
     link_id: str
     remote_cluster_id: str
@@ -539,6 +539,27 @@ class RecordSync(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionClaim:
+    """See :class:`~isthmus_control.model.Claim`."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    until_ms: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordClaims(Body):
+    """Leases of partitions that follow have run out: until then they were In-Sync."""
+
+    KIND: ClassVar[str] = "record-claims"
+    link: str
+    link_id: str
+    partitions: tuple[PartitionClaim, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterProducerIds(Body):
     """Gives a source cluster its range of translated producer ids.
 
@@ -662,6 +683,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             HoldUpTruncation,
             RecordAcls,
             RecordSync,
+            RecordClaims,
             RegisterProducerIds,
             ClaimBrokers,
             RenewLease,

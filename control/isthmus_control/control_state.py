@@ -17,6 +17,7 @@ from isthmus_control.codec import DERIVED
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import (
     BrokerClaim,
+    Claim,
     FollowerTopic,
     HeldConfig,
     Link,
@@ -45,9 +46,10 @@ class ControlState:
     prefix of the principal namespace. ``truncations`` are those under way, by topic;
     ``past_truncations`` are the last that ended, in that order; ``epoch_shifts`` are those of topics that were made
     anew, and ``successions`` say from which ones, oldest first. ``sync_records``: by name of a synchronous link, then
-    (topic, partition), what is recorded of those that are not Syncing. ``recent_ids`` and ``recent_offsets`` are the
-    commands that a late retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts
-    twice.
+    (topic, partition), what is recorded of those that are not Syncing. ``claims``: by
+    (topic, partition), what is recorded of leases that ran out, of topics that follow or did. ``recent_ids`` and
+    ``recent_offsets`` are the commands that a late retry is recognised by; anything made before ``forgotten_offset`` is
+    refused, so nothing counts twice.
     """
 
     cluster_id: str
@@ -65,6 +67,7 @@ class ControlState:
     epoch_shifts: Mapping[str, EpochShift] = field(default_factory=dict)
     successions: Mapping[str, tuple[Succession, ...]] = field(default_factory=dict)
     sync_records: Mapping[str, Mapping[tuple[str, int], SyncRecord]] = field(default_factory=dict)
+    claims: Mapping[tuple[str, int], Claim] = field(default_factory=dict)
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
     producer_id_ranges: Mapping[str, int] = field(default_factory=dict)
@@ -134,6 +137,11 @@ class ControlState:
         """What is recorded of a partition of a synchronous link; None: it is Syncing (or it took another's name)."""
         record = self.sync_records.get(link, {}).get((topic, partition))
         return record if record is not None and record.topic_id == topic_id else None
+
+    def claim(self, topic: str, topic_id: str | None, partition: int) -> Claim | None:
+        """What is recorded of a partition's leases; None: nothing is known (or of another topic of that name)."""
+        claim = self.claims.get((topic, partition))
+        return claim if claim is not None and claim.topic_id == topic_id else None
 
     def broker_addresses(self) -> dict[int, BrokerClaim]:
         """By broker id, where clients reach it. Brokers that no proxy fronts are missing."""

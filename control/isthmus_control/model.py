@@ -202,10 +202,11 @@ class NamespaceMapping:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What both clusters of a link mirror, written by either.
+    """What is set of a link, by either cluster.
 
-    ``addresses``: by cluster id, where that cluster's link listeners are (``host:port``). ``config``: by setting name;
-    None is a setting that was removed. Equal on both sides but for changes that have not met yet.
+    ``config``: by setting name; None is a setting that was removed. It and ``mode`` are mirrored: equal on both sides
+    but for changes that have not met yet. ``addresses``: by cluster id, where that cluster's link listeners are
+    (``host:port``), as this side reaches them.
     """
 
     mode: Register[LinkMode]
@@ -333,6 +334,18 @@ class SyncRecord:
     reason: Reason | None
     at_offset: int
     reached: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Until ``until_ms`` a partition that follows had all that the source had acked by then.
+
+    ``end``: where its log ended at least, as of the last lease; a log that ends before has lost some of it since.
+    """
+
+    topic_id: str
+    until_ms: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,14 @@ class SyncChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimsRecorded:
+    """Until when so many partitions that follow over a link were In-Sync."""
+
+    link: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
 class AclsRecorded:
     """So many access control bindings of a principal namespace were made by links now."""
 
@@ -174,6 +182,7 @@ Change = (
     | ProvenanceChanged
     | TruncationChanged
     | SyncChanged
+    | ClaimsRecorded
     | AclsRecorded
     | ProducerIdsRegistered
     | LeaseChanged

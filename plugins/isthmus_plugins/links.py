@@ -216,16 +216,20 @@ class PromoteReport(_Model):
 
 
 class SyncStatus(_Model):
-    """What an ack for a partition of a synchronous link means, as the source's control log has it."""
+    """What an ack for a partition of a synchronous link means: as the source's control log has it, or, at the target,
+    as far as it is known there."""
 
-    state: Literal["Syncing", "In-Sync", "Out-Of-Sync"]
-    """In-Sync: acks wait until both clusters have the record. Syncing: not yet. Out-Of-Sync: not any more."""
+    state: Literal["Syncing", "In-Sync", "Out-Of-Sync", "Unknown"]
+    """In-Sync: acks wait until both clusters have the record. Syncing: not yet. Out-Of-Sync: not any more. Unknown, at
+    the target alone: nothing was heard of it for too long."""
     since_offset: int | None = None
-    """From this offset on; both clusters have what is below it. None: Syncing, nothing is recorded."""
+    """From this offset on; both clusters have what is below it. None: Syncing, nothing is recorded, or not known."""
     since_ms: int | None = None
+    until_ms: int | None = None
+    """At the target: whatever the source acked before this moment of the target's clock is here. None: not known."""
     reason: str | None = None
     message: str | None = None
-    """Why it is Out-Of-Sync."""
+    """Why it is Out-Of-Sync, or Unknown."""
 
 
 class PartitionStatus(_Model):
@@ -253,7 +257,7 @@ class PartitionStatus(_Model):
     messages_truncated: int | None = None
     """Offsets that were cut then; what they held is in a salvage file."""
     sync: SyncStatus | None = None
-    """None: the link is asynchronous here, or this cluster does not lead the partition in a namespace."""
+    """None: the link is asynchronous, or the partition is in no namespace."""
 
 
 class GroupStatus(_Model):
@@ -358,7 +362,7 @@ class LinkStatus(_Model):
     remote: list[str]
     dials: bool
     mode: str
-    """Of acks of this cluster's clients."""
+    """Of acks of the source's clients."""
     sync_confirm_timeout_ms: int = SYNC_CONFIRM_TIMEOUT_MS
     """How long an ack of a synchronous link may wait until its partition is Out-Of-Sync."""
     state: str

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from support.links import linked, until
+from support.links import Linked, linked, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
 
 pytestmark = pytest.mark.brokers
+
+
+def states(link: Linked) -> list[str]:
+    return [link.a.link(link.name)["state"], link.b.link(link.name)["state"]]
+
+
+def unknown(partition: dict[str, Any]) -> bool:
+    sync = partition["sync"]
+    return sync["state"] == "Unknown" and sync["until_ms"] > 0 and partition["message"].startswith("In-Sync until")
 
 
 def test_the_mode_is_set_when_the_link_follows_and_goes_at_once(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
@@ -39,12 +50,20 @@ def test_the_mode_is_set_when_the_link_follows_and_goes_at_once(kafka_pair: tupl
             ) and all(each["sync"]["state"] in ("Syncing", "In-Sync", "Out-Of-Sync") for each in partitions)
 
         until("status tells", told)
+        until("both are in sync", lambda: states(link) == ["In-Sync", "In-Sync"])
+        assert (link.b.link(link.name)["mode"], link.b.link(link.name)["sync_confirm_timeout_ms"]) == (
+            "synchronous",
+            5_000,
+        )
         link.a.produce(source, [b"more"] * 10)
         link.wait_end(target, 110)
         assert link.verify()["equal"]
 
         # A process that begins from the log knows it, too.
         link.a.proxy.kill()
+        until(
+            "B says until when it knows", lambda: [unknown(each) for each in link.b.partitions(link.name)] == [True] * 2
+        )
         link.a.proxy.spawn()
         link.a.proxy.wait_ready()
         until("status tells", told)

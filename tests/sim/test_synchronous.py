@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
+from support.partition_log import TIMESTAMP
 from support.replicas import LINK, End, Replicas, simulate_clock
 
 from isthmus_control.commands import AlterDemands, AlterLink
@@ -52,6 +53,8 @@ class Scene:
         self.asked: list[Asked] = []
         self.acked = [0] * PARTITIONS
         """By partition: where the last record ends that was acked."""
+        self.acks: list[tuple[float, int, int]] = []
+        """(When, partition, where the record ends) of each ack."""
         self.timed_out = 0
         self.reached: set[int] = set()
         """Partitions of which B has said In-Sync since the mode was set: its consumers read them."""
@@ -109,6 +112,7 @@ class Scene:
         if (transactional or self.strict) and partition in self.reached:
             has = self.replicas.b.partition(REMOTE, partition).high_watermark
             assert has >= end, f"acked up to {end}, and B, whose consumers read, has up to {has}"
+        self.acks.append((TIMESTAMP + simulated_now() * 1000, partition, end))
         self.check()
 
     def look(self) -> None:
@@ -140,6 +144,15 @@ class Scene:
                 assert target is not None
                 has = target.partitions[partition].high_watermark
                 assert has >= self.acked[partition], f"In-Sync at {has}, and {self.acked[partition]} was acked"
+
+    def check_claims(self) -> None:
+        """What B's control log says of leases that ran out is so, whatever became of B's process."""
+        for (_, partition), claim in self.replicas.controls["B"].state.claims.items():
+            has = self.replicas.b.found[REMOTE].partitions[partition].high_watermark
+            promised = max(
+                (end for at, place, end in self.acks if place == partition and at <= claim.until_ms), default=0
+            )
+            assert has >= max(promised, claim.end), f"In-Sync until {claim.until_ms}: {has}, and {promised} was acked"
 
     async def fault(self) -> None:
         what = self.random.choice(("cut", "kill A", "kill B", "stuck", "control", "mode", "nothing"))
@@ -178,6 +191,7 @@ class Scene:
                 if self.random.random() < 0.7:
                     self.produce()
                 self.look()
+                self.check_claims()
                 await asyncio.sleep(self.random.uniform(0.001, 0.2))
             await self.connect_again()
         replicas.controls["A"].trouble = 0.0
@@ -195,6 +209,9 @@ class Scene:
         await replicas.until("all is acked", lambda: self.look() or not self.asked)
         assert simulated_now() - began < 3
         assert sum(self.acked) >= before + 20
+        replicas.cut()
+        await replicas.until("claimed", lambda: len(replicas.controls["B"].state.claims) == PARTITIONS)
+        self.check_claims()
         await replicas.stop()
 
 

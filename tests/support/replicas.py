@@ -40,6 +40,7 @@ from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.link_mirror import LinkMirror
 from isthmus_plugins.replication.sync_leader import SyncLeader
 from isthmus_plugins.replication.sync_lease import SyncLeases
 from isthmus_plugins.replication.transaction_store import TransactionStore
@@ -79,6 +80,7 @@ def simulate_clock(monkeypatch: Any) -> None:
     for module in CLOCKED:
         monkeypatch.setattr(module, "monotonic", simulated_now)
     monkeypatch.setattr(follower_module, "time", lambda: TIMESTAMP / 1000)
+    monkeypatch.setattr(sync_lease_module, "time", lambda: TIMESTAMP / 1000 + simulated_now())
 
 
 def records_of(partition: Partition, start: int, end: int) -> list[tuple[Any, ...]]:
@@ -188,9 +190,10 @@ class End:
         self.topics = FollowerTopics(self.context)
         self.follower = FollowerEnd(self.context)
         self.leader = LeaderEnd(self.context, self.peers, self.verification)
-        self.sync_leader = SyncLeader(self.context, self.leader)
+        self.mirror = LinkMirror(self.context, self.peers.connections)
+        self.sync_leader = SyncLeader(self.context, self.leader, self.mirror.agreed)
         self.store = TransactionStore(self.context)
-        self.sync_leases = SyncLeases(self.follower, self.store)
+        self.sync_leases = SyncLeases(self.context, self.follower, self.store)
         self.group_leader = GroupLeader(self.context, self.peers)
         self.group_follower = GroupFollower(self.context)
         self.handlers = {
@@ -200,7 +203,7 @@ class End:
             "doubt_deletions": self.follower.doubt_deletions,
             "ended_transactions": self.leader.ended_transactions,
             "sync_lease": self.sync_leader.on_sync_lease,
-            "offer_sync_leases": self.sync_leases.on_offer,
+            "merge_settings": self.mirror.on_merge_settings,
             "decide": self.store.on_decide,
             "digest": self.verification.on_digest,
             "ends": self.verification.on_ends,
@@ -216,12 +219,15 @@ class End:
         control.subscribe(lambda state: self._wake())
         control.subscribe(self.follower.control_changed)
         control.subscribe(self.sync_leader.control_changed)
+        control.subscribe(self.sync_leases.control_changed)
         control.subscribe(self.group_follower.control_changed)
         self.store.start()
         self.follower.start()
         self.leader.start()
         self.sync_leader.control_changed(control.state)
+        self.mirror.start()
         self.sync_leader.start()
+        self.sync_leases.control_changed(control.state)
         self.sync_leases.start()
         self.group_follower.start()
         self.group_leader.start()
@@ -229,6 +235,7 @@ class End:
     def _wake(self) -> None:
         self.leader.wake()
         self.group_leader.wake()
+        self.mirror.wake()
 
     def take(self, connection: LinkConnection, link_name: str = LINK) -> None:
         """Use a connection whose handshake is over."""
@@ -252,6 +259,7 @@ class End:
         await self.group_leader.stop()
         await self.sync_leases.stop()
         await self.sync_leader.stop()
+        await self.mirror.stop()
         await self.leader.stop()
         await self.group_follower.stop()
         await self.follower.stop()

@@ -26,6 +26,7 @@
 ``sync_leader``       synchronous links: ``held_answers`` wait for the other side, which has leases (``sync_lease``)
 ``transaction_store`` decisions of the source's transactions, kept for a failover
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
+``link_mirror``       the settings that both clusters of a link have; ``link_mode``: who may make it synchronous
 ``service``           what operators can do
 ====================  ==================================================================================================
 """
@@ -39,6 +40,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from isthmus_control.control_state import ControlState
+from isthmus_control.model import LinkMode
 from isthmus_plugins.api import PluginContext, RequestHook
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.links import LinkOperations
@@ -52,6 +54,7 @@ from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_epochs import LeaderEpochs
+from isthmus_plugins.replication.link_mirror import LinkMirror
 from isthmus_plugins.replication.missed_deletions import MissedDeletions
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
@@ -153,7 +156,7 @@ class ReplicationPlugin:
                 ),
                 "log_ends": lambda connection, params: self._links.on_log_ends(connection, params),
                 "topic_settings": lambda connection, params: self._links.on_topic_settings(connection, params),
-                "offer_sync_leases": lambda connection, params: self._sync_leases.on_offer(connection, params),
+                "merge_settings": lambda connection, params: self._mirror.on_merge_settings(connection, params),
                 "sync_lease": lambda connection, params: self._sync_leader.on_sync_lease(connection, params),
                 "decide": self._store.on_decide,
                 "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
@@ -173,8 +176,9 @@ class ReplicationPlugin:
         )
         self._acls = AclEnds(context, self._peers)
         self._leader_end = LeaderEnd(context, self._peers, verification)
-        self._sync_leader = SyncLeader(context, self._leader_end)
-        self._sync_leases = SyncLeases(self._follower_end, self._store)
+        self._mirror = LinkMirror(context, self._peers.connections)
+        self._sync_leader = SyncLeader(context, self._leader_end, self._mirror.agreed)
+        self._sync_leases = SyncLeases(context, self._follower_end, self._store)
         self._group_leader = GroupLeader(context, self._peers)
         self._group_status = GroupStatuses(context, self._group_leader, self._group_follower)
         self._service = LinkService(
@@ -189,6 +193,8 @@ class ReplicationPlugin:
             self._group_status,
             self._acls,
             self._sync_leader,
+            self._sync_leases,
+            self._mirror,
         )
         self._truncations = Truncations(
             context, self._peers, self._follower_end, verification, common_log, follower_topics
@@ -202,6 +208,7 @@ class ReplicationPlugin:
         self._store.start()
         self._follower_end.start()
         self._leader_end.start()
+        self._mirror.start()
         self._sync_leader.start()
         self._sync_leases.start()
         self._transaction_verification.start()
@@ -216,6 +223,7 @@ class ReplicationPlugin:
         self._leader_end.wake()
         self._group_leader.wake()
         self._acls.leader.wake()
+        self._mirror.wake()
 
     @property
     def _links(self) -> LinkService:
@@ -226,6 +234,7 @@ class ReplicationPlugin:
         self._peers.follow(state.links.values())
         self._follower_end.control_changed(state)
         self._sync_leader.control_changed(state)
+        self._sync_leases.control_changed(state)
         self._transaction_verification.control_changed(state)
         self._group_follower.control_changed(state)
         self._withheld.control_changed(state)
@@ -240,6 +249,7 @@ class ReplicationPlugin:
         await self._group_leader.stop()
         await self._sync_leases.stop()
         await self._sync_leader.stop()
+        await self._mirror.stop()
         await self._leader_end.stop()
         await self._transaction_verification.stop()
         await self._links.stop()
@@ -282,10 +292,17 @@ class ReplicationPlugin:
             "Since when a partition of a synchronous link is In-Sync or Out-Of-Sync",
             labels=("link", "topic", "partition", "state"),
         )
+        until = GaugeMetricFamily(
+            "isthmus_link_sync_until_timestamp_seconds",
+            "At the target: until when a partition of a synchronous link is known to be, or to have been, In-Sync",
+            labels=("link", "topic", "partition"),
+        )
+        synchronous = GaugeMetricFamily("isthmus_link_synchronous", "1 of a synchronous link", labels=("link",))
         states = GaugeMetricFamily(
             "isthmus_link_partitions", "Partitions by state", labels=("link", "role", "state", "reason")
         )
         for status in self._links.statuses():
+            synchronous.add_metric((status.link_name,), status.mode == LinkMode.SYNCHRONOUS)
             connected.add_metric((status.link_name,), len(self._peers.connections(status.link_name)))
             if status.last_heard_seconds is not None:
                 heard.add_metric((status.link_name,), status.last_heard_seconds)
@@ -300,6 +317,8 @@ class ReplicationPlugin:
                     seconds.add_metric(labels, partition.lag_seconds)
                 if partition.sync is not None and partition.sync.since_ms is not None:
                     since.add_metric((*labels[:3], partition.sync.state), partition.sync.since_ms / 1000)
+                if partition.sync is not None and partition.sync.until_ms is not None:
+                    until.add_metric(labels[:3], partition.sync.until_ms / 1000)
         batches = CounterMetricFamily("isthmus_link_appended_batches", "Batches appended to follower topics")
         batches.add_metric((), self._follower_end.batches_appended)
         size = CounterMetricFamily("isthmus_link_appended_bytes", "Bytes appended to follower topics")
@@ -311,7 +330,7 @@ class ReplicationPlugin:
             "isthmus_link_uncorrected_time_offsets", "Answers of ListOffsets by time that may be too early"
         )
         unsure.add_metric((), self._time_offsets.unsure)
-        own = (lag, seconds, connected, heard, states, since, batches, size, unsure)
+        own = (lag, seconds, connected, heard, states, synchronous, since, until, batches, size, unsure)
         return (*own, *groups, *acls, *truncations)
 
 

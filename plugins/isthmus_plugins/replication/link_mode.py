@@ -7,18 +7,20 @@ from time import monotonic
 from typing import Final
 
 from isthmus_control.commands import AlterLink, Body
+from isthmus_control.control_state import ControlState
 from isthmus_control.model import SYNC_CONFIRM_TIMEOUT, Link, LinkMode, ResourceType, Role
 from isthmus_control.states import LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import LinkStatus, ModeResult, OperationError, SetMode
 from isthmus_plugins.replication.connection import SYNC_FEATURES, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
+from isthmus_plugins.replication.link_mirror import LinkMirror
 
 NOT_FOLLOWING: Final = "NOT_FOLLOWING"
 _WAITING: Final = (PartitionState.DIVERGED, PartitionState.REFUSED, PartitionState.STOPPED)
 
 
 class LinkModes:
-    """``append`` records a command, ``would_append`` tries one; both raise OperationError."""
+    """``append`` records a command, ``would_append`` tries one: the state after it. Both raise OperationError."""
 
     def __init__(
         self,
@@ -26,11 +28,13 @@ class LinkModes:
         stream: Callable[[LedPartition], LeaderStream | None],
         connections: Callable[[str], list[LinkConnection]],
         append: Callable[[Body], Awaitable[None]],
-        would_append: Callable[[Body], None],
+        would_append: Callable[[Body], ControlState],
+        mirror: LinkMirror,
     ) -> None:
         self._status = status
         self._stream = stream
         self._connections = connections
+        self._mirror = mirror
         self._append = append
         self._would_append = would_append
 
@@ -39,10 +43,11 @@ class LinkModes:
         mode, timeout_ms = LinkMode(request.mode), request.confirm_timeout_ms
         config = None if timeout_ms is None else {SYNC_CONFIRM_TIMEOUT: str(timeout_ms)}
         command = AlterLink(link.name, mode=mode, config=config)
-        self._would_append(command)
+        after = self._would_append(command)
         if mode is LinkMode.SYNCHRONOUS and link.mode is not mode:
             self._check_follows(link)
             await self._check_peers(link)
+            await self._check_mirror(link, after)
         if not request.dry_run:
             await self._append(command)
         return ModeResult(
@@ -119,3 +124,12 @@ class LinkModes:
                 f"link {link.name!r} has no connection to the other cluster's proxy {', '.join(sorted(missing))}: "
                 "nobody knows whether it takes part. Start it, or wait until its lease is over",
             )
+
+    async def _check_mirror(self, link: Link, after: ControlState) -> None:
+        """The other cluster would take the mode: it takes hold when both control logs have it."""
+        try:
+            await self._mirror.check(link, after.links[link.name].settings)
+        except LinkRejected as error:
+            raise OperationError(error.code, error.message) from error
+        except (LinkLost, TimeoutError) as error:
+            raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error

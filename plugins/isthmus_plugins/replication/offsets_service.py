@@ -70,7 +70,7 @@ class OffsetsTopics:
         keyring_file: KeyringFile,
         call: Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]],
         append: Callable[[Body], Awaitable[None]],
-        would_append: Callable[[Body], None],
+        would_append: Callable[[Body], object],
     ) -> None:
         self._context = context
         self._follower_end = follower_end

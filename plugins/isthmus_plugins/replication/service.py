@@ -25,6 +25,7 @@ from isthmus_control.commands import (
     RegisterProducerIds,
     SetOffsetsTopic,
 )
+from isthmus_control.control_state import ControlState
 from isthmus_control.model import (
     TRANSACTION_VERIFICATION,
     FollowerTopic,
@@ -60,6 +61,7 @@ from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.link_mirror import LinkMirror
 from isthmus_plugins.replication.link_mode import LinkModes
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_service import (
@@ -72,7 +74,8 @@ from isthmus_plugins.replication.offsets_service import (
 from isthmus_plugins.replication.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.promotion import Promotions
 from isthmus_plugins.replication.sync_leader import SyncLeader
-from isthmus_plugins.replication.sync_status import link_state, note_sync
+from isthmus_plugins.replication.sync_lease import SyncLeases
+from isthmus_plugins.replication.sync_status import link_state, note_followed, note_led
 from isthmus_plugins.replication.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.truncation_status import note_truncations, truncation_statuses
@@ -108,6 +111,8 @@ class LinkService:
         group_statuses: GroupStatuses,
         acls: AclEnds,
         sync_leader: SyncLeader,
+        sync_leases: SyncLeases,
+        mirror: LinkMirror,
     ) -> None:
         self._context = context
         self._peers = peers
@@ -120,8 +125,12 @@ class LinkService:
         self._group_statuses = group_statuses
         self._acls = acls
         self._sync_leader = sync_leader
+        self._sync_leases = sync_leases
+        self._mirror = mirror
         self._decisions = TopicDecisions(context, follower_topics, self._call, self._append)
-        self._modes = LinkModes(self._status, leader_end.stream, peers.connections, self._append, self._would_append)
+        self._modes = LinkModes(
+            self._status, leader_end.stream, peers.connections, self._append, self._would_append, mirror
+        )
         self._promotions = Promotions(
             context, self._call, self._append, self._detach_here, self._enforced, self._compare_groups
         )
@@ -611,8 +620,8 @@ class LinkService:
         connected = bool(peer.connections)
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
         note_truncations(self._context.control.state, link.name, partitions)
-        sync, topic_ids = self._sync_leader, self._leader_end.topic_ids
-        note_sync(self._context.control.state, link, topic_ids, sync.in_sync, sync.why_not, partitions)
+        note_led(link, self._sync_leader.sync_of, partitions)
+        note_followed(self._context.control.state, link, self._sync_leases, partitions)
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,
@@ -624,7 +633,7 @@ class LinkService:
             sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
             state=link_state(link, connected, partitions),
             reason=peer.reason,
-            message=peer.message or self._promotions.trouble,
+            message=peer.message or self._mirror.refused.get(link.name) or self._promotions.trouble,
             last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),
             mappings=[
                 MappingStatus(
@@ -877,11 +886,13 @@ class LinkService:
             raise OperationError("CONTROL_LOG_UNAVAILABLE", str(error), 503) from error
         self._check(outcome)
 
-    def _would_append(self, body: Body) -> None:
-        """Raise what the control log would say to a command as things stand. Changes nothing."""
+    def _would_append(self, body: Body) -> ControlState:
+        """The state after a command, as things stand; raises what the control log would say. Changes nothing."""
         state = self._context.control.state
         command = Command(str(uuid.uuid4()), int(time() * 1000), self._context.proxy_name, state.applied_offset, body)
-        self._check(apply(state, state.applied_offset + 1, command)[1])
+        after, outcome = apply(state, state.applied_offset + 1, command)
+        self._check(outcome)
+        return after
 
     def _check(self, outcome: Outcome) -> None:
         if isinstance(outcome, Rejected):

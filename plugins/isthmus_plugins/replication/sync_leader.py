@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -37,10 +37,12 @@ from isthmus_plugins.api import (
     RequestHook,
     Verdict,
 )
-from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.links import SyncStatus
+from isthmus_plugins.replication.connection import LinkConnection
 from isthmus_plugins.replication.held_answers import HeldAnswers, Partition
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
+from isthmus_plugins.replication.sync_status import recorded_sync
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
 from isthmus_protocol.produce_answers import writes
@@ -91,9 +93,11 @@ class _Progress:
 class SyncLeader:
     """Acks of this proxy's clients that wait for synchronous links."""
 
-    def __init__(self, context: PluginContext, leader_end: LeaderEnd) -> None:
+    def __init__(self, context: PluginContext, leader_end: LeaderEnd, agreed: Callable[[str], bool]) -> None:
+        """``agreed``: whether the other cluster of a link knows of its mode, and so asks for leases."""
         self._context = context
         self._leader_end = leader_end
+        self._agreed = agreed
         self._tasks = Tasks("sync-leader")
         self.held = HeldAnswers(self, _now)
         self._confirmed: dict[LedPartition, tuple[int, int]] = {}
@@ -110,8 +114,6 @@ class SyncLeader:
         """By topic: the synchronous links that lead it."""
         self._strict: dict[str, bool] = {}
         """By topic: whether plain producers wait as transactional ones do."""
-        self._offered: set[LinkConnection] = set()
-        """Connections over which the follower was told to ask for leases."""
         self._leased: dict[LedPartition, float] = {}
         """What a link that is synchronous no more had granted, until when."""
         self._started = monotonic()
@@ -268,35 +270,25 @@ class SyncLeader:
         progress = self._progress.get(key)
         return progress.failed if progress is not None else None
 
+    def sync_of(self, key: LedPartition) -> SyncStatus:
+        """What an ack for a partition means."""
+        topic_id = self._leader_end.topic_ids.get(key.topic)
+        return recorded_sync(self._context.control.state, key, topic_id, self.in_sync, self.why_not)
+
     async def on_sync_lease(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        """Grant the follower leases for those of its streams that are in sync."""
+        """Grant the follower leases for those of its streams that are in sync, and tell the state of the others."""
         now = monotonic()
-        granted = []
+        granted: list[int] = []
+        states: dict[str, Any] = {}
         if now < self._context.lease_deadline:
             for stream_id in params["streams"]:
                 stream = self._leader_end.stream_of(connection, int(stream_id))
                 if stream is not None and self._may_grant(stream, now):
                     self._progress[stream.key].granted_at = now
                     granted.append(stream.stream_id)
-        synchronous = self._is_synchronous(connection.link_name)
-        if not synchronous:
-            self._offered.discard(connection)
-        return {"in_sync": granted, "lease_ms": int(LEASE_S * 1000), "synchronous": synchronous}
-
-    def _offer(self, connection: LinkConnection) -> None:
-        """Have the other end ask for leases over a connection, once."""
-        if connection in self._offered:
-            return
-        self._offered = {each for each in self._offered if not each.lost} | {connection}
-        self._tasks.start("offer", self._offered_to(connection))
-
-    async def _offered_to(self, connection: LinkConnection) -> None:
-        try:
-            await connection.call("offer_sync_leases", {})
-        except (LinkRejected, LinkLost):
-            pass  # an older peer, which nobody set this mode for, or one that is gone
-        except TimeoutError:
-            self._offered.discard(connection)
+                elif stream is not None and self._leads(stream.key):
+                    states[str(stream.stream_id)] = self.sync_of(stream.key).model_dump(exclude_none=True)
+        return {"in_sync": granted, "lease_ms": int(LEASE_S * 1000), "states": states}
 
     def _may_grant(self, stream: LeaderStream, now: float) -> bool:
         if not self.in_sync(stream.key):
@@ -356,12 +348,11 @@ class SyncLeader:
             stream = self._leader_end.stream(key)
             record = self._record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
-            if stream is not None:
-                self._offer(stream.connection)
             another = record is not None and stream is not None and record.topic_id != _topic_id(stream.topic_id)
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
                 progress.joining, progress.level, progress.in_sync, progress.why = None, False, False, None
-                if stream is not None and now >= progress.retry_at and stream.is_close(now):
+                ready = stream is not None and now >= progress.retry_at and stream.is_close(now)
+                if stream is not None and ready and self._agreed(key.link):
                     joining.setdefault(key.link, []).append(stream)
                 continue
             if progress.joining != record.at_offset:

@@ -1,36 +1,79 @@
 """The follower end's leases of what is In-Sync: what it may say of the source without hearing from it.
 
 The follower asks, and counts a lease from when it asked: so it ends no later than the leader end takes it to end, which
-counts from when it answered, whatever happens on the way.
+counts from when it answered, whatever happens on the way. A lease that has run out is recorded in the control log,
+once: that it was In-Sync until then stays true, whatever becomes of this process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
-from typing import Any, Final
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Final
 
+from pydantic import ValidationError
+
+from isthmus_control.commands import PartitionClaim, RecordClaims
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Claim, LinkMode, ResourceType, Role
+from isthmus_control.outcome import Rejected
+from isthmus_plugins.api import BrokerUnavailable, PluginContext
+from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower import FollowerEnd
+from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.tasks import Tasks
 
+log = logging.getLogger("isthmus_plugins.replication")
+
 ASK_INTERVAL_S: Final = 0.4
 ASK_TIMEOUT_S: Final = 1.5
+RECORD_AFTER_S: Final = 1.0
+"""A lease that is renewed so soon after it ran out is not recorded."""
+RECORD_INTERVAL_S: Final = 10.0
+"""A connection that comes and goes fills no control log."""
+RECORDED_AT_ONCE: Final = 10_000
+
+Place = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Lease:
+    """What is known of a partition that follows: of its topic with this id."""
+
+    topic_id: str
+    link: str
+    until: float = float("-inf")
+    """Monotonic seconds. What is over is kept: until then it was In-Sync."""
+    until_ms: int = 0
+    """The same moment of this machine's wall clock, for people."""
+    end: int = 0
+    """Where the log ended when the lease came."""
+    told: SyncStatus | None = None
+    """What the source said of it when it granted no lease."""
+    told_at: float = float("-inf")
 
 
 class SyncLeases:
     """Until when each partition that follows here is known to be In-Sync."""
 
-    def __init__(self, follower_end: FollowerEnd, store: TransactionStore) -> None:
+    def __init__(self, context: PluginContext, follower_end: FollowerEnd, store: TransactionStore) -> None:
+        self._context = context
         self._follower_end = follower_end
         self._store = store
+        self._store = store
         self._tasks = Tasks("sync-leases")
-        self._offered: set[LinkConnection] = set()
-        self._offer = asyncio.Event()
+        self._links: frozenset[str] = frozenset()
+        """Synchronous ones over which topics follow."""
+        self._followed = asyncio.Event()
         self._asking: set[LinkConnection] = set()
-        self.until: dict[tuple[str, int], float] = {}
-        """By (topic, partition): monotonic seconds. What is over is kept: until then it was In-Sync."""
+        self._leases: dict[Place, Lease] = {}
+        self._record_from = float("-inf")
+        self._recording = False
 
     def start(self) -> None:
         self._tasks.start("ask", self._ask_for_ever())
@@ -38,44 +81,118 @@ class SyncLeases:
     async def stop(self) -> None:
         await self._tasks.close()
 
-    def in_sync(self, topic: str, partition: int) -> bool:
-        return monotonic() < self.until.get((topic, partition), float("-inf"))
+    def control_changed(self, state: ControlState) -> None:
+        self._links = frozenset(
+            link.name
+            for link in state.links.values()
+            if link.mode is LinkMode.SYNCHRONOUS
+            and any(each.type is ResourceType.TOPIC and each.role is Role.FOLLOWER for each in link.mappings)
+        )
+        if self._links and not self._followed.is_set():
+            self._followed.set()
+            self._store.needed()
 
-    async def on_offer(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        """The leader end of a synchronous link will grant leases over this connection."""
-        self._offered.add(connection)
-        self._offer.set()
-        self._store.needed()
-        return {}
+    # ---- what others ask ----
+
+    def in_sync(self, topic: str, partition: int) -> bool:
+        lease = self._leases.get((topic, partition))
+        return lease is not None and monotonic() < lease.until
+
+    def lease(self, topic: str, topic_id: str | None, partition: int) -> Lease | None:
+        """What this process knows of a partition; None: nothing, or of another topic of that name."""
+        lease = self._leases.get((topic, partition))
+        return lease if lease is not None and lease.topic_id == topic_id else None
+
+    def claim(self, topic: str, topic_id: str | None, partition: int) -> Claim | None:
+        """The latest that is known by this process, or recorded by any of the cluster."""
+        recorded = self._context.control.state.claim(topic, topic_id, partition)
+        lease = self.lease(topic, topic_id, partition)
+        if lease is None or not lease.until_ms or (recorded is not None and recorded.until_ms >= lease.until_ms):
+            return recorded
+        return Claim(lease.topic_id, lease.until_ms, lease.end)
+
+    # ---- asking ----
 
     async def _ask_for_ever(self) -> None:
         while True:
-            self._offered = {connection for connection in self._offered if not connection.lost}
-            if not self._offered:
-                self._offer.clear()
-                await self._offer.wait()
-            streams: dict[LinkConnection, dict[int, tuple[str, int]]] = {}
+            if not self._links and not self._due():
+                self._followed.clear()
+                await self._followed.wait()
+            streams: dict[LinkConnection, dict[int, FollowerStream]] = {}
             for stream in self._follower_end.streams():
-                if stream.connection in self._offered and not stream.closed:
-                    streams.setdefault(stream.connection, {})[stream.stream_id] = stream.place
-            for connection, places in streams.items():
+                if stream.link_name in self._links and not stream.closed and not stream.connection.lost:
+                    streams.setdefault(stream.connection, {})[stream.stream_id] = stream
+            for connection, asked in streams.items():
                 if connection not in self._asking:
-                    self._tasks.start("lease", self._ask(connection, places))
+                    self._asking.add(connection)
+                    self._tasks.start("lease", self._ask(connection, asked))
+            if not self._recording and (due := self._due()) and monotonic() > self._record_from:
+                self._recording = True
+                self._tasks.start("record", self._record(due))
             await asyncio.sleep(ASK_INTERVAL_S)
 
-    async def _ask(self, connection: LinkConnection, places: dict[int, tuple[str, int]]) -> None:
-        self._asking.add(connection)
-        asked_at = monotonic()
+    async def _ask(self, connection: LinkConnection, streams: Mapping[int, FollowerStream]) -> None:
+        asked_at, asked_ms = monotonic(), int(time() * 1000)
         try:
-            answer = await connection.call("sync_lease", {"streams": list(places)}, ASK_TIMEOUT_S)
-            until = asked_at + int(answer["lease_ms"]) / 1000
+            answer = await connection.call("sync_lease", {"streams": list(streams)}, ASK_TIMEOUT_S)
+            lease_ms = int(answer["lease_ms"])
             for stream_id in answer["in_sync"]:
-                place = places.get(int(stream_id))
-                if place is not None:
-                    self.until[place] = max(until, self.until.get(place, until))
-            if not answer["synchronous"]:
-                self._offered.discard(connection)
+                if (stream := streams.get(int(stream_id))) is not None:
+                    lease = self._lease_of(stream)
+                    if asked_at + lease_ms / 1000 > lease.until:
+                        lease.until, lease.until_ms = asked_at + lease_ms / 1000, asked_ms + lease_ms
+                        lease.end = stream.follower_log.end
+            for stream_id, told in answer.get("states", {}).items():
+                if (stream := streams.get(int(stream_id))) is not None:
+                    lease = self._lease_of(stream)
+                    lease.told, lease.told_at = SyncStatus.model_validate(told), monotonic()
         except (LinkRejected, LinkLost, TimeoutError):
             pass  # then it is not known to be In-Sync any longer
+        except ValidationError as error:
+            log.warning("lease not understood", extra={"link": connection.link_name, "detail": str(error)})
         finally:
             self._asking.discard(connection)
+
+    def _lease_of(self, stream: FollowerStream) -> Lease:
+        lease = self.lease(stream.topic, stream.topic_id, stream.partition)
+        if lease is None:
+            lease = self._leases[stream.place] = Lease(stream.topic_id, stream.link_name)
+        return lease
+
+    # ---- recording ----
+
+    def _due(self) -> list[tuple[Place, Lease]]:
+        """Leases that have run out and are not recorded."""
+        over = monotonic() - RECORD_AFTER_S
+        state = self._context.control.state
+        due = []
+        for place, lease in list(self._leases.items()):
+            topic = state.follower_topics.get(place[0])
+            if topic is None or topic.topic_id != lease.topic_id or topic.link != lease.link:
+                del self._leases[place]  # it follows no more
+            elif lease.until_ms and lease.until < over:
+                known = state.claim(place[0], lease.topic_id, place[1])
+                if known is None or known.until_ms < lease.until_ms:
+                    due.append((place, lease))
+        return due
+
+    async def _record(self, due: Iterable[tuple[Place, Lease]]) -> None:
+        self._record_from = monotonic() + RECORD_INTERVAL_S
+        entries: dict[str, list[PartitionClaim]] = {}
+        for (topic, partition), lease in due:
+            claim = PartitionClaim(topic, lease.topic_id, partition, lease.until_ms, lease.end)
+            entries.setdefault(lease.link, []).append(claim)
+        try:
+            for name, claims in entries.items():
+                link = self._context.control.state.links.get(name)
+                if link is None:
+                    continue
+                for first in range(0, len(claims), RECORDED_AT_ONCE):
+                    some = tuple(claims[first : first + RECORDED_AT_ONCE])
+                    outcome = await self._context.control.append(RecordClaims(name, link.link_id, some))
+                    if isinstance(outcome, Rejected):
+                        log.warning("leases not recorded", extra={"link": name, "detail": outcome.message})
+        except BrokerUnavailable as error:
+            log.warning("leases not recorded", extra={"detail": str(error)})
+        finally:
+            self._recording = False

@@ -1,56 +1,75 @@
-"""What status says of a synchronous link at its source."""
+"""What status says of a synchronous link: at its source what is recorded, at its target what is leased."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from time import monotonic, time
+from typing import TYPE_CHECKING
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, LinkMode, ResourceType, Role, SyncState
+from isthmus_control.model import Claim, Link, LinkMode, ResourceType, Role, SyncState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode, combine
 from isthmus_plugins.links import PartitionStatus, SyncStatus
 from isthmus_plugins.replication.leader_stream import LedPartition
 
+if TYPE_CHECKING:
+    from isthmus_plugins.replication.sync_lease import SyncLeases
+
 _WAITING = frozenset((PartitionState.DIVERGED, PartitionState.REFUSED, PartitionState.STOPPED))
+TOLD_S = 3.0
+"""How long what the source told of a partition is shown without another word from it."""
 
 
-def note_sync(
+def note_led(link: Link, sync_of: Callable[[LedPartition], SyncStatus], partitions: Iterable[PartitionStatus]) -> None:
+    """Add what is recorded of partitions that a synchronous link leads. Those that wait for somebody still do."""
+    for status in _of_namespaces(link, Role.LEADER, partitions):
+        _note(status, sync_of(LedPartition(link.name, status.topic, status.partition)))
+
+
+def note_followed(state: ControlState, link: Link, leases: SyncLeases, partitions: Iterable[PartitionStatus]) -> None:
+    """Add what is known of the acks of the source, for partitions that follow over a synchronous link."""
+    for status in _of_namespaces(link, Role.FOLLOWER, partitions):
+        if status.partition >= 0:
+            topic = state.follower_topics.get(status.topic)
+            _note(status, leased_sync(leases, status.topic, topic.topic_id if topic else None, status.partition))
+
+
+def _of_namespaces(link: Link, role: Role, partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
+    if link.mode is not LinkMode.SYNCHRONOUS:
+        return []
+    mappings = [each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is role]
+    return [
+        each
+        for each in partitions
+        if each.role == role.value and any(mapping.holds(each.topic) for mapping in mappings)
+    ]
+
+
+def _note(status: PartitionStatus, sync: SyncStatus) -> None:
+    status.sync = sync
+    if PartitionState(status.state) not in _WAITING:
+        status.state = PartitionState.OUT_OF_SYNC if sync.state == "Unknown" else PartitionState(sync.state)
+        status.reason, status.message = sync.reason or status.reason, sync.message or status.message
+
+
+def recorded_sync(
     state: ControlState,
-    link: Link,
-    topic_ids: Mapping[str, bytes],
+    key: LedPartition,
+    topic_id: bytes | None,
     in_sync: Callable[[LedPartition], bool],
     why_not: Callable[[LedPartition], str | None],
-    partitions: Iterable[PartitionStatus],
-) -> None:
-    """Add what is recorded of partitions that a synchronous link leads. Those that wait for somebody still do.
+) -> SyncStatus:
+    """What an ack for a partition means, as the control log of the source has it.
+
 
     ``in_sync``: whether the follower has been seen to have all that was acked before acks were held. ``why_not``: why
     that failed when it was tried last.
     """
-    if link.mode is not LinkMode.SYNCHRONOUS:
-        return
-    leading = [each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.LEADER]
-    for status in partitions:
-        if status.role != "leader" or not any(mapping.holds(status.topic) for mapping in leading):
-            continue
-        status.sync = _sync(state, link.name, topic_ids.get(status.topic), in_sync, why_not, status)
-        if PartitionState(status.state) not in _WAITING:
-            status.state = PartitionState(status.sync.state)
-            status.reason, status.message = status.sync.reason or status.reason, status.sync.message or status.message
-
-
-def _sync(
-    state: ControlState,
-    link: str,
-    topic_id: bytes | None,
-    in_sync: Callable[[LedPartition], bool],
-    why_not: Callable[[LedPartition], str | None],
-    status: PartitionStatus,
-) -> SyncStatus:
     record = None
     if topic_id is not None:
-        record = state.sync_record(link, status.topic, str(uuid.UUID(bytes=topic_id)), status.partition)
-    key = LedPartition(link, status.topic, status.partition)
+        record = state.sync_record(key.link, key.topic, str(uuid.UUID(bytes=topic_id)), key.partition)
     if record is None:
         return SyncStatus(state="Syncing", message=why_not(key))
     if record.state is SyncState.IN_SYNC and not in_sync(key):
@@ -68,6 +87,29 @@ def _sync(
         reason=why.code if why is not None else None,
         message=why.message if why is not None else None,
     )
+
+
+def leased_sync(leases: SyncLeases, topic: str, topic_id: str | None, partition: int) -> SyncStatus:
+    """What is known at the target of the acks of the source."""
+    claim = leases.claim(topic, topic_id, partition)
+    until_ms = claim.until_ms if claim is not None else None
+    lease = leases.lease(topic, topic_id, partition)
+    now = monotonic()
+    if lease is not None and now < lease.until:
+        return SyncStatus(state="In-Sync", until_ms=until_ms)
+    told = lease.told if lease is not None and now - lease.told_at < TOLD_S else None
+    if told is not None and told.state != "In-Sync":
+        return told.model_copy(update={"until_ms": until_ms})
+    return SyncStatus(state="Unknown", until_ms=until_ms, reason=ReasonCode.LEASE_RAN_OUT, message=claimed(claim))
+
+
+def claimed(claim: Claim | None) -> str:
+    """What may be said without the source, in words."""
+    if claim is None:
+        return "what an ack meant is not known here: no lease was recorded"
+    ago = max(0, time() - claim.until_ms / 1000)
+    until = datetime.fromtimestamp(claim.until_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return f"In-Sync until {until} ({ago:.0f} s ago): what acks mean since then is not known here"
 
 
 def link_state(link: Link, connected: bool, partitions: Iterable[PartitionStatus]) -> LinkState:

@@ -380,10 +380,16 @@ def _acks(sync: dict[str, Any] | None) -> tuple[str | None, str | None]:
     """What acks of a partition mean, and from which offset and since when on."""
     if sync is None:
         return None, None
-    if sync["since_ms"] is None:
-        return sync["state"], None
-    since = datetime.fromtimestamp(sync["since_ms"] / 1000, UTC).isoformat(timespec="seconds")
-    return sync["state"], f"offset {sync['since_offset']}, {since}"
+    known = []
+    if sync["since_ms"] is not None:
+        known.append(f"offset {sync['since_offset']}, {_moment(sync['since_ms'])}")
+    if sync["until_ms"] is not None:
+        known.append(f"In-Sync until {_moment(sync['until_ms'])}")
+    return sync["state"], "; ".join(known) or None
+
+
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 def _mode_lines(result: dict[str, Any]) -> Iterator[str]:

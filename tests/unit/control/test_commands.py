@@ -104,6 +104,7 @@ BODIES: list[c.Body] = [
     c.RecordAcls("l", "User:a-", (AclBinding(2, "t", 3, "User:a-1", "*", 3, 3),), ()),
     c.RecordSync("l", UID, SyncState.IN_SYNC, (c.PartitionSync("t", UID, 0, 5), c.PartitionSync("t", UID, 1, 6))),
     c.RecordSync("l", UID, SyncState.OUT_OF_SYNC, (c.PartitionSync("t", UID, 0, 5),), Reason("CODE", "words")),
+    c.RecordClaims("l", UID, (c.PartitionClaim("t", UID, 0, 1_000, 5),)),
     c.RegisterProducerIds("B", 4),
     c.ClaimBrokers("p", UID, (BrokerClaim(1, "h", 2),), True, "h:3", 10_000, "1", -1),
     c.RenewLease("p", UID, 5),

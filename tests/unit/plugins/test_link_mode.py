@@ -156,7 +156,7 @@ def test_status_says_what_an_ack_means() -> None:
         assert [(each.state, each.sync.state, each.sync.since_offset) for each in led(status)] == [
             ("Syncing", "Syncing", None)
         ] * 2
-        assert {each.state for each in two.b.status().partitions} == {"Following"}
+        await two.until("told", lambda: {each.state for each in two.b.status().partitions} == {"Syncing"})
 
         record(two, SyncState.IN_SYNC, 0, 1)
         level.add(0)

@@ -1,0 +1,60 @@
+"""What is recorded of leases that ran out."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from isthmus_control import commands as c
+from isthmus_control.apply import apply
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Claim, ResourceType, Role, TopicState
+from isthmus_control.outcome import Accepted, ClaimsRecorded, Outcome, Rejected, Rejection
+
+TOPIC, FOLLOWER = ResourceType.TOPIC, Role.FOLLOWER
+LINK_ID, T_ID, OTHER_ID, SOURCE_ID = (str(uuid.UUID(int=number)) for number in (1, 2, 3, 4))
+
+
+class Log:
+    """The log of cluster B, whose ``in-t`` follows over link ``ab``."""
+
+    def __init__(self) -> None:
+        self.state = ControlState("B")
+        self.do(c.CreateLink("ab", LINK_ID, "A", False))
+        self.do(c.AttachNamespace("ab", TOPIC, "in-", "in-", FOLLOWER, create_missing=True))
+        self.do(c.SetFollowerTopic("ab", "in-t", "in-t", SOURCE_ID, TopicState.FOLLOWING, T_ID))
+
+    def do(self, body: c.Body) -> Outcome:
+        command = c.Command(str(uuid.uuid4()), 1_000, "p", self.state.applied_offset, body)
+        self.state, outcome = apply(self.state, self.state.applied_offset + 1, c.decode(c.encode(command)))
+        return outcome
+
+    def record(self, until_ms: int, topic_id: str = T_ID, **more: Any) -> Outcome:
+        entry = c.PartitionClaim("in-t", topic_id, more.get("partition", 0), until_ms, 5)
+        return self.do(c.RecordClaims("ab", more.get("link_id", LINK_ID), (entry,)))
+
+
+def test_the_later_claim_counts_also_when_the_topic_follows_no_more() -> None:
+    log = Log()
+    assert log.record(500) == Accepted((ClaimsRecorded("ab", 1),))
+    assert log.record(400) == Accepted()
+    assert log.state.claim("in-t", T_ID, 0) == Claim(T_ID, 500, 5)
+    assert log.state.claim("in-t", OTHER_ID, 0) is None
+    assert log.state.claim("in-t", T_ID, 1) is None
+    log.do(c.DetachNamespace("ab", TOPIC, "in-"))
+    assert log.record(600) == Accepted((ClaimsRecorded("ab", 1),))
+    assert log.state.claim("in-t", T_ID, 0) == Claim(T_ID, 600, 5)
+    log.do(c.AttachNamespace("ab", TOPIC, "in-", "in-", FOLLOWER))
+    assert log.state.claims == {}
+
+
+def test_what_is_not_known_here_is_not_claimed() -> None:
+    log = Log()
+    assert log.record(500, OTHER_ID) == Accepted()
+    assert log.state.claims == {}
+    for wrong in ({"link_id": OTHER_ID}, {"partition": -1}):
+        outcome = log.record(500, **wrong)
+        assert isinstance(outcome, Rejected)
+    outcome = log.do(c.RecordClaims("ab", LINK_ID, ()))
+    assert isinstance(outcome, Rejected)
+    assert outcome.code is Rejection.INVALID
