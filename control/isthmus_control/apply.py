@@ -496,6 +496,8 @@ def _delete_link(state: ControlState, offset: int, command: c.Command, body: c.D
     for mapping in link.mappings:
         state, more = _detached(state, link, mapping, command.at_ms)
         changes += more
+    state, ended = records_ended(state, link)
+    changes += tuple(ended)
     for mapping in link.offsets_topics:
         state, more = offsets_topic_ended(state, link, mapping, command.at_ms)
         changes += more

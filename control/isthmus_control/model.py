@@ -187,6 +187,10 @@ class NamespaceMapping:
         """Whether the local namespace holds a resource."""
         return contains(self.type, self.local_prefix, local_name)
 
+    @property
+    def leads_groups(self) -> bool:
+        return self.type is ResourceType.CONSUMER_GROUP and self.role is Role.LEADER
+
     def remote_name(self, local_name: str) -> str | None:
         """The remote counterpart of a local resource, None where this mapping does not hold it."""
         if self.offsets is not None:
@@ -261,6 +265,11 @@ class Link:
     def offsets_topic(self, role: Role) -> NamespaceMapping | None:
         """The pair of an offsets topic and its copy in which this side has the role."""
         return next((mapping for mapping in self.offsets_topics if mapping.role is role), None)
+
+    @property
+    def leads_groups(self) -> bool:
+        """Whether this side's groups are replicated over it."""
+        return any(mapping.leads_groups for mapping in self.mappings)
 
     @property
     def mode(self) -> LinkMode:

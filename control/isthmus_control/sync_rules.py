@@ -17,9 +17,13 @@ from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState
 from isthmus_control.outcome import Change, Refuse, Rejection, SyncChanged, require
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 ENTRIES_MAX = 10_000
 REASON_CHARS_MAX = 1_000
+
+_OF_POSITIONS = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP)
+"""What a group's position is replicated by."""
 
 Result = tuple[ControlState, tuple[Change, ...]]
 Records = Mapping[tuple[str, int], SyncRecord]
@@ -37,8 +41,8 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
         current = known if known is not None and known.topic_id == entry.topic_id else None
         if current is not None and current.state is body.state and (current.reached or not body.reached):
             continue
-        mapping = _led(link, entry.topic)
-        stands = max(link.synchronous_at_offset or 0, mapping.attached_at_offset, known.at_offset if known else 0)
+        attached = _led_since(link, entry.topic)
+        stands = max(link.synchronous_at_offset or 0, attached, known.at_offset if known else 0)
         require(
             command.seen >= stands,
             Rejection.CONFLICT,
@@ -121,16 +125,20 @@ def _check(body: c.RecordSync) -> None:
     require(len(keys) == len(body.partitions), Rejection.INVALID, "a partition is recorded twice")
 
 
-def _led(link: Link, topic: str) -> NamespaceMapping:
-    """The mapping with which the link leads a local topic. Raises Refuse."""
-    for mapping in link.mappings:
-        if (
-            mapping.type is ResourceType.TOPIC
-            and mapping.role is Role.LEADER
-            and mapping.remote_name(topic) is not None
-        ):
-            return mapping
-    raise Refuse(Rejection.CONFLICT, f"topic {topic!r} is in no namespace that link {link.name!r} leads")
+def _led_since(link: Link, topic: str) -> int:
+    """Where in the log a local topic came to be led over the link as it is led now. Raises Refuse.
+
+    The offsets topic is led with the groups whose positions it has, in whatever topics.
+    """
+    if topic == OFFSETS_TOPIC:
+        led = link.mappings if link.leads_groups else ()
+        found = [each for each in led if each.role is Role.LEADER and each.type in _OF_POSITIONS]
+    else:
+        led = tuple(each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.LEADER)
+        found = [each for each in led if each.remote_name(topic) is not None]
+    if not found:
+        raise Refuse(Rejection.CONFLICT, f"topic {topic!r} is in no namespace that link {link.name!r} leads")
+    return max(each.attached_at_offset for each in found)
 
 
 def _at(entry: c.PartitionSync) -> str:
@@ -179,16 +187,23 @@ def mode_changed(
 def records_ended(
     state: ControlState, link: Link, mapping: NamespaceMapping | None = None
 ) -> tuple[ControlState, list[Change]]:
-    """The state without the records of a link, or of what one of its mappings holds."""
+    """The state without the records of a link, or of what one of its mappings holds (which the link still has)."""
     records = state.sync_records.get(link.name, {})
     kept: dict[tuple[str, int], SyncRecord] = {}
     changes: list[Change] = []
     for (topic, partition), record in sorted(records.items()):
-        if mapping is None or (mapping.type is ResourceType.TOPIC and mapping.holds(topic)):
+        if mapping is None or _ends_with(topic, mapping, link):
             changes.append(SyncChanged(link.name, topic, partition, record, None))
         else:
             kept[topic, partition] = record
     return (_with(state, link.name, kept), changes) if changes else (state, [])
+
+
+def _ends_with(topic: str, mapping: NamespaceMapping, link: Link) -> bool:
+    """Whether the records of a topic end when a mapping is taken out of its link."""
+    if topic == OFFSETS_TOPIC:
+        return mapping.leads_groups and not any(each.leads_groups for each in link.mappings if each != mapping)
+    return mapping.type is ResourceType.TOPIC and mapping.holds(topic)
 
 
 SYNC_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {

@@ -277,6 +277,8 @@ class GroupStatus(_Model):
     """Of these, and of deletions, how many the follower's coordinator does not have yet."""
     pending_seconds: float | None = None
     """Age of the oldest of them."""
+    sync: SyncStatus | None = None
+    """What an ack for a commit of the group means; None: the link is asynchronous here, or the group follows."""
     unmapped_topics: list[str] = []
     """Topics in which the group has positions and that no namespace of the link holds: those are not replicated."""
 

@@ -54,6 +54,6 @@ async def until_at(replicas: Replicas, expected: dict[tuple[str, int], Committed
 def status(replicas: Replicas, end: str = "B") -> Any:
     """What one end tells of the group."""
     chosen = replicas.ends[end]
-    statuses = GroupStatuses(chosen.context, chosen.group_leader, chosen.group_follower)
+    statuses = GroupStatuses(chosen.context, chosen.group_leader, chosen.group_follower, chosen.sync_leader.sync_of)
     found = statuses.of(replicas.controls[end].state.links[LINK], connected=True)
     return found[0] if found else None

@@ -102,9 +102,15 @@ class Member:
         self._assigned, self._stop = threading.Event(), threading.Event()
         self._commits: queue.Queue[tuple[list[TopicPartition], Future[None]]] = queue.Queue()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        consumer.subscribe(list(topics), on_assign=lambda *_: self._assigned.set())
+        self.assignments = 0
+        """How often the group gave it partitions."""
+        consumer.subscribe(list(topics), on_assign=self._on_assign)
         self._thread.start()
         assert self._assigned.wait(30), "the member got no assignment"
+
+    def _on_assign(self, *_: Any) -> None:
+        self.assignments += 1
+        self._assigned.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -191,11 +191,12 @@ class End:
         self.follower = FollowerEnd(self.context)
         self.leader = LeaderEnd(self.context, self.peers, self.verification)
         self.mirror = LinkMirror(self.context, self.peers.connections)
-        self.sync_leader = SyncLeader(self.context, self.leader, self.mirror.agreed)
-        self.store = TransactionStore(self.context)
-        self.sync_leases = SyncLeases(self.context, self.follower, self.store)
         self.group_leader = GroupLeader(self.context, self.peers)
         self.group_follower = GroupFollower(self.context)
+        self.follower.on_stored = self.group_follower.data_came
+        self.sync_leader = SyncLeader(self.context, self.leader, self.group_leader, self.mirror.agreed)
+        self.store = TransactionStore(self.context)
+        self.sync_leases = SyncLeases(self.context, self.follower, self.group_follower, self.store)
         self.handlers = {
             "prepare_topics": self.topics.prepare_topics,
             "open_stream": self.follower.open_stream,
@@ -213,6 +214,7 @@ class End:
             "committed": self.verification.groups.on_committed,
             "high_watermarks": self.verification.groups.on_high_watermarks,
             "group_offsets": self.group_follower.group_offsets,
+            "group_applied": self.group_leader.on_applied,
             "group_pending": self.group_follower.group_pending,
             "end_group_offsets": self.group_follower.end_group_offsets,
         }

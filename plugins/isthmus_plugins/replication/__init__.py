@@ -25,6 +25,7 @@
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
 ``sync_leader``       synchronous links: ``held_answers`` wait for the other side, which has leases (``sync_lease``)
 ``transaction_store`` decisions of the source's transactions, kept for a failover
+``held_commits``      the same for commits of offsets; ``fed_partition``, ``applied_positions``: how far they are there
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
 ``link_mirror``       the settings that both clusters of a link have; ``link_mode``: who may make it synchronous
 ``service``           what operators can do
@@ -124,6 +125,7 @@ class ReplicationPlugin:
         verification = Verification(context)
         self._transaction_verification = TransactionVerification(context)
         self._group_follower = GroupFollower(context)
+        self._follower_end.on_stored = self._group_follower.data_came
         common_log = CommonLog(context, verification)
         self._time_offsets = TimeOffsets(context, lambda: self._peers)
         self._peers = LinkPeers(
@@ -146,6 +148,7 @@ class ReplicationPlugin:
                 "committed": verification.groups.on_committed,
                 "high_watermarks": verification.groups.on_high_watermarks,
                 "group_offsets": self._group_follower.group_offsets,
+                "group_applied": lambda connection, params: self._group_leader.on_applied(connection, params),
                 "group_pending": self._group_follower.group_pending,
                 "end_group_offsets": self._group_follower.end_group_offsets,
                 "plan_attach": lambda connection, params: self._links.on_plan_attach(connection, params),
@@ -177,10 +180,10 @@ class ReplicationPlugin:
         self._acls = AclEnds(context, self._peers)
         self._leader_end = LeaderEnd(context, self._peers, verification)
         self._mirror = LinkMirror(context, self._peers.connections)
-        self._sync_leader = SyncLeader(context, self._leader_end, self._mirror.agreed)
-        self._sync_leases = SyncLeases(context, self._follower_end, self._store)
         self._group_leader = GroupLeader(context, self._peers)
-        self._group_status = GroupStatuses(context, self._group_leader, self._group_follower)
+        self._sync_leader = SyncLeader(context, self._leader_end, self._group_leader, self._mirror.agreed)
+        self._sync_leases = SyncLeases(context, self._follower_end, self._group_follower, self._store)
+        self._group_status = GroupStatuses(context, self._group_leader, self._group_follower, self._sync_leader.sync_of)
         self._service = LinkService(
             context,
             self._peers,

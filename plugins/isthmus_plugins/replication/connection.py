@@ -39,9 +39,10 @@ UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
 SYNC_LEASE: Final = "sync-lease"
 DECISIONS: Final = "decisions"
-SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS})
+CONFIRMED_COMMITS: Final = "confirmed-commits"
+SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
 """What synchronous links need of a peer."""
-FEATURES: Final = (SYNC_LEASE, DECISIONS)
+FEATURES: Final = (SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS)
 """What this version knows beyond its version of the protocol. Said in the handshake by both ends."""
 FLUSH_TIMEOUT_S: Final = 2.0
 """How long a connection that ends may still send what is queued (the reason of a rejection, say)."""

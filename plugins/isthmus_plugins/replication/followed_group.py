@@ -180,6 +180,12 @@ class FollowedGroup:
         ]:
             del self.pending[waiting]
 
+    def has_as_wanted(self, place: Place) -> bool:
+        """Whether the coordinator has a position as the source's newest commit is, or there is none to have."""
+        if self.has is None or place in self.unknown:
+            return False
+        return place not in self.wanted or self.has.get(place) == self.wanted[place]
+
     @property
     def differences(self) -> set[Place]:
         """Where the coordinator does not have what is wanted."""

@@ -102,6 +102,8 @@ class FollowerEnd:
         """From then on no request of a process that was here before can land any more."""
         self._producers_remembered = False
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
+        self.on_stored: Callable[[tuple[str, int]], None] = lambda place: None
+        """Called when a partition has more: its topic and index."""
         self.batches_appended = 0
         self.bytes_appended = 0
 
@@ -620,6 +622,7 @@ class FollowerEnd:
         return stream.trouble
 
     def tell_appended(self, stream: FollowerStream) -> None:
+        self.on_stored(stream.place)
         stream.connection.send(link.encode_appended(stream.stream_id, stream.follower_log.end))
 
     def _tell_stopped(self, stream: FollowerStream) -> None:

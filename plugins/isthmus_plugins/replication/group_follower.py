@@ -21,7 +21,8 @@ from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
 from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.applied_positions import AppliedPositions
+from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.followed_group import (
     BEYOND_FOLLOWER_END,
     COMPARE_INTERVAL_S,
@@ -95,6 +96,10 @@ class GroupFollower:
         """By link and local group."""
         self._telling: dict[tuple[str, int], set[tuple[str, Place]]] = {}
         """Positions named so far by a leader end that is telling a whole partition."""
+        self._applied: dict[tuple[str, int], AppliedPositions] = {}
+        """By link and partition: of synchronous links, how far this cluster's coordinators have what was told."""
+        self._awaited: set[Place] = set()
+        """Partitions whose data somebody's position is ahead of."""
         self._strays_at = 0.0
         self._active: dict[FollowedGroup, None] = {}
         """Groups for which there may be something to do; the others are looked at once in a while."""
@@ -132,6 +137,7 @@ class GroupFollower:
         topics = None if said is None else frozenset(str(prefix) for prefix in said)
         for part in params["parts"]:
             self._take(connection, int(params["partitions"]), topics, part, now)
+        self._tell_applied()
         self._changed.set()
         return {"holds_back": True}
 
@@ -152,9 +158,13 @@ class GroupFollower:
             held_back = frozenset(str(topic) for topic in part.get("held_back", ()))
             self._feeds[key] = _Feed(connection, epoch, partitions, topics, held_back)
             self._telling[key] = set()
+            self._applied.pop(key, None)
+            if part.get("confirm"):
+                self._applied[key] = AppliedPositions()
         elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
             raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
         told: set[tuple[str, Place]] = set()
+        waited: list[tuple[str, Place]] = []
         for name, topic, partition, offset, metadata, age_ms in part["positions"]:
             self._check(link_name, str(name))
             group = self._groups.get((link_name, name))
@@ -163,6 +173,8 @@ class GroupFollower:
             self._active[group] = None
             place = str(topic), int(partition)
             told.add((name, place))
+            if offset is not None:  # a position too many is no commit that is missing
+                waited.append((name, place))
             if offset == _NOT_KNOWN:
                 group.unknown.add(place)
             else:
@@ -173,8 +185,46 @@ class GroupFollower:
             if group is not None:
                 group.deleting = True
                 self._active[group] = None
+        if key in self._applied:
+            self._applied[key].told(waited, part.get("upto"))
+            for name in {name for name, _ in told}:
+                self._settle(self._groups[link_name, name])
         if key in self._telling:
             self._told_whole(key, told, bool(part.get("end")), now)
+
+    # ---- what is confirmed ----
+
+    def _settle(self, group: FollowedGroup) -> None:
+        """Note what the coordinator has of a group as it is wanted."""
+        applied = self._applied.get((group.link, group.source_partition))
+        if applied is not None:
+            applied.settle(group.group, group.has_as_wanted)
+
+    def _tell_applied(self) -> None:
+        """Tell leader ends how far their commits are here."""
+        parts: dict[LinkConnection, list[tuple[int, int, int]]] = {}
+        for key, applied in self._applied.items():
+            if applied.advance():
+                feed = self._feeds[key]
+                parts.setdefault(feed.connection, []).append((key[1], feed.epoch, applied.upto))
+        for connection, told in parts.items():
+            self._tasks.start("applied", self._told_applied(connection, told))
+
+    async def _told_applied(self, connection: LinkConnection, parts: list[tuple[int, int, int]]) -> None:
+        try:
+            await connection.call("group_applied", {"parts": parts})
+        except (LinkRejected, LinkLost, TimeoutError) as error:
+            log.info("commits not confirmed", extra={"link": connection.link_name, "detail": str(error)})
+
+    def confirmed_over(self) -> Iterator[tuple[LinkConnection, int]]:
+        """The partitions of sources' offsets topics that are confirmed, and to whom."""
+        return ((self._feeds[key].connection, key[1]) for key in self._applied)
+
+    def data_came(self, place: Place) -> None:
+        """A partition of this cluster has more than it had."""
+        if place in self._awaited:
+            self._awaited.discard(place)
+            self._changed.set()
 
     def _told_whole(self, key: tuple[str, int], told: set[tuple[str, Place]], end: bool, now: float) -> None:
         """Positions of a partition that is told whole: what it did not name when it ends is not there any more."""
@@ -252,6 +302,7 @@ class GroupFollower:
             if feed.connection is connection and (partitions is None or key[1] in partitions):
                 del self._feeds[key]
                 self._telling.pop(key, None)
+                self._applied.pop(key, None)
                 for name, group in list(self._groups.items()):
                     if (group.link, group.source_partition) == key:
                         del self._groups[name]
@@ -330,6 +381,7 @@ class GroupFollower:
         unsure = {place for group in ready for place in group.to_check if self._objection(place[0]) is None}
         log_ends = await self._context.cluster.log_ends(unsure) if unsure else {}
         places = {place for group in ready for place in group.to_commit if self._objection(place[0]) is None} | unsure
+        self._awaited |= places  # what comes while the ends are read is looked at again
         ends = await self._context.cluster.high_watermarks(places) if places else {}
         for group in ready:
             if group.has is not None and not group.busy:
@@ -338,6 +390,7 @@ class GroupFollower:
                 objections = {topic: why for topic in topics if (why := self._objection(topic))}
                 whole = (group.link, group.source_partition) not in self._telling
                 plan = group.plan(ends, objections, now, log_ends, whole)
+                self._awaited -= plan.commit.keys()
                 if plan:
                     group.busy = True
                     work = self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))
@@ -409,10 +462,12 @@ class GroupFollower:
             if known is not None and known.code == COORDINATOR_NOT_AVAILABLE:
                 del group.pending[None]
             group.found(mapped, len(mapped) < len(positions), now, self._renewal_s or 0.0)
+            self._settle(group)
             if not group.wanted and not group.unknown:
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
                 if not group.deleting:  # nothing of it is the link's
                     self._groups.pop((group.link, group.group), None)
+        self._tell_applied()
 
     async def _carry_out(self, group: FollowedGroup, plan: Plan) -> None:
         try:
@@ -444,9 +499,16 @@ class GroupFollower:
         refused: dict[Place, Refused] = {}
         answers: Mapping[Place, Refused]
         if plan.commit:
+            applied = self._applied.get((group.link, group.source_partition))
+            number = 0 if applied is None else applied.number
+            wanted = {place for place, position in plan.commit.items() if group.wanted.get(place) == position}
             answers = await cluster.commit_offsets(group.group, plan.commit)
             done = {place: position for place, position in plan.commit.items() if place not in answers}
             group.committed(done, monotonic(), renewal_s)
+            if applied is not None:
+                for place in wanted & done.keys():
+                    applied.has(group.group, place, number)
+                self._tell_applied()
             self.commits += len(done)
             refused.update(answers)
         if plan.renew:

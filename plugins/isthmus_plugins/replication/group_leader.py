@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -18,8 +18,11 @@ from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused, PluginContext
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.fed_partition import FedPartition
 from isthmus_plugins.replication.followed_group import Waiting
+from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.peers import LinkPeers
+from isthmus_plugins.replication.sync_places import SyncPlace, leads_positions
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Group, OffsetKey, OffsetsLog
 from isthmus_protocol.records import BatchError, walk
@@ -36,6 +39,8 @@ FETCH_BYTES_MAX: Final = 1024 * 1024
 PARTITION_BYTES_MAX: Final = 256 * 1024
 POSITIONS_AT_ONCE: Final = 2000
 """In one call."""
+CALLS_AT_ONCE: Final = 64
+"""Calls to one follower end of a synchronous link that are not answered; each takes a round trip."""
 PENDING_INTERVAL_S: Final = 1.0
 RETRY_DELAY_S: Final = 0.5
 BROKEN_RETRY_S: Final = 10.0
@@ -57,7 +62,7 @@ def remote_name(mappings: Iterable[NamespaceMapping], kind: ResourceType, name: 
 def local_name(mappings: Iterable[NamespaceMapping], remote_group: str) -> str | None:
     """What a group that is led is called here, by its name at the other end."""
     for mapping in mappings:
-        if mapping.type is ResourceType.CONSUMER_GROUP and mapping.role is Role.LEADER:
+        if mapping.leads_groups:
             local = mapping.local_name(remote_group)
             if local is not None:
                 return local
@@ -112,17 +117,37 @@ class LedGroup(NamedTuple):
     waiting: Waiting | None
     """What the follower's coordinator did not have yet when the follower end was last asked."""
     problem: str | None
+    partition: int | None
+    """Of the offsets topic; None where the group is gone here."""
 
 
 class Feed:
     """What one link's follower end has been told, over one connection."""
 
-    __slots__ = ("connection", "held_back", "holds_back", "link_name", "mappings", "pending", "told", "wake")
+    __slots__ = (
+        "calls",
+        "confirms",
+        "connection",
+        "fed",
+        "held_back",
+        "holds_back",
+        "link_name",
+        "mappings",
+        "pending",
+        "told",
+        "wake",
+    )
 
     def __init__(self, link: Link, connection: LinkConnection) -> None:
         self.link_name = link.name
         self.mappings = link.mappings
         self.connection = connection
+        self.confirms = leads_positions(link)
+        """Whether the follower end is to say what it has: commits wait for it."""
+        self.fed: dict[Source, FedPartition] = {}
+        """Of a link that confirms."""
+        self.calls: set[asyncio.Task[None]] = set()
+        """That are not answered."""
         self.told: dict[Source, dict[OffsetKey, float]] = {}
         """Partitions that have been told whole; what of them changed since then, and when that was read."""
         self.held_back: dict[Source, frozenset[str]] = {}
@@ -164,6 +189,8 @@ class GroupLeader:
         self._sources: dict[int, Source] = {}
         self._tails: dict[int, asyncio.Event] = {}
         self._feeds: dict[str, Feed] = {}
+        self.on_confirmed: Callable[[SyncPlace], None] = lambda place: None
+        """Called when a follower end of a synchronous link has more."""
         self.error: str | None = None
         """Why the offsets topic cannot be found."""
 
@@ -176,6 +203,55 @@ class GroupLeader:
     def wake(self) -> None:
         """Links, namespaces or connections changed."""
         self._changed.set()
+
+    # ---- what synchronous links confirm ----
+
+    @property
+    def partitions(self) -> int:
+        """Of the offsets topic; 0 while it is not known."""
+        return self._partitions
+
+    @property
+    def topic_id(self) -> bytes:
+        """Of the offsets topic; empty while it is not known."""
+        return self._topic_id
+
+    def places(self) -> Iterator[LedPartition]:
+        """The partitions whose groups are led over synchronous links, as far as this proxy fronts their leaders."""
+        for link in self._leading().values():
+            if leads_positions(link):
+                for partition in self._sources:
+                    yield LedPartition(link.name, OFFSETS_TOPIC, partition)
+
+    def place(self, key: LedPartition) -> SyncPlace | None:
+        """One of them, from when its follower had all of it once."""
+        feed, source = self._feeds.get(key.link), self._sources.get(key.partition)
+        if feed is None or source is None or not self._is_current(feed):
+            return None
+        fed = feed.fed.get(source)
+        return fed if fed is not None and fed.acked >= 0 else None
+
+    def leader_epoch(self, partition: int) -> int:
+        """Under which a partition of the offsets topic is read, -1 for none."""
+        source = self._sources.get(partition)
+        return -1 if source is None else source.leader_epoch
+
+    async def on_applied(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """The other side's coordinators have what partitions add up to at these offsets."""
+        feed = self._feeds.get(connection.link_name)
+        if feed is not None and feed.connection is connection and self._is_current(feed):
+            for partition, epoch, upto in params["parts"]:
+                source = self._sources.get(int(partition))
+                fed = feed.fed.get(source) if source is not None and source.leader_epoch == epoch else None
+                if fed is not None:
+                    fed.confirmed(int(upto))
+                    self.on_confirmed(fed)
+        return {}
+
+    def _is_current(self, feed: Feed) -> bool:
+        """Whether what a feed tells is what the link's namespaces ask for now."""
+        link = self._context.control.state.links.get(feed.link_name)
+        return link is not None and feed.mappings == link.mappings and not feed.connection.lost
 
     def groups(self, link: Link) -> Iterator[LedGroup]:
         """The led groups of a link that this proxy knows."""
@@ -191,7 +267,7 @@ class GroupLeader:
         for remote, waiting in (mapped.pending if mapped is not None else {}).items():
             local = local_name(link.mappings, remote)
             if remote not in named and local is not None:  # deleted here, and not yet there
-                yield LedGroup(local, remote, None, 0, (), True, waiting, None)
+                yield LedGroup(local, remote, None, 0, (), True, waiting, None, None)
 
     def _led_group(
         self, link: Link, name: str, remote: str, group: Group, source: Source, feed: Feed | None
@@ -211,6 +287,7 @@ class GroupLeader:
             told,
             None if feed is None else feed.pending.get(remote),
             source.problem or "; ".join(problems) or None,
+            source.partition,
         )
 
     def warnings(self) -> list[str]:
@@ -242,22 +319,11 @@ class GroupLeader:
                 pass
 
     def _leading(self) -> dict[str, Link]:
-        return {
-            link.name: link
-            for link in self._context.control.state.links.values()
-            if any(
-                mapping.type is ResourceType.CONSUMER_GROUP and mapping.role is Role.LEADER for mapping in link.mappings
-            )
-        }
+        return {link.name: link for link in self._context.control.state.links.values() if link.leads_groups}
 
     async def _reconcile(self) -> None:
         leading = self._leading()
-        wanted = tuple(
-            mapping
-            for link in leading.values()
-            for mapping in link.mappings
-            if mapping.type is ResourceType.CONSUMER_GROUP and mapping.role is Role.LEADER
-        )
+        wanted = tuple(mapping for link in leading.values() for mapping in link.mappings if mapping.leads_groups)
         if wanted != self._wanted:
             self._wanted = wanted
             self._sources.clear()
@@ -312,7 +378,12 @@ class GroupLeader:
                 feed = self._feeds[name] = Feed(link, connections[0])
                 self._tasks.start(f"feed-{name}", self._feed_for_ever(feed))
                 self._tasks.start(f"pending-{name}", self._ask_for_ever(feed))
-        for feed in self._feeds.values():
+        for name, feed in self._feeds.items():
+            confirms = leads_positions(leading[name])
+            if confirms is not feed.confirms:
+                feed.confirms = confirms
+                feed.told.clear()
+                feed.fed.clear()
             feed.wake.set()
 
     async def _end(self, connection: LinkConnection, partitions: list[int] | None) -> None:
@@ -383,7 +454,9 @@ class GroupLeader:
                 for feed in self._feeds.values():
                     feed.wake.set()
             await asyncio.sleep(0)  # a long log is read without holding up the sessions
-        return found if all(source.loaded for source in sources) else nothing_left
+        if not all(source.loaded for source in sources):
+            return nothing_left
+        return found and not any(feed.confirms for feed in self._feeds.values())
 
     async def _read_ends(self, sources: list[Source]) -> None:
         if sources:
@@ -411,6 +484,10 @@ class GroupLeader:
                     if feed.remote_group(key.group) is not None and feed.remote_topic(key.topic) is not None:
                         news.setdefault(key, now)
                         feed.wake.set()
+            fed = feed.fed.get(source)
+            if fed is not None:
+                fed.saw(source.next_offset, now)
+                feed.wake.set()
         return bool(len(part.records))
 
     async def _refused(self, source: Source, part: Fetched) -> None:
@@ -438,7 +515,7 @@ class GroupLeader:
         self.wake()
 
     def _in_use(self, feed: Feed) -> bool:
-        return self._feeds.get(feed.link_name) is feed and not feed.connection.lost
+        return self._feeds.get(feed.link_name) is feed and self._is_current(feed)
 
     async def _ask_for_ever(self, feed: Feed) -> None:
         """Ask a follower end what of all that is pending there, for the link's status on this side."""
@@ -462,6 +539,7 @@ class GroupLeader:
         for source in [source for source in feed.told if source not in current]:
             del feed.told[source]
             feed.held_back.pop(source, None)
+            feed.fed.pop(source, None)
             if source.partition not in self._sources:  # another proxy fronts its leader now
                 await self._end(feed.connection, [source.partition])
         for source in [source for source in feed.told if feed.held_back.get(source, frozenset()) - withheld]:
@@ -478,20 +556,55 @@ class GroupLeader:
         room = POSITIONS_AT_ONCE
         for source, news in feed.told.items():
             keys = [key for key in news if key.topic not in withheld][: max(0, room)]
-            if keys:
+            fed = feed.fed.get(source)
+            upto = source.next_offset if len(keys) == len(news) and not feed.held_back.get(source) else None
+            if keys or (fed is not None and upto is not None and upto > fed.told):
                 room -= len(keys)
                 now = monotonic()
                 positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]
-                changes.append({**self._part(source, positions), "gone": self._gone(feed, source, keys)})
+                part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
+                if fed is not None:
+                    part["upto"] = upto
+                    fed.told = fed.told if upto is None else upto
+                changes.append(part)
         if not changes:
             return False
-        await self._call(feed, changes)
+        if feed.confirms:
+            await self._call_on(feed, changes)
+        else:
+            await self._call(feed, changes)
         return True
+
+    async def _call_on(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
+        """Call without waiting for the answer, unless many are not answered: calls are taken in their order."""
+        call = self._tasks.start(f"tell-{feed.link_name}", self._call_once(feed, changes))
+        feed.calls.add(call)
+        call.add_done_callback(feed.calls.discard)
+        await asyncio.sleep(0)  # it is sent before anything else is
+        if len(feed.calls) >= CALLS_AT_ONCE:
+            await asyncio.wait(feed.calls, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _call_once(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
+        try:
+            await self._call(feed, changes)
+        except LinkLost:
+            feed.wake.set()
+        except (LinkRejected, TimeoutError) as error:
+            log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
+            feed.told.clear()
+            feed.wake.set()
 
     async def _tell_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
         """Tell all that one partition adds up to, but for some topics, in as many calls as it takes."""
         feed.told[source] = {}
         feed.held_back[source] = withheld
+        feed.fed.pop(source, None)
+        upto = source.next_offset
+        if feed.confirms:
+            key = LedPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
+            fed = feed.fed[source] = FedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
+            fed.saw(upto, monotonic())
+            fed.told = -1 if withheld else upto
         keys = [
             OffsetKey(name, *place)
             for name, group in source.offsets_log.groups.items()
@@ -505,6 +618,8 @@ class GroupLeader:
             part = self._part(source, [self._position(feed, source, key, 0.0) for key in chunk])
             part["begin"], part["end"] = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
             part["held_back"] = held_back
+            part["confirm"] = feed.confirms
+            part["upto"] = upto if part["end"] and not withheld else None
             await self._call(feed, [part])
 
     def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> list[Any]:

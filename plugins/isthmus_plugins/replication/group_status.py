@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from isthmus_control.model import Link, ResourceType, Role
+from isthmus_control.model import Link, ResourceType
 from isthmus_control.states import PartitionState
 from isthmus_plugins.api import PluginContext
-from isthmus_plugins.links import GroupStatus
+from isthmus_plugins.links import GroupStatus, SyncStatus
 from isthmus_plugins.replication.followed_group import POSITION_NOT_KNOWN, STOPPED, FollowedGroup, Waiting
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_leader import GroupLeader, LedGroup
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_places import leads_positions
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
 class GroupStatuses:
     """The groups of this proxy's links."""
 
-    def __init__(self, context: PluginContext, group_leader: GroupLeader, group_follower: GroupFollower) -> None:
+    def __init__(
+        self,
+        context: PluginContext,
+        group_leader: GroupLeader,
+        group_follower: GroupFollower,
+        sync_of: Callable[[LedPartition], SyncStatus],
+    ) -> None:
+        """``sync_of``: what acks for a partition of the offsets topic mean, which a synchronous link leads."""
         self._context = context
         self._group_leader = group_leader
         self._group_follower = group_follower
+        self._sync_of = sync_of
 
     def of(self, link: Link, connected: bool) -> list[GroupStatus]:
         """Every group of a link that this proxy tells of, or is told of."""
-        led = [self._led(group, connected) for group in self._group_leader.groups(link)]
+        led = [self._led(link, group, connected) for group in self._group_leader.groups(link)]
         lookup = self._context.control.state.lookup
         followed = []
         for group in self._group_follower.groups(link.name):
@@ -38,12 +49,9 @@ class GroupStatuses:
 
     def warnings(self, link: Link) -> list[str]:
         """What keeps this proxy from knowing all that the link's led groups have committed."""
-        leads = any(
-            mapping.type is ResourceType.CONSUMER_GROUP and mapping.role is Role.LEADER for mapping in link.mappings
-        )
-        return self._group_leader.warnings() if leads else []
+        return self._group_leader.warnings() if link.leads_groups else []
 
-    def _led(self, group: LedGroup, connected: bool) -> GroupStatus:
+    def _led(self, link: Link, group: LedGroup, connected: bool) -> GroupStatus:
         status = GroupStatus(
             group=group.group,
             remote_group=group.remote_group,
@@ -51,6 +59,7 @@ class GroupStatuses:
             state=PartitionState.FOLLOWING if group.told else PartitionState.CATCHING_UP,
             positions=group.positions,
             unmapped_topics=list(group.unmapped_topics),
+            sync=self._sync(link, group.partition),
         )
         if not connected:
             status.state = PartitionState.DISCONNECTED
@@ -59,6 +68,11 @@ class GroupStatuses:
         if group.problem is not None:
             status.state, status.reason, status.message = PartitionState.STOPPED, POSITION_NOT_KNOWN, group.problem
         return status
+
+    def _sync(self, link: Link, partition: int | None) -> SyncStatus | None:
+        if partition is None or not leads_positions(link):
+            return None
+        return self._sync_of(LedPartition(link.name, OFFSETS_TOPIC, partition))
 
     def _followed(self, group: FollowedGroup, remote: str) -> GroupStatus:
         status = GroupStatus(

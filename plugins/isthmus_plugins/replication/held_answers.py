@@ -1,7 +1,8 @@
-"""Answers to Produce that wait until the other side has what they ack.
+"""Answers to Produce, and to commits of offsets, that wait until the other side has what they ack.
 
 Without I/O. An answer waits for the end of each batch of its request, in each partition, under the leader epoch of the
-source as it was known when the broker answered: what another epoch has at that offset may be something else.
+source as it was known when the broker answered: what another epoch has at that offset may be something else. A commit's
+batch is in the offsets topic.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from isthmus_plugins.api import Gate
@@ -43,8 +45,8 @@ class Needs(Protocol):
 class _Answer:
     """An answer that waits, and for what."""
 
-    version: int
-    frame: bytes
+    sent: Callable[[Mapping[Place, Refusal]], bytes]
+    """The frame that goes out, with what is refused of it."""
     transactional: bool
     began: float
     deadline: float
@@ -65,8 +67,7 @@ class _Answer:
         if refusal is not None:
             self.refusals[named] = refusal
         if not self.places:
-            frame = refused_in(self.version, self.frame, self.refusals) if self.refusals else self.frame
-            self.gate.open(frame)
+            self.gate.open(self.sent(self.refusals))
 
 
 class Wait(NamedTuple):
@@ -89,6 +90,8 @@ class HeldAnswers:
         """By partition: heaps of what plain and what transactional producers wait for."""
         self._deadlines: list[tuple[float, int, _Answer]] = []
         self._untold: dict[Partition, list[Wait]] = {}
+        self._late: dict[Partition, Wait] = {}
+        """What was waited for in vain, the first of it, until it is confirmed or need not be."""
 
     def hold(
         self, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
@@ -97,7 +100,8 @@ class HeldAnswers:
 
         ``names``: by topic in the frame: its name, for topics on a synchronous link. ``began``: when the request came.
         """
-        answer = _Answer(version, frame, written.transactional, self._clock(), began + written.timeout_ms / 1000)
+        sent = partial(_produce_answer, version, frame)
+        answer = _Answer(sent, written.transactional, self._clock(), began + written.timeout_ms / 1000)
         for topic, results in peeks.produce_response(version, frame):
             name = names.get(topic)
             if name is None:
@@ -107,6 +111,21 @@ class HeldAnswers:
                     told = code == 0 and base_offset >= 0
                     end = base_offset + written.records.get((topic, partition), 1) if told else NOT_TOLD
                     self._wait(answer, (name, partition), (topic, partition), end)
+        return self._held(answer, frame)
+
+    def hold_commit(
+        self, place: Partition, transactional: bool, wait_s: float, frame: bytes, refused: Callable[[], bytes]
+    ) -> bytes | Gate:
+        """The answer to a commit whose records the broker has, somewhere in ``place``.
+
+        ``refused`` makes the answer that says: not yet. It goes out after ``wait_s``, and when the leader moves.
+        """
+        now = self._clock()
+        answer = _Answer(lambda refusals: refused() if refusals else frame, transactional, now, now + wait_s)
+        self._wait(answer, place, (b"", place[1]), NOT_TOLD)
+        return self._held(answer, frame)
+
+    def _held(self, answer: _Answer, frame: bytes) -> bytes | Gate:
         if answer.is_open:
             return frame
         heapq.heappush(self._deadlines, (answer.deadline, next(self._numbers), answer))
@@ -129,6 +148,12 @@ class HeldAnswers:
 
     def confirmed(self, place: Partition) -> None:
         """More of a partition is confirmed, or less must be, or its leader changed."""
+        late = self._late.get(place)
+        if late is not None:
+            epoch = self._needs.leader_epoch(place)
+            confirmed = self._needs.confirmed_end(place, epoch, late.answer.transactional)
+            if confirmed is None or confirmed >= late.end or epoch != late.epoch:
+                del self._late[place]
         for transactional, waiting in enumerate(self._waiting.get(place, ())):
             if not waiting:
                 continue
@@ -160,7 +185,10 @@ class HeldAnswers:
             if log_end is None:
                 self._untold.setdefault(place, []).append(wait)
             else:
-                heapq.heappush(self._waiting[place][wait.answer.transactional], wait._replace(end=log_end))
+                told = wait._replace(end=log_end)
+                heapq.heappush(self._waiting[place][wait.answer.transactional], told)
+                if self._late.get(place) is wait:
+                    self._late[place] = told
         if log_end is not None:
             self.confirmed(place)
 
@@ -169,7 +197,14 @@ class HeldAnswers:
         while self._deadlines and (self._deadlines[0][2].is_open or self._deadlines[0][0] <= now):
             _, _, answer = heapq.heappop(self._deadlines)
             for place in list(answer.places):
+                self._note_late(place, answer)
                 answer.let_go(place, _not_confirmed(place))
+
+    def _note_late(self, place: Partition, answer: _Answer) -> None:
+        waits = (*self._waiting[place][answer.transactional], *self._untold.get(place, ()))
+        for wait in waits:
+            if wait.answer is answer:
+                self._late.setdefault(place, wait)
 
     # ---- what others ask ----
 
@@ -183,13 +218,19 @@ class HeldAnswers:
         return bool(self._untold)
 
     def oldest(self, place: Partition) -> float | None:
-        """Since when the first answer for a partition waits; None: none does."""
+        """Since when the first answer for a partition waits, or waited in vain; None: none does."""
         waiting = self._waiting.get(place)
         if waiting is None:
             return None
         firsts = [wait for heap in waiting for wait in heap[:1]]  # what ends first was, as a rule, written first
         began = [wait.answer.began for wait in (*firsts, *self._untold.get(place, ())) if not wait.answer.is_open]
+        if place in self._late:
+            began.append(self._late[place].answer.began)
         return min(began, default=None)
+
+
+def _produce_answer(version: int, frame: bytes, refusals: Mapping[Place, Refusal]) -> bytes:
+    return refused_in(version, frame, refusals) if refusals else frame
 
 
 def _fenced(place: Partition) -> Refusal:

@@ -1,4 +1,4 @@
-"""The leader end of synchronous links: holds the acks of Produce, and decides when a partition is In-Sync.
+"""The leader end of synchronous links: holds acks, and decides when a partition is In-Sync.
 
 What docs/adr/0006 says, in the words of this file: a partition *joins* when it is recorded In-Sync, which makes every
 proxy hold acks; it is *level* when the other side has confirmed all that was in the log once all of them did; when it
@@ -13,7 +13,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -21,7 +20,7 @@ from typing import Any, Final
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
-from isthmus_control.model import Link, LinkMode, Reason, ResourceType, SyncRecord, SyncState
+from isthmus_control.model import Link, LinkMode, NamespaceMapping, Reason, ResourceType, SyncRecord, SyncState
 from isthmus_control.outcome import Accepted, Outcome, Rejected, SyncChanged
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
@@ -40,11 +39,15 @@ from isthmus_plugins.api import (
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.replication.connection import LinkConnection
 from isthmus_plugins.replication.held_answers import HeldAnswers, Partition
+from isthmus_plugins.replication.held_commits import HeldCommits
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
+from isthmus_plugins.replication.sync_places import GroupPlaces, SyncPlace, made_here
+from isthmus_plugins.replication.sync_progress import NOT_READ, Progress
 from isthmus_plugins.replication.sync_status import recorded_sync
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.produce_answers import writes
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
@@ -64,45 +67,23 @@ FAILED_RETRY_S: Final = 1.0
 FREE_MAX: Final = 100_000
 
 
-@dataclass(slots=True)
-class _Progress:
-    """What this proxy knows of a partition that it pushes over a synchronous link."""
-
-    seen_at: float
-    """Since when this proxy pushes it: the one before it may have granted a lease just before."""
-    joining: int | None = None
-    """Where the record In-Sync that is in force stands in the control log; None without one."""
-    joined_at: float = 0.0
-    held_at: float | None = None
-    """Since when every proxy holds acks."""
-    join_end: int | None = None
-    """The log's end when every proxy held acks."""
-    level: bool = False
-    in_sync: bool = False
-    why: str | None = None
-    """It leaves, for this. What was begun is carried through: a record may have been made whose answer was lost."""
-    lost_at: float | None = None
-    """Since when there is no stream."""
-    confirmed: int = 0
-    granted_at: float = float("-inf")
-    retry_at: float = float("-inf")
-    failed: str | None = None
-    """Why it did not get In-Sync when it tried last."""
-
-
 class SyncLeader:
     """Acks of this proxy's clients that wait for synchronous links."""
 
-    def __init__(self, context: PluginContext, leader_end: LeaderEnd, agreed: Callable[[str], bool]) -> None:
+    def __init__(
+        self, context: PluginContext, leader_end: LeaderEnd, groups: GroupPlaces, agreed: Callable[[str], bool]
+    ) -> None:
         """``agreed``: whether the other cluster of a link knows of its mode, and so asks for leases."""
         self._context = context
         self._leader_end = leader_end
+        self._groups = groups
         self._agreed = agreed
         self._tasks = Tasks("sync-leader")
         self.held = HeldAnswers(self, _now)
+        self.commits = HeldCommits(context, self, groups, _now)
         self._confirmed: dict[LedPartition, tuple[int, int]] = {}
         """(leader epoch, offset): what a link's follower has confirmed."""
-        self._progress: dict[LedPartition, _Progress] = {}
+        self._progress: dict[LedPartition, Progress] = {}
         self._work = asyncio.Event()
         self._lookup: Lookup | None = None
         self._synchronous = False
@@ -111,7 +92,8 @@ class SyncLeader:
         """Topics, as frames name them, that are on no synchronous link."""
         self._leave = Leave(float("inf"))
         self._links: dict[str, tuple[str, ...]] = {}
-        """By topic: the synchronous links that lead it."""
+        """By topic: the synchronous links that lead it, or lead groups for the offsets topic."""
+        self._mappings: dict[str, tuple[NamespaceMapping, ...]] = {}
         self._strict: dict[str, bool] = {}
         """By topic: whether plain producers wait as transactional ones do."""
         self._leased: dict[LedPartition, float] = {}
@@ -119,34 +101,43 @@ class SyncLeader:
         self._started = monotonic()
         self._unsure = True
         """Leases of the process before this one may still run, of links that are asynchronous again."""
-        leader_end.on_confirmed = self._on_confirmed
+        leader_end.on_confirmed = self._on_stream
+        groups.on_confirmed = self._on_confirmed
 
     def start(self) -> None:
         self._tasks.start("decide", self._decide_for_ever())
+        self.commits.start()
 
     async def stop(self) -> None:
+        await self.commits.stop()
         await self._tasks.close()
 
     def control_changed(self, state: ControlState) -> None:
         """Hold, or let go, as the control log says now."""
         if state.lookup is not self._lookup:
             self._lookup = state.lookup
-            self._synchronous = any(self._may_hold(link) for link in state.links.values())
             self._links.clear()
             self._strict.clear()
-            self._free.clear()
             for key, progress in self._progress.items():
                 if progress.in_sync and not self._leads(key):
                     self._leased[key] = progress.granted_at + LEASE_S + LEASE_MARGIN_S
+                elif key.topic == OFFSETS_TOPIC and self._mappings.get(key.link) != state.links[key.link].mappings:
+                    # Commits of other groups, or in other topics, count now, and nobody held those of before.
+                    progress.joining, progress.in_sync, progress.level = None, False, False
+            self._links.clear()
+            self._free.clear()
+            self._synchronous = any(self._may_hold(link) for link in state.links.values())
+            self._mappings = {name: link.mappings for name, link in state.links.items()}
             self._leave.until = float("-inf")
             self._leave = Leave(float("inf"))
         self.held.confirmed_all()
+        self.commits.control_changed(self._links_of(OFFSETS_TOPIC))
         self._work.set()
 
     # ---- requests ----
 
     def hooks(self) -> list[RequestHook]:
-        return [RequestHook(ApiKey.PRODUCE, self.on_produce)]
+        return [RequestHook(ApiKey.PRODUCE, self.on_produce), *self.commits.hooks()]
 
     def on_produce(self, request: Request) -> Verdict:
         """Have the answer wait, if it acks records of a synchronous link."""
@@ -193,7 +184,14 @@ class SyncLeader:
 
     def _links_of(self, topic: str) -> tuple[str, ...]:
         links = self._links.get(topic)
-        if links is None:
+        if links is None and topic == OFFSETS_TOPIC:
+            state = self._context.control.state
+            links = self._links[topic] = tuple(
+                name
+                for name, link in state.links.items()
+                if link.leads_groups and made_here(link) and self._may_hold(link)
+            )
+        elif links is None:
             links = self._links[topic] = tuple(
                 counterpart.link.name
                 for counterpart in self._context.control.state.lookup.leading(ResourceType.TOPIC, topic)
@@ -202,21 +200,27 @@ class SyncLeader:
         return links
 
     def _may_hold(self, link: Link) -> bool:
-        """Whether acks may have to wait for a link: it is synchronous, or was, and this process does not know until
-        when."""
-        if link.mode is LinkMode.SYNCHRONOUS:
+        """Whether acks may have to wait for a link: it is synchronous, or its leases run, or this process does not know
+        whether they do."""
+        if link.mode is LinkMode.SYNCHRONOUS or any(key.link == link.name for key in self._leased):
             return True
         return self._unsure and link.settings.mode.written.wall_ms > link.created_ms
 
     # ---- what an ack needs ----
 
     def leader_epoch(self, place: Partition) -> int:
+        if place[0] == OFFSETS_TOPIC:
+            return self._groups.leader_epoch(place[1])
         return self._leader_end.leader_epochs.get(place, -1)
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
-        """See :class:`~isthmus_plugins.replication.held_answers.Needs`."""
+    def confirmed_end(
+        self, place: Partition, epoch: int, transactional: bool, over_link: str | None = None
+    ) -> int | None:
+        """See :class:`~isthmus_plugins.replication.held_answers.Needs`; ``over_link``: of that link alone."""
         ends = []
         for key in self._needed(place, transactional):
+            if over_link not in (None, key.link):
+                continue
             confirmed_epoch, end = self._confirmed.get(key, (-1, -1))
             ends.append(end if confirmed_epoch == epoch else -1)
         return min(ends, default=None)
@@ -248,12 +252,19 @@ class SyncLeader:
     def _record(self, link: str, place: Partition) -> SyncRecord | None:
         return self._context.control.state.sync_records.get(link, {}).get(place)
 
-    def _on_confirmed(self, stream: LeaderStream) -> None:
-        """The follower has more of a stream, or it was opened."""
+    def _on_stream(self, stream: LeaderStream) -> None:
+        if stream.copy is None:
+            self._on_confirmed(stream)
+
+    def _on_confirmed(self, stream: SyncPlace) -> None:
+        """The follower has more of a partition, or it was opened."""
         if not self._synchronous:
             return
         self._confirmed[stream.key] = (stream.leader_epoch, stream.acked)
-        self.held.confirmed(stream.key.place)
+        if stream.key.topic == OFFSETS_TOPIC:
+            self.commits.confirmed(stream.key)
+        else:
+            self.held.confirmed(stream.key.place)
         progress = self._progress.get(stream.key)
         if progress is not None and not progress.level and progress.join_end is not None:
             self._work.set()
@@ -272,29 +283,43 @@ class SyncLeader:
 
     def sync_of(self, key: LedPartition) -> SyncStatus:
         """What an ack for a partition means."""
-        topic_id = self._leader_end.topic_ids.get(key.topic)
-        return recorded_sync(self._context.control.state, key, topic_id, self.in_sync, self.why_not)
+        offsets = key.topic == OFFSETS_TOPIC
+        topic_id = self._groups.topic_id if offsets else self._leader_end.topic_ids.get(key.topic)
+        return recorded_sync(self._context.control.state, key, topic_id or None, self.in_sync, self.why_not)
 
     async def on_sync_lease(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        """Grant the follower leases for those of its streams that are in sync, and tell the state of the others."""
+        """Grant the follower leases for those of its streams and groups that are in sync, and tell how others are."""
         now = monotonic()
-        granted: list[int] = []
-        states: dict[str, Any] = {}
-        if now < self._context.lease_deadline:
-            for stream_id in params["streams"]:
-                stream = self._leader_end.stream_of(connection, int(stream_id))
-                if stream is not None and self._may_grant(stream, now):
-                    self._progress[stream.key].granted_at = now
-                    granted.append(stream.stream_id)
-                elif stream is not None and self._leads(stream.key):
-                    states[str(stream.stream_id)] = self.sync_of(stream.key).model_dump(exclude_none=True)
-        return {"in_sync": granted, "lease_ms": int(LEASE_S * 1000), "states": states}
+        streams = [self._leader_end.stream_of(connection, int(each)) for each in params["streams"]]
+        records = [each for each in streams if each is not None and each.copy is None]
+        granted = [each for each in records if self._grant(each, connection, now)]
+        others = [each for each in records if each not in granted and self._leads(each.key)]
+        keys = [LedPartition(connection.link_name, OFFSETS_TOPIC, int(each)) for each in params.get("groups", ())]
+        return {
+            "in_sync": [each.stream_id for each in granted],
+            "groups_in_sync": [key.partition for key in keys if self._grant(self._groups.place(key), connection, now)],
+            "lease_ms": int(LEASE_S * 1000),
+            "states": {str(each.stream_id): self.sync_of(each.key).model_dump(exclude_none=True) for each in others},
+        }
 
-    def _may_grant(self, stream: LeaderStream, now: float) -> bool:
-        if not self.in_sync(stream.key):
+    def _grant(self, place: SyncPlace | None, connection: LinkConnection, now: float) -> bool:
+        """Grant a lease of a partition, if nothing speaks against it."""
+        if place is None or place.connection is not connection or not self.in_sync(place.key):
             return False
-        oldest = self.held.oldest(stream.key.place)
-        return oldest is None or now - oldest < self._timeout_s(stream.key.link) - LEASE_S - LEASE_MARGIN_S
+        oldest, timeout_s = self._oldest(place.key), self._timeout_s(place.key.link)
+        if now >= self._context.lease_deadline or (
+            oldest is not None and now - oldest >= timeout_s - LEASE_S - LEASE_MARGIN_S
+        ):
+            return False
+        self._progress[place.key].granted_at = now
+        return True
+
+    def _oldest(self, key: LedPartition) -> float | None:
+        """Since when the first answer for a partition waits."""
+        return self.commits.oldest(key) if key.topic == OFFSETS_TOPIC else self.held.oldest(key.place)
+
+    def _pushed(self, key: LedPartition) -> SyncPlace | None:
+        return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
 
     def _timeout_s(self, link_name: str) -> float:
         link = self._context.control.state.links.get(link_name)
@@ -325,27 +350,30 @@ class SyncLeader:
                 pass
 
     async def _decide(self, now: float) -> None:
+        leased = bool(self._leased)
         self._leased = {key: until for key, until in self._leased.items() if now < until}
-        if self._unsure and now > self._started + LEASE_S + LEASE_MARGIN_S:
-            self._unsure, self._lookup = False, None
+        sure = self._unsure and now > self._started + LEASE_S + LEASE_MARGIN_S
+        if sure or (leased and not self._leased):
+            self._unsure, self._lookup = self._unsure and not sure, None
             self.control_changed(self._context.control.state)
         self.held.expire(now)
         self.held.confirmed_all()  # leaders may have moved
         if self.held.has_untold:
             self._tasks.start("untold", self._look_at_untold())
         state = self._context.control.state
-        joining: dict[str, list[LeaderStream]] = {}
+        joining: dict[str, list[SyncPlace]] = {}
         leaving: dict[str, dict[LedPartition, str]] = {}
-        joined: list[LeaderStream] = []
+        joined: list[SyncPlace] = []
         reached: dict[str, list[LedPartition]] = {}
-        led = {key for key in self._leader_end.led if self._leads(key)}
+        led = {key for key in self._leader_end.led if key.topic != OFFSETS_TOPIC and self._leads(key)}
+        led.update(key for key in self._groups.places() if self._leads(key))
         for key in [key for key in self._progress if key not in led]:
             del self._progress[key]
         for key in led:
             progress = self._progress.get(key)
             if progress is None:
-                progress = self._progress[key] = _Progress(now)
-            stream = self._leader_end.stream(key)
+                progress = self._progress[key] = Progress(now)
+            stream = self._pushed(key)
             record = self._record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
             another = record is not None and stream is not None and record.topic_id != _topic_id(stream.topic_id)
@@ -384,7 +412,7 @@ class SyncLeader:
         """Whether a partition is led over a link that is synchronous."""
         return self._is_synchronous(key.link) and key.link in self._links_of(key.topic)
 
-    def _why_leave(self, key: LedPartition, progress: _Progress, stream: LeaderStream | None, now: float) -> str | None:
+    def _why_leave(self, key: LedPartition, progress: Progress, stream: SyncPlace | None, now: float) -> str | None:
         """Why a partition is In-Sync no more; None while it is, or a lease may still run."""
         why = progress.why
         if stream is not None and progress.in_sync:
@@ -394,7 +422,7 @@ class SyncLeader:
         elif stream is not None and (end := progress.join_end) is not None and end != NOT_READ and stream.acked >= end:
             progress.level, progress.confirmed = True, stream.acked
         timeout = self._timeout_s(key.link)
-        oldest = self.held.oldest(key.place)
+        oldest = self._oldest(key)
         if progress.in_sync:
             since = min((moment for moment in (progress.lost_at, oldest) if moment is not None), default=now)
             if now - since > timeout:
@@ -409,7 +437,7 @@ class SyncLeader:
         leased_until = max(progress.granted_at, progress.seen_at) + LEASE_S + LEASE_MARGIN_S
         return why if now > leased_until else None
 
-    async def _join(self, link: Link, streams: Sequence[LeaderStream]) -> None:
+    async def _join(self, link: Link, streams: Sequence[SyncPlace]) -> None:
         for stream in streams:
             self._progress[stream.key].retry_at = monotonic() + JOIN_RETRY_S
         entries = tuple(
@@ -442,7 +470,7 @@ class SyncLeader:
                 progress.joining = change.after.at_offset
                 self._begin(key, progress)
 
-    def _begin(self, key: LedPartition, progress: _Progress) -> None:
+    def _begin(self, key: LedPartition, progress: Progress) -> None:
         progress.in_sync, progress.failed = True, None
         log.info("partition in sync", extra=key._asdict())
 
@@ -464,7 +492,7 @@ class SyncLeader:
             log.warning("synchronous state refused", extra={"link": body.link, "detail": outcome.message})
         return outcome
 
-    async def _joined(self, streams: Sequence[LeaderStream]) -> None:
+    async def _joined(self, streams: Sequence[SyncPlace]) -> None:
         """Find the log's ends from which on every ack was held: by all proxies, with no write under way before."""
         ends: Mapping[Partition, int] = {}
         try:
@@ -490,10 +518,6 @@ class SyncLeader:
             log.warning("log ends not read", extra={"detail": str(error)})
         for place, waits in taken.items():
             self.held.told(place, waits, ends.get(place))
-
-
-NOT_READ: Final = -1
-"""In place of a log's end that is being read."""
 
 
 def _now() -> float:

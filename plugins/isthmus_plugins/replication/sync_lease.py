@@ -25,6 +25,7 @@ from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_stream import FollowerStream
+from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.tasks import Tasks
 
@@ -61,10 +62,16 @@ class Lease:
 class SyncLeases:
     """Until when each partition that follows here is known to be In-Sync."""
 
-    def __init__(self, context: PluginContext, follower_end: FollowerEnd, store: TransactionStore) -> None:
+    def __init__(
+        self,
+        context: PluginContext,
+        follower_end: FollowerEnd,
+        group_follower: GroupFollower,
+        store: TransactionStore,
+    ) -> None:
         self._context = context
         self._follower_end = follower_end
-        self._store = store
+        self._group_follower = group_follower
         self._store = store
         self._tasks = Tasks("sync-leases")
         self._links: frozenset[str] = frozenset()
@@ -72,6 +79,8 @@ class SyncLeases:
         self._followed = asyncio.Event()
         self._asking: set[LinkConnection] = set()
         self._leases: dict[Place, Lease] = {}
+        self.groups_until: dict[tuple[str, int], float] = {}
+        """By link and partition of the source's offsets topic: until when groups are In-Sync, in monotonic seconds."""
         self._record_from = float("-inf")
         self._recording = False
 
@@ -98,6 +107,10 @@ class SyncLeases:
         lease = self._leases.get((topic, partition))
         return lease is not None and monotonic() < lease.until
 
+    def groups_in_sync(self, link_name: str, partition: int) -> bool:
+        """Of the groups whose positions are in that partition of the source's offsets topic."""
+        return monotonic() < self.groups_until.get((link_name, partition), float("-inf"))
+
     def lease(self, topic: str, topic_id: str | None, partition: int) -> Lease | None:
         """What this process knows of a partition; None: nothing, or of another topic of that name."""
         lease = self._leases.get((topic, partition))
@@ -122,19 +135,25 @@ class SyncLeases:
             for stream in self._follower_end.streams():
                 if stream.link_name in self._links and not stream.closed and not stream.connection.lost:
                     streams.setdefault(stream.connection, {})[stream.stream_id] = stream
-            for connection, asked in streams.items():
+            groups: dict[LinkConnection, list[int]] = {}
+            for connection, partition in self._group_follower.confirmed_over():
+                if connection.link_name in self._links and not connection.lost:
+                    groups.setdefault(connection, []).append(partition)
+            for connection in streams.keys() | groups.keys():
                 if connection not in self._asking:
                     self._asking.add(connection)
-                    self._tasks.start("lease", self._ask(connection, asked))
+                    asked = streams.get(connection, {}), groups.get(connection, [])
+                    self._tasks.start("lease", self._ask(connection, *asked))
             if not self._recording and (due := self._due()) and monotonic() > self._record_from:
                 self._recording = True
                 self._tasks.start("record", self._record(due))
             await asyncio.sleep(ASK_INTERVAL_S)
 
-    async def _ask(self, connection: LinkConnection, streams: Mapping[int, FollowerStream]) -> None:
+    async def _ask(self, connection: LinkConnection, streams: Mapping[int, FollowerStream], groups: list[int]) -> None:
         asked_at, asked_ms = monotonic(), int(time() * 1000)
         try:
-            answer = await connection.call("sync_lease", {"streams": list(streams)}, ASK_TIMEOUT_S)
+            asked = {"streams": list(streams), "groups": groups}
+            answer = await connection.call("sync_lease", asked, ASK_TIMEOUT_S)
             lease_ms = int(answer["lease_ms"])
             for stream_id in answer["in_sync"]:
                 if (stream := streams.get(int(stream_id))) is not None:
@@ -142,6 +161,9 @@ class SyncLeases:
                     if asked_at + lease_ms / 1000 > lease.until:
                         lease.until, lease.until_ms = asked_at + lease_ms / 1000, asked_ms + lease_ms
                         lease.end = stream.follower_log.end
+            for partition in answer.get("groups_in_sync", ()):
+                key, until = (connection.link_name, int(partition)), asked_at + lease_ms / 1000
+                self.groups_until[key] = max(until, self.groups_until.get(key, until))
             for stream_id, told in answer.get("states", {}).items():
                 if (stream := streams.get(int(stream_id))) is not None:
                     lease = self._lease_of(stream)

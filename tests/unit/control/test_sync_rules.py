@@ -322,6 +322,41 @@ def test_the_state_goes_through_a_snapshot_and_an_older_one_has_no_records(log: 
     assert loaded.links["ab"].synchronous_at_offset is None
 
 
+OFFSETS = "__consumer_offsets"
+
+
+def test_the_offsets_topic_is_led_with_groups(log: Log) -> None:
+    log.refused(log.record(IN, topic=OFFSETS), Rejection.CONFLICT, OFFSETS)
+    log.ok(c.AttachNamespace("ab", GROUP, "out-", "out-", LEADER, create_missing=True))
+    log.ok(log.record(IN, 0, 1, topic=OFFSETS))
+    log.ok(log.record(OUT, 1, topic=OFFSETS))
+    assert log.states() == {(OFFSETS, 0): IN}  # the other one never got there
+
+
+def test_who_records_positions_knows_all_groups_and_topics_that_have_them(log: Log) -> None:
+    log.ok(c.AttachNamespace("ab", GROUP, "out-", "out-", LEADER, create_missing=True))
+    for kind, prefix in ((GROUP, "more-"), (TOPIC, "more-")):
+        seen = log.state.applied_offset
+        log.ok(c.AttachNamespace("ab", kind, prefix, prefix, LEADER, create_missing=True))
+        log.refused(log.record(IN, topic=OFFSETS), Rejection.CONFLICT, "had not seen", seen=seen)
+    log.ok(log.record(IN, topic=OFFSETS))
+
+
+def test_records_of_positions_end_with_the_last_group_namespace(log: Log) -> None:
+    for prefix in ("out-", "more-"):
+        log.ok(c.AttachNamespace("ab", GROUP, prefix, prefix, LEADER, create_missing=True))
+    log.ok(log.record(IN, topic=OFFSETS))
+    log.ok(c.DetachNamespace("ab", GROUP, "out-"))
+    assert log.states() == {(OFFSETS, 0): IN}
+    log.ok(c.DetachNamespace("ab", GROUP, "more-"))
+    assert log.states() == {}
+    for prefix in ("out-", "more-"):
+        log.ok(c.AttachNamespace("ab", GROUP, prefix, prefix, LEADER))
+    log.ok(log.record(IN, topic=OFFSETS))
+    log.ok(c.DeleteLink("ab"))
+    assert log.state.sync_records == {}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_record_outlives_what_it_is_about(seed: int) -> None:
     chance = random.Random(seed)
@@ -330,7 +365,7 @@ def test_no_record_outlives_what_it_is_about(seed: int) -> None:
     for _ in range(150):
         prefix = chance.choice(("out-", "more-"))
         entries = tuple(
-            c.PartitionSync(f"{chance.choice(('out-', 'more-'))}t", chance.choice((T_ID, U_ID)), partition, 7)
+            c.PartitionSync(chance.choice(("out-t", "more-t", OFFSETS)), chance.choice((T_ID, U_ID)), partition, 7)
             for partition in range(chance.randrange(1, 4))
         )
         state = chance.choice((IN, OUT))
@@ -344,6 +379,8 @@ def test_no_record_outlives_what_it_is_about(seed: int) -> None:
                 log.merge(chance.choice((SYNC, ASYNC)), chance.randrange(1_000, 1_300), chance.choice("AB")),
                 c.AttachNamespace("ab", TOPIC, prefix, prefix, LEADER, create_missing=True),
                 c.DetachNamespace("ab", TOPIC, prefix),
+                c.AttachNamespace("ab", GROUP, prefix, prefix, LEADER, create_missing=True),
+                c.DetachNamespace("ab", GROUP, prefix),
             )
         )
         before = log.state
@@ -354,7 +391,7 @@ def test_no_record_outlives_what_it_is_about(seed: int) -> None:
         records = log.state.sync_records.get("ab", {})
         assert not records or link.mode is SYNC
         for (topic, _), record in records.items():
-            assert any(mapping.holds(topic) for mapping in link.mappings)
+            assert link.leads_groups if topic == OFFSETS else any(mapping.holds(topic) for mapping in link.mappings)
             assert (record.state is OUT) == (record.reason is not None)
         changed = {
             (change.topic, change.partition): change.after

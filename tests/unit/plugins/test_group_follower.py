@@ -446,7 +446,7 @@ def test_the_leader_end_knows_what_is_pending(monkeypatch: pytest.MonkeyPatch) -
 def test_records_that_are_not_known_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         end = replicas.ends["A"]
-        statuses = GroupStatuses(end.context, end.group_leader, end.group_follower)
+        statuses = GroupStatuses(end.context, end.group_leader, end.group_follower, end.sync_leader.sync_of)
         assert statuses.warnings(replicas.controls["A"].state.links[LINK]) == []
         log(replicas, (b"\x00\x63", b"?"))
         await replicas.until("it is told", lambda: statuses.warnings(replicas.controls["A"].state.links[LINK]))
@@ -462,7 +462,7 @@ def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
         log(replicas, commit("app-1", "local-t", 99))
         await replicas.until("it waits", lambda: status(replicas).pending == 1)
         end = replicas.ends["B"]
-        families = GroupStatuses(end.context, end.group_leader, end.group_follower).metrics()
+        families = GroupStatuses(end.context, end.group_leader, end.group_follower, end.sync_leader.sync_of).metrics()
         values = {
             (sample.name, sample.labels.get("reason")): sample.value for family in families for sample in family.samples
         }

@@ -136,6 +136,8 @@ def test_after_the_producers_timeout_the_answer_says_so() -> None:
     assert sent.results is None
     proxy.held.expire(proxy.now + TIMEOUT_MS / 1000)
     assert sent.results == {0: (REQUEST_TIMED_OUT, -1), 1: (0, 20)}
+    assert proxy.held.oldest(("t", 0)) == 100.0, "it is still not confirmed"
+    proxy.confirm(0, 11)
     assert proxy.held.oldest(("t", 0)) is None
     assert not proxy.held.waits
 

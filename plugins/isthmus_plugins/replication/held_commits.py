@@ -1,0 +1,214 @@
+"""Answers to commits of offsets that wait until the other side's coordinators have what they ack.
+
+Where a commit stands in the offsets topic, the coordinator does not say: by then the end of the log is enough. They
+wait :data:`WAIT_S` at most, since the group's heartbeats wait behind them, and are answered
+COORDINATOR_LOAD_IN_PROGRESS then: clients commit again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final, Protocol
+
+from isthmus_control.model import ResourceType
+from isthmus_plugins.api import (
+    BrokerUnavailable,
+    Gate,
+    Hold,
+    KafkaRefused,
+    PluginContext,
+    Replace,
+    Request,
+    RequestHook,
+    ResponseHook,
+    Verdict,
+    passed_on,
+)
+from isthmus_plugins.replication.held_answers import HeldAnswers, Partition, Wait
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_places import GroupPlaces
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import peeks
+from isthmus_protocol.error_answers import Cause, error_answer
+from isthmus_protocol.messages import decode_request
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
+from isthmus_protocol.refusals import refuse_all
+from isthmus_protocol.schema import ApiKey
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+WAIT_S: Final = 3.0
+STEP_S: Final = 0.1
+"""How exactly it is kept, and how soon a log's end is asked for again that was not told."""
+COMMITS: Final = (ApiKey.OFFSET_COMMIT,)
+
+
+class LinkNeeds(Protocol):
+    """What an ack needs, of one link: the leader end of synchronous links."""
+
+    def confirmed_end(
+        self, place: Partition, epoch: int, transactional: bool, over_link: str | None = None
+    ) -> int | None: ...
+
+    def leader_epoch(self, place: Partition) -> int: ...
+
+
+class _OfLink:
+    """What an ack needs of one link: a group waits for those that lead it, and for no other."""
+
+    def __init__(self, needs: LinkNeeds, link: str) -> None:
+        self._needs = needs
+        self._link = link
+
+    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+        return self._needs.confirmed_end(place, epoch, transactional, self._link)
+
+    def leader_epoch(self, place: Partition) -> int:
+        return self._needs.leader_epoch(place)
+
+
+class HeldCommits:
+    """All commits of this proxy's clients that wait for synchronous links."""
+
+    def __init__(
+        self, context: PluginContext, needs: LinkNeeds, groups: GroupPlaces, clock: Callable[[], float]
+    ) -> None:
+        self._context = context
+        self._needs = needs
+        self._groups = groups
+        self._clock = clock
+        self._tasks = Tasks("held-commits")
+        self._held: dict[str, HeldAnswers] = {}
+        """By link."""
+        self._links: frozenset[str] = frozenset()
+        """That may hold commits."""
+        self._work = asyncio.Event()
+
+    def start(self) -> None:
+        self._tasks.start("look", self._look_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def hooks(self) -> list[RequestHook]:
+        return [RequestHook(api, self.on_commit, whole=True) for api in COMMITS]
+
+    def control_changed(self, links: Iterable[str]) -> None:
+        """Hold commits for these links, or let go, as the control log says now."""
+        self._links = frozenset(links)
+        for held in self._held.values():
+            held.confirmed_all()
+
+    def confirmed(self, key: LedPartition) -> None:
+        """The other side has more of a partition."""
+        held = self._held.get(key.link)
+        if held is not None:
+            held.confirmed(key.place)
+
+    def oldest(self, key: LedPartition) -> float | None:
+        """Since when the first commit in a partition waits for a link, or waited in vain; None: none does."""
+        held = self._held.get(key.link)
+        return None if held is None else held.oldest(key.place)
+
+    # ---- requests ----
+
+    def on_commit(self, request: Request) -> Verdict:
+        """Have the answer wait, if it acks positions of a group that a synchronous link leads."""
+        if not self._links:
+            return None
+        group = str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
+        links = self._links_of(group)
+        if not links:
+            return None
+        if not self._groups.partitions:
+            return Hold(self._found(request, group))
+        return self._waits(request, group, links, self._groups.partitions)
+
+    def _links_of(self, group: str) -> list[str]:
+        leading = self._context.control.state.lookup.leading(ResourceType.CONSUMER_GROUP, group)
+        return [each.link.name for each in leading if each.link.name in self._links]
+
+    async def _found(self, request: Request, group: str) -> Verdict:
+        """Go on when it is known how many partitions the offsets topic has."""
+        api_key, frame = request.api_key, request.frame
+        try:
+            topic = await self._context.cluster.topic(OFFSETS_TOPIC)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("offsets topic not found", extra={"detail": str(error)})
+            return Replace(frame, lambda answer: _refused(api_key, frame, group))
+        if topic is None:  # it is made now: nothing of it was ever In-Sync
+            return None
+        return self._waits(request, group, self._links_of(group), len(topic.partitions))
+
+    def _waits(self, request: Request, group: str, links: Iterable[str], partitions: int) -> Verdict:
+        place = OFFSETS_TOPIC, partition_of(group, partitions)
+        refused = partial(_refused, request.api_key, request.frame, group)
+        hooks = [partial(self._hold, link, place, request.api_key, request.version, refused) for link in links]
+        return Replace(request.frame, partial(_through, hooks)) if hooks else None
+
+    def _hold(
+        self, link: str, place: Partition, api_key: int, version: int, refused: Callable[[], bytes], frame: bytes
+    ) -> bytes | Gate:
+        if 0 not in peeks.error_codes(api_key, version, frame):
+            return frame
+        held = self._held.get(link)
+        if held is None:
+            held = self._held[link] = HeldAnswers(_OfLink(self._needs, link), self._clock)
+        answer = held.hold_commit(place, False, WAIT_S, frame, refused)
+        self._work.set()
+        return answer
+
+    # ---- what time changes ----
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            self._work.clear()
+            taken = {link: held.take_untold() for link, held in self._held.items() if held.has_untold}
+            if taken:
+                self._tasks.start("log-ends", self._look(taken))
+            now = self._clock()
+            for held in self._held.values():
+                held.expire(now)
+                held.confirmed_all()  # leaders may have moved, leases run out
+            waits = any(held.waits for held in self._held.values())
+            try:
+                async with asyncio.timeout(STEP_S if waits else None):
+                    await self._work.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self, taken: Mapping[str, Mapping[Partition, list[Wait]]]) -> None:
+        """Find where logs end that have commits."""
+        ends: Mapping[Partition, int] = {}
+        try:
+            async with asyncio.timeout(WAIT_S / 2):
+                ends = await self._context.cluster.log_ends({place for waits in taken.values() for place in waits})
+        except (BrokerUnavailable, KafkaRefused, TimeoutError) as error:
+            log.warning("log ends not read", extra={"detail": str(error)})
+            await asyncio.sleep(STEP_S)
+        for link, waits in taken.items():
+            for place, each in waits.items():
+                self._held[link].told(place, each, ends.get(place))
+        if not ends:  # they are asked for again
+            self._work.set()
+
+
+def _through(hooks: Iterable[ResponseHook], frame: bytes) -> bytes | Gate:
+    """An answer that goes through several hooks."""
+    answer: bytes | Gate = frame
+    for hook in hooks:
+        answer = passed_on(hook, answer)
+    return answer
+
+
+def _refused(api_key: int, frame: bytes, group: str) -> bytes:
+    """The answer to a commit that is stored here and not confirmed."""
+    head, payload = decode_request(frame)
+    reason = "a synchronous link has not confirmed it"
+    refused = refuse_all(head, payload, error_answer(Cause.NOT_CONFIRMED, api_key, f"group {group}", reason))
+    assert refused is not None
+    assert refused.answer is not None
+    return refused.answer

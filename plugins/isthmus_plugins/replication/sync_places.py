@@ -1,0 +1,68 @@
+"""What a synchronous link pushes of a partition, whatever it is: records of a topic, or what groups have committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from isthmus_control.model import Link, LinkMode
+from isthmus_plugins.replication.connection import LinkConnection
+from isthmus_plugins.replication.leader_stream import LedPartition
+
+
+class SyncPlace(Protocol):
+    """One partition that is pushed, and how much of it the other side has."""
+
+    @property
+    def key(self) -> LedPartition: ...
+
+    @property
+    def topic_id(self) -> bytes: ...
+
+    @property
+    def leader_epoch(self) -> int:
+        """Of the source, under which it is read."""
+
+    @property
+    def connection(self) -> LinkConnection: ...
+
+    @property
+    def acked(self) -> int:
+        """The other side has all before this."""
+
+    def is_close(self, now: float) -> bool:
+        """Whether the other side lacks nothing but what came just now."""
+
+
+class GroupPlaces(Protocol):
+    """Partitions of the offsets topic whose groups are led over synchronous links: :class:`GroupLeader`."""
+
+    on_confirmed: Callable[[SyncPlace], None]
+    """Called when the other side has more."""
+
+    @property
+    def partitions(self) -> int:
+        """Of the offsets topic; 0 while it is not known."""
+
+    @property
+    def topic_id(self) -> bytes:
+        """Of the offsets topic; empty while it is not known."""
+
+    def places(self) -> Iterable[LedPartition]:
+        """All that this proxy is to push."""
+
+    def place(self, key: LedPartition) -> SyncPlace | None:
+        """One that is pushed, from when its follower had all of it once."""
+
+    def leader_epoch(self, partition: int) -> int:
+        """The latest that is known, -1 for none."""
+
+
+def leads_positions(link: Link) -> bool:
+    """Whether commits of this cluster's groups are to wait for a link: it is synchronous, made so by this cluster."""
+    return link.leads_groups and link.mode is LinkMode.SYNCHRONOUS and made_here(link)
+
+
+def made_here(link: Link) -> bool:
+    """Whether this cluster was the last to set the link's mode."""
+    return link.settings.mode.written.node == link.local_cluster_id

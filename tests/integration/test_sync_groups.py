@@ -1,0 +1,113 @@
+"""Commits of groups over a synchronous link, on real brokers with unmodified consumers: what their acks mean."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as AioPartition
+from support.groups import Member, group_status, member, offsets
+from support.kafka import unique
+from support.links import Linked, linked, until
+
+from isthmus_bench.kafka import KafkaCluster
+
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(180)]
+
+RECORDS = 50
+
+
+class Groups:
+    """A link whose topic has records at both sides, and namespaces of groups."""
+
+    def __init__(self, pair: Linked) -> None:
+        self.pair = pair
+        self.local, self.remote = unique("app-") + "-", unique("far-") + "-"
+        pair.attach()
+        pair.attach(self.local, self.remote, "--type", "consumer-group", "--disable-transaction-verification")
+        self.topic, self.far_topic = pair.names("t")
+        pair.a.create_topic(self.topic)
+        pair.a.produce(self.topic, [b"x"] * RECORDS)
+        pair.wait_end(self.far_topic, RECORDS)
+        pair.wait_following()
+        command = "link", "set-mode", pair.name, "synchronous", "--confirm-timeout-ms", "6000"
+        until("accepted", lambda: pair.a.proxy.cli(*command))
+
+    def state(self, group: str) -> str | None:
+        """What A says of a group's acks."""
+        status = group_status(self.pair.a, self.pair.name, self.local + group)
+        return None if status is None or status["sync"] is None else str(status["sync"]["state"])
+
+    def at_b(self, group: str) -> int | None:
+        """A group's position, as the coordinator of B has it."""
+        return offsets(self.pair.b, self.remote + group).get((self.far_topic, 0))
+
+    @contextmanager
+    def in_sync(self, group: str, **settings: object) -> Iterator[Member]:
+        """A member of a group whose commits wait for B."""
+        with member(self.pair.a, self.local + group, self.topic, **settings) as joined:
+            joined.commit({(self.topic, 0): 0})
+            until(f"{group} is In-Sync", lambda: self.state(group) == "In-Sync")
+            yield joined
+
+
+@pytest.fixture(scope="module")
+def groups(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Groups]:
+    with linked(*kafka_pair) as pair:
+        yield Groups(pair)
+
+
+def test_an_acked_commit_is_at_the_other_cluster(groups: Groups) -> None:
+    with groups.in_sync("1") as joined:
+        for offset in range(1, RECORDS):
+            joined.commit({(groups.topic, 0): offset})
+            assert groups.at_b("1") == offset
+
+
+def test_an_acked_commit_of_aiokafka_is_at_the_other_cluster(groups: Groups) -> None:
+    async def run() -> None:
+        consumer = AIOKafkaConsumer(
+            groups.topic,
+            bootstrap_servers=groups.pair.a.bootstrap,
+            group_id=groups.local + "aio",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+        )
+        await consumer.start()
+        try:
+            place = AioPartition(groups.topic, 0)
+            await consumer.getone()
+            await consumer.commit({place: 1})
+            await asyncio.to_thread(until, "In-Sync", lambda: groups.state("aio") == "In-Sync")
+            for offset in range(2, 20):
+                await consumer.commit({place: offset})
+                assert await asyncio.to_thread(groups.at_b, "aio") == offset
+        finally:
+            await consumer.stop()
+
+    asyncio.run(run())
+
+
+def test_commits_wait_while_the_other_side_stands_still_and_the_group_goes_on(groups: Groups) -> None:
+    with groups.in_sync("2", session_timeout_ms=10_000, heartbeat_interval_ms=500) as joined:
+        assigned = joined.assignments
+        groups.pair.b.proxy.signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        try:
+            # Commits are answered "not yet" every 3 s, and clients commit again.
+            until("committed", lambda: joined.commit({(groups.topic, 0): 20}) or True)
+            assert time.monotonic() - stopped_at > 3, "acked although the other side could not have it"
+            assert groups.state("2") == "Out-Of-Sync"
+            joined.commit({(groups.topic, 0): 21})
+        finally:
+            groups.pair.b.proxy.signal(signal.SIGCONT)
+        until("In-Sync again, by itself", lambda: groups.state("2") == "In-Sync")
+        assert groups.at_b("2") == 21
+        joined.commit({(groups.topic, 0): 22})
+        assert groups.at_b("2") == 22
+        assert joined.assignments == assigned == 1, "the group rebalanced"

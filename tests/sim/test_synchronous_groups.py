@@ -1,0 +1,197 @@
+"""Commits over a synchronous link, simulated: while B may say In-Sync, its coordinator has whatever A acked.
+
+Connections are cut, proxies killed, leaders move, coordinators and the control log fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.fake_cluster import run_simulated, simulated_now
+from support.offsets import commit, group_made, offsets_batch
+from support.replicas import LINK, End, Replicas, simulate_clock
+
+from isthmus_control.commands import AlterLink
+from isthmus_control.model import LinkMode
+from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import decode_response, encode_request, encode_response
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
+from isthmus_protocol.schema import ApiKey
+
+VERSION = 8
+PARTITIONS = 2
+GROUPS = ("app-1", "app-2", "app-3")
+PLACE = ("local-t", 0)
+RECORDS = 1000
+SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "40"))
+COORDINATOR_LOAD_IN_PROGRESS = 14
+
+
+@dataclass
+class Asked:
+    """A commit that is not answered."""
+
+    group: str
+    offset: int
+    gate: Gate
+    at: float
+
+
+class Scene:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.replicas = Replicas(self.random)
+        self.replicas.attach_groups()
+        self.replicas.a.add_topic("local-t").partitions[0].write_values(*[b"x"] * RECORDS)
+        self.partitions = self.replicas.a.add_topic(OFFSETS_TOPIC, PARTITIONS).partitions
+        self.asked: list[Asked] = []
+        self.acked = dict.fromkeys(GROUPS, 0)
+        self.position = dict.fromkeys(GROUPS, 0)
+        self.not_yet = 0
+
+    @property
+    def a(self) -> End | None:
+        return self.replicas.ends.get("A")
+
+    def says_in_sync(self, partition: int) -> bool:
+        b = self.replicas.ends.get("B")
+        return b is not None and b.sync_leases.groups_in_sync(LINK, partition)
+
+    def in_sync(self) -> bool:
+        keys = [LedPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
+        holds = self.a is not None and all(self.a.sync_leader.in_sync(key) for key in keys)
+        return holds and all(self.says_in_sync(partition) for partition in range(PARTITIONS))
+
+    def mode(self, mode: LinkMode) -> None:
+        self.replicas.controls["A"].apply(AlterLink(LINK, mode=mode))
+
+    async def commit(self) -> None:
+        """A client's request: its coordinator has it at once, and its answer goes by way of A's proxy."""
+        if self.a is None:
+            return
+        group = self.random.choice(GROUPS)
+        offset = self.position[group] = min(RECORDS, self.position[group] + 1)
+        entry = {"name": PLACE[0], "partitions": [{"partition_index": PLACE[1], "committed_offset": offset}]}
+        body = build(schema.request_type(ApiKey.OFFSET_COMMIT, VERSION), {"group_id": group, "topics": [entry]})
+        frame = encode_request(body, 1, "client")
+        now = simulated_now()
+        request = Request(frame, True, ApiKey.OFFSET_COMMIT, VERSION, 1, now, Client(1, "client", 1))
+        verdict = self.a.sync_leader.commits.on_commit(request)
+        if isinstance(verdict, Hold):
+            verdict = await verdict.verdict
+        partition = self.partitions[partition_of(group, PARTITIONS)]
+        partition.write(offsets_batch(partition.end, [group_made(group), commit(group, PLACE[0], offset)]))
+        if not isinstance(verdict, Replace) or verdict.on_response is None:
+            assert verdict is None
+            self.ack(group, offset)
+            return
+        said = {"topics": [{"name": PLACE[0], "partitions": [{"partition_index": PLACE[1], "error_code": 0}]}]}
+        answer = encode_response(build(schema.response_type(ApiKey.OFFSET_COMMIT, VERSION), said), 1)
+        held = verdict.on_response(answer)
+        if isinstance(held, Gate):
+            self.asked.append(Asked(group, offset, held, now))
+        else:
+            self.ack(group, offset)
+
+    def ack(self, group: str, offset: int) -> None:
+        self.acked[group] = max(self.acked[group], offset)
+        self.check()
+
+    def look(self) -> None:
+        """See which answers went out."""
+        still = []
+        for each in self.asked:
+            frame = each.gate._frame
+            if frame is None:
+                assert simulated_now() - each.at < 4, "heartbeats wait behind it"
+                still.append(each)
+                continue
+            _, answer = decode_response(ApiKey.OFFSET_COMMIT, VERSION, frame)
+            found: Any = answer
+            code = int(found.topics[0].partitions[0].error_code)
+            if code == 0:
+                self.ack(each.group, each.offset)
+            else:
+                assert code == COORDINATOR_LOAD_IN_PROGRESS
+                self.not_yet += 1
+        self.asked = still
+        self.check()
+
+    def check(self) -> None:
+        """What B says is so."""
+        for group, acked in self.acked.items():
+            if acked and self.says_in_sync(partition_of(group, PARTITIONS)):
+                has = self.replicas.b.offsets.get(f"far-{group}", {}).get(("remote-t", 0))
+                assert has is not None, f"In-Sync, and {acked} of {group} was acked"
+                assert has.offset >= acked, f"In-Sync at {has}, and {acked} of {group} was acked"
+
+    async def fault(self) -> None:
+        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "control", "mode", "leader", "nothing"))
+        if what == "cut":
+            self.replicas.cut()
+        elif what.startswith("kill"):
+            name = what[-1]
+            if name == "A":
+                self.asked.clear()  # their clients lose the connection
+            await self.replicas.stop(name)
+            await asyncio.sleep(self.random.uniform(0, 5))
+            self.replicas.start(name)
+        elif what == "stuck":
+            self.replicas.b.coordinator_trouble = self.random.choice((0.0, 0.3, 1.0))
+        elif what == "control":
+            self.replicas.controls["A"].trouble = self.random.choice((0.0, 0.5))
+        elif what == "mode":
+            self.mode(self.random.choice((LinkMode.ASYNCHRONOUS, LinkMode.SYNCHRONOUS)))
+        elif what == "leader":
+            self.random.choice(self.partitions).move(self.random.choice(self.replicas.a.brokers))
+
+    async def connect_again(self) -> None:
+        if self.replicas.wire is None or not self.replicas.wire.open:
+            await self.replicas.connect()
+
+    async def run(self) -> None:
+        replicas = self.replicas
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        self.mode(LinkMode.SYNCHRONOUS)
+        await replicas.until("In-Sync", self.in_sync)
+        for _ in range(self.random.randint(2, 6)):
+            await self.fault()
+            quiet = self.random.choice((0.3, 3.0, 20.0))
+            until = simulated_now() + self.random.uniform(0, quiet)
+            while simulated_now() < until:
+                if self.random.random() < 0.7:
+                    await self.commit()
+                self.look()
+                await asyncio.sleep(self.random.uniform(0.001, 0.2))
+            await self.connect_again()
+        replicas.controls["A"].trouble = 0.0
+        replicas.b.coordinator_trouble = 0.0
+        self.mode(LinkMode.SYNCHRONOUS)
+        await self.connect_again()
+        await replicas.until("all is answered", lambda: self.look() or not self.asked)
+        await replicas.until("In-Sync again", self.in_sync)
+        before = sum(self.acked.values())
+        for _ in range(20):
+            await self.commit()
+        assert self.asked, "in sync, nothing is acked at once"
+        began = simulated_now()
+        await replicas.until("all is acked", lambda: self.look() or not self.asked)
+        assert simulated_now() - began < 3
+        assert sum(self.acked.values()) >= before + 20
+        await replicas.stop()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_is_in_sync_has_all_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_clock(monkeypatch)
+    run_simulated(Scene(seed).run())
