@@ -11,8 +11,7 @@ cause                          code                                             
 ``NOT_REPLICATED``             NOT_ENOUGH_REPLICAS (nothing was appended);        retriable, producers stay exact
                                for coordinators COORDINATOR_LOAD_IN_PROGRESS
 ``NOT_CONFIRMED``              REQUEST_TIMED_OUT (appended, not confirmed);       retriable; a coordinator's timeout is
-                               for coordinators COORDINATOR_LOAD_IN_PROGRESS,     fatal to a Java transaction
-                               for EndTxn CONCURRENT_TRANSACTIONS
+                               for coordinators COORDINATOR_LOAD_IN_PROGRESS      fatal to a Java transaction
 ``FENCED``                     NOT_LEADER_OR_FOLLOWER                             retriable, and metadata is read again
 ``NOT_READY``                  OFFSET_NOT_AVAILABLE                               retriable, the consumer waits
 ``INTERNAL_TOPIC``             TOPIC_AUTHORIZATION_FAILED                         as for any topic that is not one's own
@@ -101,6 +100,4 @@ def error_answer(cause: Cause, api_key: int, subject: str, reason: str = "") -> 
     code = _CODES[cause]
     if api_key in COORDINATOR_APIS:
         code = _COORDINATOR_CODES.get(cause, code)
-        if cause is Cause.NOT_CONFIRMED and api_key == ApiKey.END_TXN:
-            code = ErrorCode.concurrent_transactions
     return Refusal(int(code), _MESSAGES[cause].format(subject=subject, reason=reason))

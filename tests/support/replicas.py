@@ -19,6 +19,7 @@ from isthmus_control.model import ResourceType, Role
 from isthmus_control.sealing import Sealer, Secret
 from isthmus_plugins.replication import _Ends
 from isthmus_plugins.replication import connection as connection_module
+from isthmus_plugins.replication import decisions as decisions_module
 from isthmus_plugins.replication import follower as follower_module
 from isthmus_plugins.replication import follower_stream as follower_stream_module
 from isthmus_plugins.replication import group_follower as group_follower_module
@@ -34,6 +35,7 @@ from isthmus_plugins.replication import transaction_store as transaction_store_m
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication import writers as writers_module
 from isthmus_plugins.replication.connection import Credential, LinkConnection
+from isthmus_plugins.replication.decisions import Decisions
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_log import FILLER_KEY
 from isthmus_plugins.replication.follower_topics import FollowerTopics
@@ -56,6 +58,7 @@ LINK_ID: Final = str(uuid.UUID(int=7, version=4))
 SECRET: Final = b"secret"
 CLOCKED: Final = (
     connection_module,
+    decisions_module,
     follower_module,
     follower_stream_module,
     group_follower_module,
@@ -195,6 +198,7 @@ class End:
         self.group_follower = GroupFollower(self.context)
         self.follower.on_stored = self.group_follower.data_came
         self.sync_leader = SyncLeader(self.context, self.leader, self.group_leader, self.mirror.agreed)
+        self.decisions = Decisions(self.context, self.leader, self.peers, self.sync_leader)
         self.store = TransactionStore(self.context)
         self.sync_leases = SyncLeases(self.context, self.follower, self.group_follower, self.store)
         self.handlers = {
@@ -222,6 +226,7 @@ class End:
         control.subscribe(self.follower.control_changed)
         control.subscribe(self.sync_leader.control_changed)
         control.subscribe(self.sync_leases.control_changed)
+        control.subscribe(self.decisions.control_changed)
         control.subscribe(self.group_follower.control_changed)
         self.store.start()
         self.follower.start()
@@ -230,6 +235,8 @@ class End:
         self.mirror.start()
         self.sync_leader.start()
         self.sync_leases.control_changed(control.state)
+        self.decisions.control_changed(control.state)
+        self.decisions.start()
         self.sync_leases.start()
         self.group_follower.start()
         self.group_leader.start()
@@ -260,6 +267,7 @@ class End:
     async def stop(self) -> None:
         await self.group_leader.stop()
         await self.sync_leases.stop()
+        await self.decisions.stop()
         await self.sync_leader.stop()
         await self.mirror.stop()
         await self.leader.stop()

@@ -24,8 +24,9 @@
 ``common_log``        up to where both logs are the same
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
 ``sync_leader``       synchronous links: ``held_answers`` wait for the other side, which has leases (``sync_lease``)
-``transaction_store`` decisions of the source's transactions, kept for a failover
 ``held_commits``      the same for commits of offsets; ``fed_partition``, ``applied_positions``: how far they are there
+``decisions``         of transactions, told to the other side: ``transaction_tail``, ``held_transactions``
+``transaction_store`` has them there, for a failover
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
 ``link_mirror``       the settings that both clusters of a link have; ``link_mode``: who may make it synchronous
 ``service``           what operators can do
@@ -48,6 +49,7 @@ from isthmus_plugins.links import LinkOperations
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.common_log import CommonLog
 from isthmus_plugins.replication.connection import LinkConnection, Receiver
+from isthmus_plugins.replication.decisions import Decisions
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.group_follower import GroupFollower
@@ -182,6 +184,7 @@ class ReplicationPlugin:
         self._mirror = LinkMirror(context, self._peers.connections)
         self._group_leader = GroupLeader(context, self._peers)
         self._sync_leader = SyncLeader(context, self._leader_end, self._group_leader, self._mirror.agreed)
+        self._decisions = Decisions(context, self._leader_end, self._peers, self._sync_leader)
         self._sync_leases = SyncLeases(context, self._follower_end, self._group_follower, self._store)
         self._group_status = GroupStatuses(context, self._group_leader, self._group_follower, self._sync_leader.sync_of)
         self._service = LinkService(
@@ -213,6 +216,7 @@ class ReplicationPlugin:
         self._leader_end.start()
         self._mirror.start()
         self._sync_leader.start()
+        self._decisions.start()
         self._sync_leases.start()
         self._transaction_verification.start()
         self._service.start()
@@ -238,6 +242,7 @@ class ReplicationPlugin:
         self._follower_end.control_changed(state)
         self._sync_leader.control_changed(state)
         self._sync_leases.control_changed(state)
+        self._decisions.control_changed(state)
         self._transaction_verification.control_changed(state)
         self._group_follower.control_changed(state)
         self._withheld.control_changed(state)
@@ -251,6 +256,7 @@ class ReplicationPlugin:
         await self._truncations.stop()
         await self._group_leader.stop()
         await self._sync_leases.stop()
+        await self._decisions.stop()
         await self._sync_leader.stop()
         await self._mirror.stop()
         await self._leader_end.stop()
@@ -265,6 +271,7 @@ class ReplicationPlugin:
     def isthmus_request_hooks(self) -> Sequence[RequestHook]:
         return [
             *self._sync_leader.hooks(),
+            *self._decisions.hooks(),
             *self._withheld.hooks(),
             *self._leader_epochs.hooks(),
             *self._time_offsets.hooks(),

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, TypeAlias, cast
@@ -428,17 +428,27 @@ class LinkConnection(asyncio.Protocol):
 
     async def call(self, method: str, params: Mapping[str, Any], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
         """Ask the peer. Raises LinkRejected (the peer's answer), LinkLost, TimeoutError."""
+        return await self.begin_call(method, params)(timeout_s)
+
+    def begin_call(
+        self, method: str, params: Mapping[str, Any]
+    ) -> Callable[[float], Coroutine[Any, Any, dict[str, Any]]]:
+        """Send a call now, before whatever is sent later; what is returned waits for the answer. Raises LinkLost."""
         if self.lost:
             raise LinkLost("the connection is gone")
         call_id = next(self._call_ids)
         result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = result
         self._send(link.encode_json(MessageType.CALL, {"id": call_id, "method": method, "params": dict(params)}))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await result
-        finally:
-            self._calls.pop(call_id, None)
+
+        async def answer(timeout_s: float) -> dict[str, Any]:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await result
+            finally:
+                self._calls.pop(call_id, None)
+
+        return answer
 
     async def _answer(self, call: dict[str, Any]) -> None:
         answer: dict[str, Any] = {"id": call.get("id")}

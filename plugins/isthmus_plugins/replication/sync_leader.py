@@ -126,7 +126,7 @@ class SyncLeader:
                     progress.joining, progress.in_sync, progress.level = None, False, False
             self._links.clear()
             self._free.clear()
-            self._synchronous = any(self._may_hold(link) for link in state.links.values())
+            self._synchronous = any(self.holds(link) for link in state.links.values())
             self._mappings = {name: link.mappings for name, link in state.links.items()}
             self._leave.until = float("-inf")
             self._leave = Leave(float("inf"))
@@ -187,19 +187,17 @@ class SyncLeader:
         if links is None and topic == OFFSETS_TOPIC:
             state = self._context.control.state
             links = self._links[topic] = tuple(
-                name
-                for name, link in state.links.items()
-                if link.leads_groups and made_here(link) and self._may_hold(link)
+                name for name, link in state.links.items() if link.leads_groups and made_here(link) and self.holds(link)
             )
         elif links is None:
             links = self._links[topic] = tuple(
                 counterpart.link.name
                 for counterpart in self._context.control.state.lookup.leading(ResourceType.TOPIC, topic)
-                if self._may_hold(counterpart.link) and counterpart.mapping.offsets is None
+                if self.holds(counterpart.link) and counterpart.mapping.offsets is None
             )
         return links
 
-    def _may_hold(self, link: Link) -> bool:
+    def holds(self, link: Link) -> bool:
         """Whether acks may have to wait for a link: it is synchronous, or its leases run, or this process does not know
         whether they do."""
         if link.mode is LinkMode.SYNCHRONOUS or any(key.link == link.name for key in self._leased):
@@ -218,14 +216,14 @@ class SyncLeader:
     ) -> int | None:
         """See :class:`~isthmus_plugins.replication.held_answers.Needs`; ``over_link``: of that link alone."""
         ends = []
-        for key in self._needed(place, transactional):
+        for key in self.needed(place, transactional):
             if over_link not in (None, key.link):
                 continue
             confirmed_epoch, end = self._confirmed.get(key, (-1, -1))
             ends.append(end if confirmed_epoch == epoch else -1)
         return min(ends, default=None)
 
-    def _needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]:
+    def needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]:
         """Over which links a partition's records must be confirmed before they are acked."""
         waits = transactional or self._is_strict(place[0])
         for link in self._links_of(place[0]):
@@ -238,6 +236,11 @@ class SyncLeader:
         for key, until in self._leased.items():
             if key.place == place and monotonic() < until:
                 yield key
+
+    @property
+    def leased(self) -> bool:
+        """Whether leases may still run of links that are synchronous no more."""
+        return bool(self._leased)
 
     def _is_strict(self, topic: str) -> bool:
         strict = self._strict.get(topic)

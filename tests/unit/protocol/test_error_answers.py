@@ -21,7 +21,7 @@ from isthmus_protocol.schema import ApiKey
         (Cause.NOT_CONFIRMED, ApiKey.OFFSET_COMMIT, 14),
         (Cause.NOT_CONFIRMED, ApiKey.TXN_OFFSET_COMMIT, 14),
         (Cause.NOT_CONFIRMED, ApiKey.ADD_PARTITIONS_TO_TXN, 14),
-        (Cause.NOT_CONFIRMED, ApiKey.END_TXN, 51),
+        (Cause.NOT_CONFIRMED, ApiKey.END_TXN, 14),
         (Cause.NOT_REPLICATED, ApiKey.END_TXN, 14),
         (Cause.FENCED, ApiKey.PRODUCE, 6),
         (Cause.NOT_READY, ApiKey.FETCH, 78),

@@ -1,0 +1,386 @@
+"""Decisions of this cluster's transactions, on their way to the other side of synchronous links.
+
+Every proxy reads the whole transaction log (``transaction_tail``). Of a decision to commit that touches a partition of
+a synchronous link it tells the other side: over the connections on which it pushes such a partition, and where it
+fronts the coordinator over one connection in any case. The answer to EndTxn waits for that (``held_transactions``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link, ResourceType, Role
+from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldTransactions
+from isthmus_plugins.replication.leader import LeaderEnd
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.transaction_tail import TransactionTail
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import peeks
+from isthmus_protocol.messages import decode_request
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Change, TransactionState
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+STEP_S: Final = 0.2
+"""How often is looked at what may have waited for too long, or has to be told again."""
+CALL_TIMEOUT_S: Final = 10.0
+RETRY_S: Final = 0.05
+
+Partition = tuple[str, int]
+
+
+class Connections(Protocol):
+    """Of the link's peers what is used here."""
+
+    def connections(self, link_name: str) -> list[LinkConnection]: ...
+
+
+class Needs(Protocol):
+    """What synchronous links need."""
+
+    def needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]:
+        """Over which links a partition's records must be confirmed before they are acked."""
+
+    def holds(self, link: Link) -> bool:
+        """Whether acks may have to wait for a link."""
+
+    def in_sync(self, key: LedPartition) -> bool: ...
+
+    @property
+    def leased(self) -> bool:
+        """Whether leases may still run of links that are synchronous no more."""
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """A decision to commit that touches partitions of synchronous links."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    data_epoch: int
+    at: tuple[int, int]
+    """Where it stands in the transaction log: (partition, offset)."""
+    places: tuple[Partition, ...]
+    links: frozenset[str]
+    """Over which it has to go."""
+    ends: Mapping[Partition, int] | None = None
+    """Where the logs of its partitions ended after it was there: what comes later is another transaction's."""
+    confirmed: set[str] = field(default_factory=set)
+    """Links whose other side has it."""
+    sent_on: set[LinkConnection] = field(default_factory=set)
+
+
+class Decisions:
+    """The decisions that the other sides may not have yet, and the answers to EndTxn that wait for them."""
+
+    def __init__(self, context: PluginContext, leader_end: LeaderEnd, peers: Connections, needs: Needs) -> None:
+        self._context = context
+        self._leader_end = leader_end
+        self._peers = peers
+        self._needs = needs
+        self._tasks = Tasks("decisions")
+        self._work = asyncio.Event()
+        self._active = False
+        self._pending: dict[str, list[Decision]] = {}
+        """By transactional id, in the order of the log."""
+        self._fresh: list[Decision] = []
+        """Those whose ends are to be read."""
+        self._asking = False
+        self.tail = TransactionTail(context, self._on_change, self._on_progress)
+        self.held = HeldTransactions(self, _now)
+        self.held.on_untold = self._ask
+
+    def start(self) -> None:
+        self.tail.start()
+        self._tasks.start("tell", self._tell_for_ever())
+
+    async def stop(self) -> None:
+        await self.tail.stop()
+        await self._tasks.close()
+
+    def control_changed(self, state: ControlState) -> None:
+        """Links, their modes, or states of partitions are others."""
+        self._look_at(state)
+        self._work.set()
+
+    def _look_at(self, state: ControlState) -> None:
+        leading = any(
+            self._needs.holds(link) and any(mapping.role is Role.LEADER for mapping in link.mappings)
+            for link in state.links.values()
+        )
+        self._active = leading or self._needs.leased
+        self.tail.follow(self._active)
+        if not self._active:
+            self._pending.clear()
+            self._fresh.clear()
+            self.held.let_all_go()
+        self.held.check()
+
+    # ---- requests ----
+
+    def hooks(self) -> list[RequestHook]:
+        return [RequestHook(ApiKey.END_TXN, self.on_end_txn, whole=True)]
+
+    def on_end_txn(self, request: Request) -> Verdict:
+        """Have the answer to a commit wait for the other side."""
+        if not self._active:
+            return None
+        _, payload = decode_request(request.frame)
+        asked: Any = payload
+        if not asked.committed:
+            return None
+        return Replace(request.frame, partial(self._answered, request.version, asked.transactional_id, request.frame))
+
+    def _answered(self, version: int, transactional_id: str, request: bytes, frame: bytes) -> Any:
+        if not self._active or peeks.error_codes(ApiKey.END_TXN, version, frame) != {0}:
+            return frame
+        return self.held.hold(transactional_id, request, frame)
+
+    # ---- what answers wait for ----
+
+    def partition_of(self, transactional_id: str) -> int | None:
+        """See :class:`~isthmus_plugins.replication.held_transactions.TransactionNeeds`."""
+        return self.tail.partition_of(transactional_id)
+
+    def reached(self, partition: int) -> int:
+        """See :class:`~isthmus_plugins.replication.held_transactions.TransactionNeeds`."""
+        return self.tail.reached(partition)
+
+    def outstanding(self, transactional_id: str) -> bool:
+        """See :class:`~isthmus_plugins.replication.held_transactions.TransactionNeeds`."""
+        if not self.tail.readable(transactional_id):
+            return True
+        if self.tail.is_past(transactional_id) and not self._all_in_sync():
+            return True  # whether its decision got to the other side died with the process before this one
+        return any(self._missing(decision) for decision in self._pending.get(transactional_id, ()))
+
+    def _all_in_sync(self) -> bool:
+        """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
+        return all(
+            self._needs.in_sync(key)
+            for key in self._leader_end.led
+            if any(needed == key for needed in self._needs.needed(key.place, True))
+        )
+
+    def _missing(self, decision: Decision) -> set[str]:
+        """Links that must have a decision and do not."""
+        return (self._links_of(decision.places) & decision.links) - decision.confirmed
+
+    def _links_of(self, places: Iterable[Partition]) -> set[str]:
+        return {key.link for place in places for key in self._needs.needed(place, True)}
+
+    def _ask(self) -> None:
+        if not self._asking:
+            self._asking = True
+            self._tasks.start("ends-of-log", self._read_ends_of_log())
+
+    async def _read_ends_of_log(self) -> None:
+        """Read where the transaction log ends, for answers that came before; at once for all that come meanwhile."""
+        try:
+            while taken := self.held.take_untold():
+                by_partition: dict[int, list[HeldTransaction]] = {}
+                for answer in taken:
+                    answer.partition = self.tail.partition_of(answer.transactional_id)
+                    if answer.partition is not None:
+                        by_partition.setdefault(answer.partition, []).append(answer)
+                try:
+                    ends = await self._context.cluster.log_ends([(TRANSACTION_TOPIC, each) for each in by_partition])
+                except (BrokerUnavailable, KafkaRefused) as error:
+                    log.warning("end of the transaction log not read", extra={"detail": str(error)})
+                    ends = {}
+                for partition, answers in by_partition.items():
+                    for answer in answers:
+                        answer.log_end = ends.get((TRANSACTION_TOPIC, partition))
+                self.held.told(taken)
+                if any(answer.log_end is None for answer in taken):
+                    self.tail.wake()
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            self._asking = False
+
+    # ---- the log ----
+
+    def _on_change(self, partition: int, change: Change) -> None:
+        """A transactional id has another state."""
+        transaction = change.transaction
+        if transaction is None or transaction.state is not TransactionState.PREPARE_COMMIT:
+            self._go_on(change)
+            return
+        links = self._links_of(transaction.partitions)
+        at = partition, change.offset
+        pending = self._pending.get(change.transactional_id, [])
+        if links and all(known.at != at for known in pending):
+            decision = Decision(
+                change.transactional_id,
+                transaction.producer_id,
+                transaction.producer_epoch,
+                transaction.data_epoch,
+                at,
+                transaction.partitions,
+                frozenset(links),
+            )
+            self._keep(change.transactional_id, [*pending, decision])
+            self._fresh.append(decision)
+            self._work.set()
+
+    def _go_on(self, change: Change) -> None:
+        """Forget what other proxies have told, from when the id's next transaction is begun: that was answered then.
+
+        Until then this proxy may come to front the coordinator, and be asked whether the other side has it.
+        """
+        pending = self._pending.get(change.transactional_id)
+        if pending and (change.transaction is None or change.transaction.state is TransactionState.ONGOING):
+            self._keep(change.transactional_id, [decision for decision in pending if self._is_ours(decision)])
+
+    def _is_ours(self, decision: Decision) -> bool:
+        """Whether this proxy tells a decision."""
+        return self._coordinates(decision) or any(
+            self._connections_for(decision, link_name) for link_name in decision.links
+        )
+
+    def _coordinates(self, decision: Decision) -> bool:
+        return self._context.fronts(self.tail.coordinator(decision.at[0]))
+
+    def _keep(self, transactional_id: str, decisions: list[Decision]) -> None:
+        if decisions:
+            self._pending[transactional_id] = decisions
+        else:
+            self._pending.pop(transactional_id, None)
+
+    def _on_progress(self) -> None:
+        if self.held:
+            self.held.check()
+
+    # ---- telling ----
+
+    async def _tell_for_ever(self) -> None:
+        while True:
+            self._work.clear()
+            fresh, self._fresh = self._fresh, []
+            if fresh:
+                self._tasks.start("ends", self._read_ends(fresh))
+            self._tell_again()
+            for transactional_id in self.held.expire(monotonic()):
+                log.warning("commit not confirmed in time", extra={"transactional_id": transactional_id})
+            try:
+                async with asyncio.timeout(STEP_S if self._active else None):
+                    await self._work.wait()
+            except TimeoutError:
+                self._look_at(self._context.control.state)  # leases may have run out
+
+    async def _read_ends(self, decisions: Sequence[Decision]) -> None:
+        """Read where the partitions of new decisions end, and tell the decisions."""
+        ends: dict[Partition, int] = {}
+        wanted = {place for decision in decisions for place in decision.places}
+        while wanted:
+            try:
+                ends |= await self._context.cluster.log_ends(sorted(wanted))
+                wanted -= ends.keys()
+                for topic in {topic for topic, _ in wanted}:
+                    if await self._context.cluster.topic(topic) is None:  # it was deleted: nothing is open in it
+                        wanted = {place for place in wanted if place[0] != topic}
+            except (BrokerUnavailable, KafkaRefused) as error:
+                log.warning("ends of partitions not read", extra={"detail": str(error)})
+            if wanted:
+                await asyncio.sleep(RETRY_S)
+        for decision in decisions:
+            decision.ends = {place: ends[place] for place in decision.places if place in ends}
+        self._tell(decisions)
+
+    def _tell_again(self) -> None:
+        """Tell what nobody was told of, or was told in vain; forget what is needed no more."""
+        untold: list[Decision] = []
+        for transactional_id, pending in list(self._pending.items()):
+            left = [decision for decision in pending if self._missing(decision)]
+            untold += [decision for decision in left if decision.ends is not None]
+            self._keep(transactional_id, left)
+        self._tell(untold)
+
+    def _tell(self, decisions: Sequence[Decision]) -> None:
+        """Send decisions over every connection that is to have them and was not sent them, each in one call."""
+        calls: dict[LinkConnection, list[Decision]] = {}
+        for decision in decisions:
+            for link_name in self._missing(decision):
+                for connection in self._connections_for(decision, link_name):
+                    if connection not in decision.sent_on:
+                        calls.setdefault(connection, []).append(decision)
+        for connection, told in calls.items():
+            link = self._context.control.state.links.get(connection.link_name)
+            if link is not None and not connection.lost:
+                self._send(connection, link, told)
+
+    def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
+        streams = (self._leader_end.stream(LedPartition(link_name, *place)) for place in decision.places)
+        pushing = {stream.connection for stream in streams if stream is not None}
+        if not pushing and self._coordinates(decision):
+            return self._peers.connections(link_name)[:1]
+        return list(pushing)
+
+    def _send(self, connection: LinkConnection, link: Link, decisions: Sequence[Decision]) -> None:
+        """Put decisions on the way: what is sent over the connection after this comes behind them."""
+        told = [_said(link, decision) for decision in decisions]
+        answer = connection.begin_call("decide", {"decisions": told})
+        for decision in decisions:
+            decision.sent_on.add(connection)
+        self._tasks.start("decide", self._decided(connection, decisions, answer))
+
+    async def _decided(
+        self, connection: LinkConnection, decisions: Sequence[Decision], answer: Callable[[float], Any]
+    ) -> None:
+        try:
+            await answer(CALL_TIMEOUT_S)
+        except (LinkRejected, LinkLost, TimeoutError) as error:
+            log.warning("decisions not stored", extra={"link": connection.link_name, "detail": str(error)})
+            await asyncio.sleep(0 if isinstance(error, LinkLost) else STEP_S)
+            for decision in decisions:
+                decision.sent_on.discard(connection)
+            self._work.set()
+            return
+        for decision in decisions:
+            decision.confirmed.add(connection.link_name)
+            pending = self._pending.get(decision.transactional_id, [])
+            self._keep(decision.transactional_id, [each for each in pending if self._missing(each)])
+        self.held.check()
+
+
+def _said(link: Link, decision: Decision) -> dict[str, Any]:
+    """A decision as a call carries it: of its partitions those that the link has, by their names at the other end."""
+    assert decision.ends is not None
+    places = []
+    for place, end in decision.ends.items():
+        remote = OFFSETS_TOPIC if place[0] == OFFSETS_TOPIC else _remote_topic(link, place[0])
+        if remote is not None:
+            places.append([remote, place[1], end])
+    return {
+        "id": decision.transactional_id,
+        "producer_id": decision.producer_id,
+        "epoch": decision.producer_epoch,
+        "data_epoch": decision.data_epoch,
+        "at": list(decision.at),
+        "places": places,
+    }
+
+
+def _remote_topic(link: Link, topic: str) -> str | None:
+    for mapping in link.mappings:
+        if mapping.type is ResourceType.TOPIC and mapping.role is Role.LEADER and mapping.offsets is None:
+            remote = mapping.remote_name(topic)
+            if remote is not None:
+                return remote
+    return None
+
+
+def _now() -> float:
+    return monotonic()

@@ -1,0 +1,118 @@
+"""Answers to EndTxn that commit, until the other side has the decision.
+
+Without I/O. An answer waits until the transaction log was read up to where it ended after the broker had answered, and
+then until no decision of its transactional id is outstanding. No longer than :data:`HELD_S`: heartbeats wait behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from isthmus_plugins.api import Gate
+from isthmus_protocol.error_answers import Cause, error_answer
+from isthmus_protocol.messages import decode_request
+from isthmus_protocol.refusals import refuse_all
+from isthmus_protocol.schema import ApiKey
+
+HELD_S: Final = 3.0
+
+
+class TransactionNeeds(Protocol):
+    """What an answer to EndTxn needs."""
+
+    def partition_of(self, transactional_id: str) -> int | None:
+        """The partition of the transaction log that has an id; None: not known."""
+
+    def reached(self, partition: int) -> int:
+        """Up to where that is read."""
+
+    def outstanding(self, transactional_id: str) -> bool:
+        """Whether some decision of the id is not known to be on the other side, as far as the log is read."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldTransaction:
+    """One answer that waits."""
+
+    transactional_id: str
+    request: bytes
+    frame: bytes
+    deadline: float
+    partition: int | None = None
+    log_end: int | None = None
+    """Of that partition, read after the broker's answer."""
+    gate: Gate = field(default_factory=Gate)
+
+
+class HeldTransactions:
+    """All answers to EndTxn that wait."""
+
+    def __init__(self, needs: TransactionNeeds, clock: Callable[[], float]) -> None:
+        self._needs = needs
+        self._clock = clock
+        self._waiting: dict[HeldTransaction, None] = {}
+        self._untold: list[HeldTransaction] = []
+        self.on_untold: Callable[[], None] = lambda: None
+        """Called when the log's end is wanted."""
+
+    def hold(self, transactional_id: str, request: bytes, frame: bytes) -> Gate:
+        """The broker has answered a commit without an error."""
+        answer = HeldTransaction(transactional_id, request, frame, self._clock() + HELD_S)
+        self._waiting[answer] = None
+        self._untold.append(answer)
+        self.on_untold()
+        return answer.gate
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def take_untold(self) -> list[HeldTransaction]:
+        """Answers whose log end is to be read from now on."""
+        taken, self._untold = self._untold, []
+        return [answer for answer in taken if answer in self._waiting]
+
+    def told(self, answers: Iterable[HeldTransaction]) -> None:
+        """Their partition and log end were read, or not."""
+        self._untold += [answer for answer in answers if answer.log_end is None]
+        self.check()
+
+    def check(self) -> None:
+        """More was read, or is confirmed, or less is needed."""
+        for answer in [answer for answer in self._waiting if answer.gate.dropped or self._may_go(answer)]:
+            del self._waiting[answer]
+            answer.gate.open(answer.frame)
+
+    def _may_go(self, answer: HeldTransaction) -> bool:
+        return (
+            answer.log_end is not None
+            and answer.partition is not None
+            and self._needs.reached(answer.partition) >= answer.log_end
+            and not self._needs.outstanding(answer.transactional_id)
+        )
+
+    def let_all_go(self) -> None:
+        """No answer needs anything any more."""
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting:
+            answer.gate.open(answer.frame)
+
+    def expire(self, now: float) -> list[str]:
+        """Answer what has waited for too long, so that its client asks again; the ids."""
+        late = [answer for answer in self._waiting if answer.deadline <= now]
+        for answer in late:
+            del self._waiting[answer]
+            answer.gate.open(_not_confirmed(answer.request, answer.transactional_id))
+        return [answer.transactional_id for answer in late]
+
+
+def _not_confirmed(request: bytes, transactional_id: str) -> bytes:
+    """An answer after which its client asks again."""
+    head, payload = decode_request(request)
+    reason = "a synchronous link has not confirmed it"
+    refusal = error_answer(Cause.NOT_CONFIRMED, ApiKey.END_TXN, f"the commit of {transactional_id}", reason)
+    refused = refuse_all(head, payload, refusal)
+    assert refused is not None
+    assert refused.answer is not None
+    return refused.answer

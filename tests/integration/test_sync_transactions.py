@@ -1,0 +1,187 @@
+"""Transactions over a synchronous link, on real brokers with unmodified clients: what the ack of a commit means."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from confluent_kafka import Producer
+from support.kafka import unique
+from support.links import Linked, linked, until
+from support.raw_log import read_log
+from support.wire import Wire
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_protocol.record_codec import decode_records
+
+pytestmark = pytest.mark.brokers
+
+STORE = "__isthmus_transactions"
+PARTITIONS = 2
+
+
+@pytest.fixture(scope="module")
+def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
+    with linked(*kafka_pair) as pair:
+        pair.attach(None, None, "--disable-transaction-verification")
+        yield pair
+        pair.a.proxy.cli("link", "set-mode", pair.name, "asynchronous")
+        pair.detach()
+
+
+@pytest.fixture(scope="module")
+def topic(link: Linked) -> str:
+    """A topic of which all partitions are In-Sync."""
+    name, remote = link.names("t")
+    link.a.create_topic(name, PARTITIONS)
+    for partition in range(PARTITIONS):
+        link.wait_end(remote, 0, partition)
+    link.wait_following()
+    until("accepted", lambda: link.a.proxy.cli("link", "set-mode", link.name, "synchronous"), 20)
+    wait_in_sync(link, name)
+    return name
+
+
+def wait_in_sync(link: Linked, topic: str) -> None:
+    def in_sync() -> bool:
+        found = link.a.partitions(link.name, topic)
+        return len(found) == PARTITIONS and all(each["state"] == "In-Sync" for each in found)
+
+    until("all partitions are In-Sync", in_sync)
+
+
+def transactional(link: Linked, transactional_id: str) -> Producer:
+    producer = link.a.producer(transactional_id=transactional_id, linger_ms=0)
+    producer.init_transactions(30)
+    return producer
+
+
+def write(producer: Producer, topic: str, value: bytes) -> None:
+    """One record to each partition, all acked."""
+    for partition in range(PARTITIONS):
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(30) == 0
+
+
+def decisions(link: Linked, transactional_id: str) -> dict[tuple[str, int], int]:
+    """What the target has stored of an id: by partition the end."""
+    found: dict[tuple[str, int], int] = {}
+    with Wire(link.b.kafka.bootstrap_servers) as wire:
+        for _, data in read_log(wire, STORE):
+            for record in decode_records(data):
+                key, value = json.loads(record.key or b""), json.loads(record.value or b"{}")
+                if value.get("id") == transactional_id:
+                    found[key[3], key[4]] = value["end"]
+    return found
+
+
+def test_the_ack_of_a_commit_waits_for_the_other_side(link: Linked, topic: str) -> None:
+    mine, other = unique("txn-"), unique("elsewhere-")
+    producer, elsewhere = transactional(link, mine), transactional(link, other)
+    alone = unique("not-linked-")
+    link.a.create_topic(alone, PARTITIONS)
+    producer.begin_transaction()
+    write(producer, topic, b"x")
+    committed = threading.Event()
+    link.b.proxy.signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            commit = pool.submit(lambda: (producer.commit_transaction(60), committed.set()))
+            elsewhere.begin_transaction()
+            write(elsewhere, alone, b"x")
+            elsewhere.commit_transaction(30)
+            assert not committed.wait(4), "acked, and the other side cannot have it"
+            assert not decisions(link, mine)
+            link.b.proxy.signal(signal.SIGCONT)
+            commit.result(60)
+    finally:
+        link.b.proxy.signal(signal.SIGCONT)
+    remote = topic.replace(link.local, link.remote)
+    ends = decisions(link, mine)
+    assert ends.keys() == {(remote, partition) for partition in range(PARTITIONS)}
+    for (_, partition), end in ends.items():
+        assert link.a.end(topic, partition) - end in (0, 1), "the marker may be there when the end is read"
+    assert not decisions(link, other)
+    wait_in_sync(link, topic)
+    producer.begin_transaction()
+    write(producer, topic, b"aborted")
+    before = decisions(link, mine)
+    producer.abort_transaction(30)
+    assert decisions(link, mine) == before
+
+
+def test_clients_that_are_told_to_ask_again_commit_once(link: Linked, topic: str) -> None:
+    """Also those of KIP-890, whose epoch rises with each transaction."""
+    going = threading.Event()
+    sent: Counter[bytes] = Counter()
+    before = {partition: link.a.end(topic, partition) for partition in range(PARTITIONS)}
+
+    def with_librdkafka() -> None:
+        producer = transactional(link, unique("librdkafka-"))
+        number = 0
+        while going.is_set():
+            producer.begin_transaction()
+            value = b"librdkafka %d" % number
+            write(producer, topic, value)
+            producer.commit_transaction(60)
+            sent[value] += PARTITIONS
+            number += 1
+
+    async def with_aiokafka() -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=link.a.bootstrap, transactional_id=unique("aiokafka-"))
+        await producer.start()
+        try:
+            number = 0
+            while going.is_set():
+                value = b"aiokafka %d" % number
+                async with producer.transaction():
+                    for partition in range(PARTITIONS):
+                        await producer.send_and_wait(topic, value, partition=partition)
+                sent[value] += PARTITIONS
+                number += 1
+        finally:
+            await producer.stop()
+
+    def with_java() -> str:
+        return link.a.kafka.tool(
+            "kafka-producer-perf-test",
+            *("--topic", topic, "--num-records", "60", "--record-size", "10", "--throughput", "10"),
+            *("--transactional-id", unique("java-"), "--transaction-duration-ms", "50"),
+            *("--producer-props", f"bootstrap.servers={link.a.bootstrap}", "linger.ms=0"),
+        ).stdout
+
+    going.set()
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(with_librdkafka), pool.submit(lambda: asyncio.run(with_aiokafka()))]
+        java = pool.submit(with_java)
+        try:
+            until("all of them write", lambda: len({value.split()[0] for value in list(sent)}) == 2)
+            until("Java, too", lambda: any(len(each.value or b"") == 10 for each in link.a.read(topic, direct=True)))
+            link.b.proxy.signal(signal.SIGSTOP)
+            time.sleep(4)  # longer than an answer is held
+        finally:
+            link.b.proxy.signal(signal.SIGCONT)
+            written = len(sent)
+            try:
+                until("they go on", lambda: len(sent) > written + 4)
+            finally:
+                going.clear()
+        assert "60 records sent" in java.result(120)
+        for each in others:
+            each.result(120)
+    found: Counter[Any] = Counter()
+    for partition in range(PARTITIONS):
+        records = link.a.read(topic, partition, isolation="read_committed")
+        found.update(each.value for each in records if each.offset >= before[partition])
+    assert {value: found[value] for value in sent} == dict(sent)
+    assert sum(count for value, count in found.items() if value not in sent) == 60, "of Java"
+    until("both sides are equal", lambda: link.verify(check=False)["equal"])
