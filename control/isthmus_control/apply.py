@@ -712,6 +712,7 @@ def _set_follower_topic(state: ControlState, offset: int, command: c.Command, bo
         body.topic_id if body.topic_id is not None else _kept_id(before, body),
         Reason(body.reason.code, body.reason.message) if body.reason else None,
         compacts_since_offset=offset,
+        settings=dict(body.settings),
     )
     if before is not None and before.topic_id == after.topic_id:
         after = replace(after, cleaned=before.cleaned, doubted=before.doubted)

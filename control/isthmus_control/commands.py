@@ -232,16 +232,21 @@ class ReleaseBrokerConfig(Body):
 
 @dataclass(frozen=True, slots=True)
 class BeginPromotion(Body):
-    """A follower namespace, and ``more`` with it, is to be written by clients; or, begun, this proxy goes on."""
+    """A follower namespace, and ``more`` with it, is to be written by clients; or, begun, this proxy goes on.
+
+    ``without_source``: a failover, also of what was to be promoted with the source's help. Of a topic namespace that
+    followed over the link and was detached it ends what the link left open.
+    """
 
     KIND: ClassVar[str] = "begin-promotion"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     link: str
     type: ResourceType
     prefix: str
     settings: Mapping[str, Mapping[str, str]]
     owner: str
     more: tuple[NamespaceKey, ...] = ()
+    without_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +301,7 @@ class SetFollowerTopic(Body):
     """
 
     KIND: ClassVar[str] = "set-follower-topic"
+    VERSION: ClassVar[int] = 2
     link: str
     topic: str
     source_topic: str
@@ -303,6 +309,7 @@ class SetFollowerTopic(Body):
     state: TopicState
     topic_id: str | None = None
     reason: Reason | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,7 +364,8 @@ class FollowerTopic:
     ``topic_id`` of one that is CREATING: the topic that the operator agreed to lose for it. ``compacts``: this
     cluster's own cleaner compacts it while it follows, decided at ``compacts_since_offset``; ``cleaned``: it does, or
     did, so records may be missing here that the source still has. ``doubted``: by partition, before which offset the
-    source may have deleted keys of which this topic still has a record; to be compared.
+    source may have deleted keys of which this topic still has a record; to be compared. ``settings``: what the source
+    has for those settings that are overridden while it follows, as far as it has told.
     """
 
     link: str
@@ -379,6 +380,7 @@ class FollowerTopic:
     compacts_since_offset: int = -1
     cleaned: bool = False
     doubted: Mapping[int, int] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +446,7 @@ class Promotion:
     the incarnation of the proxy that carries it out. ``together``: all that were asked for at once, in the order in
     which they are looked at; they are abandoned or end together. ``decided``: whether nothing was missing, so that it
     can only go on (True), or something was, so that it can only be taken back (False); None: not looked at yet.
+    ``without_source``: a failover. What is missing is missing, and the source is not asked for anything.
     """
 
     link: str
@@ -455,6 +458,7 @@ class Promotion:
     begun_ms: int
     together: tuple[NamespaceKey, ...] = ()
     decided: bool | None = None
+    without_source: bool = False
 
     @property
     def key(self) -> NamespaceKey:

@@ -6,6 +6,8 @@ be done again by any proxy: detach the source's end, see that nothing is missing
 transactions, give topics the source's settings where they had overrides, clear the reservations. Until that last one
 nobody else may open or attach the namespaces. Before it is decided, a promotion can be abandoned.
 
+A failover is one without the source: what is missing is missing, so it is decided from the beginning.
+
 One proxy, the *owner*, carries it out; who finds that the owner's lease is gone takes over, by beginning it again.
 """
 
@@ -18,7 +20,7 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.acl_rules import own_again
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import NamespaceKey, Promotion, ResourceType, Role, contains
+from isthmus_control.model import NamespaceKey, Promotion, ResourceType, Role, TopicState, contains
 from isthmus_control.outcome import Change, NamespaceChanged, PromotionChanged, Refuse, Rejection, require
 
 Result = tuple[ControlState, tuple[Change, ...]]
@@ -33,7 +35,11 @@ def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginPr
     if before is not None:
         missing = next((key for key in body.more if key not in before.keys), None)
         require(missing is None, Rejection.CONFLICT, f"the {first} is being promoted already, without the {missing}")
-        return _take_over(state, before, body)
+        state, changes = _take_over(state, before, body)
+        if not body.without_source or before.without_source:
+            return state, changes
+        state, more = _changed(state, state.promotions[first], decided=True, without_source=True)
+        return state, (*changes, *more)
     keys = tuple(sorted(dict.fromkeys((first, *body.more)), key=lambda key: _ORDER.index(key.type)))
     begun = {key: _begun(state, command, body, key, keys) for key in keys}
     return (
@@ -49,6 +55,8 @@ def _begun(
     require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted already")
     link = state.links.get(body.link)
     mapping = link.mapping(*key) if link is not None else None
+    if body.without_source and not _follows(state, key) and followed_over(state, key, body.link):
+        return Promotion(*(body.link, *key, "", {}, body.owner, command.at_ms, keys), decided=True, without_source=True)
     if mapping is None or mapping.role is not Role.FOLLOWER:
         raise Refuse(Rejection.NOT_FOUND, f"the {key} does not follow over link {body.link!r}")
     cut = next((topic for topic in sorted(state.truncations) if mapping.remote_name(topic) is not None), None)
@@ -60,7 +68,16 @@ def _begun(
     settings = {topic: values for topic, values in body.settings.items() if contains(*key, topic)}
     if key.type is not ResourceType.TOPIC:
         settings = {}
-    return Promotion(body.link, key.type, key.prefix, mapping.remote_prefix, settings, body.owner, command.at_ms, keys)
+    begun = Promotion(body.link, key.type, key.prefix, mapping.remote_prefix, settings, body.owner, command.at_ms, keys)
+    return replace(begun, decided=True, without_source=True) if body.without_source else begun
+
+
+def followed_over(state: ControlState, key: NamespaceKey, link: str) -> bool:
+    """Whether a namespace holds topics that followed over a link, and were detached with it."""
+    return key.type is ResourceType.TOPIC and any(
+        record.link == link and record.state is TopicState.DETACHED and contains(*key, topic)
+        for topic, record in state.follower_topics.items()
+    )
 
 
 def _take_over(state: ControlState, before: Promotion, body: c.BeginPromotion) -> Result:

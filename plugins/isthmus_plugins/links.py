@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from isthmus_control.model import SYNC_CONFIRM_TIMEOUT_MS
+from isthmus_control.model import SYNC_CONFIRM_TIMEOUT_MS, ResourceType
 
 
 class _Model(BaseModel):
@@ -202,8 +202,12 @@ class PromotedNamespace(_Model):
     missing: list[str] = []
     """What the follower does not have of the source."""
     transactions_open: int = 0
-    """Transactions without an end in the follower's logs: they are aborted."""
+    """Transactions without an end in the follower's logs, counted in each partition: they are ended."""
+    transactions_decided: int = 0
+    """Of these, those that the source had decided to commit: they are committed, the others are aborted."""
     transactions_ended: int = 0
+    transactions_committed: int = 0
+    """Of these."""
     promoted: bool = False
 
 
@@ -213,6 +217,46 @@ class PromoteReport(_Model):
     drained: bool
     """Nothing is missing."""
     namespaces: list[PromotedNamespace]
+
+
+class Failover(_Model):
+    """Namespaces of one link that are to be promoted together, without their source."""
+
+    namespaces: list[NamespaceRef] = Field(default=[], description="none: all that follow over the link")
+    although_reachable: bool = Field(
+        default=False, description="go on although the other cluster is connected, so that it could be promoted"
+    )
+    dry_run: bool = Field(default=False, description="change nothing, say what an ack meant and what would be ended")
+
+
+class PartitionClaim(_Model):
+    """What an ack of the source meant for one partition."""
+
+    topic: str
+    partition: int
+    end: int | None
+    """Where its log ends here."""
+    in_sync_until_ms: int | None = None
+    """Whatever the source acked before this moment of this cluster's clock is here. None: nothing can be said."""
+    in_sync_until_seconds_ago: float | None = None
+    message: str
+
+
+class FailedOverNamespace(PromotedNamespace):
+    claims: list[PartitionClaim] = []
+    settings_kept: list[str] = []
+    """Topics whose source never told its settings: they keep those of a follower."""
+
+
+class FailoverReport(_Model):
+    link_name: str
+    dry_run: bool
+    mode: str
+    reachable: bool
+    """The other cluster is connected, so `promote` may do."""
+    last_heard_seconds: float | None
+    """Time since the other cluster was heard by this proxy; None: never, since it started."""
+    namespaces: list[FailedOverNamespace]
 
 
 class SyncStatus(_Model):
@@ -518,6 +562,17 @@ class LinkOperations(Protocol):
 
     async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
         """Make drained follower namespaces writable; ``progress`` is called with (namespaces done, in all)."""
+
+    async def fail_over(
+        self, link_name: str, request: Failover, progress: Callable[[int, int], None]
+    ) -> FailoverReport:
+        """Make follower namespaces writable without their source."""
+
+    async def release(self, kind: ResourceType, prefix: str) -> bool:
+        """Clear the reservation of a namespace that follows no more, once what links left open in it has ended.
+
+        False: no link did, and nothing was done.
+        """
 
     async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:
         """Stop following a topic whose source is gone; keep its records here, or ``delete`` them."""

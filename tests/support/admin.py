@@ -20,7 +20,7 @@ from isthmus_control.apply import apply
 from isthmus_control.commands import Body, ClaimBrokers, Command, RenewLease
 from isthmus_control.control_state import ControlState
 from isthmus_control.leases import LeaseView
-from isthmus_control.model import BrokerClaim
+from isthmus_control.model import BrokerClaim, ResourceType
 from isthmus_control.outcome import Outcome
 from isthmus_plugins.links import (
     AclNotMapped,
@@ -29,6 +29,9 @@ from isthmus_plugins.links import (
     Attach,
     AttachResult,
     CreateLink,
+    FailedOverNamespace,
+    Failover,
+    FailoverReport,
     GroupOffset,
     GroupOffsets,
     GroupStatus,
@@ -36,9 +39,11 @@ from isthmus_plugins.links import (
     LinkStatus,
     MappingStatus,
     ModeResult,
+    NamespaceRef,
     OffsetsTopicStatus,
     OffsetsView,
     OperationError,
+    PartitionClaim,
     PartitionStatus,
     PartitionVerdict,
     Promote,
@@ -197,6 +202,48 @@ class MemoryLinks:
         if link_name not in self.links:
             raise OperationError("NOT_FOUND", f"there is no link {link_name!r}", 404)
         return self.links[link_name]
+
+    async def release(self, kind: ResourceType, prefix: str) -> bool:
+        self.calls.append(("release", kind.value, prefix))
+        return False
+
+    async def fail_over(
+        self, link_name: str, request: Failover, progress: Callable[[int, int], None]
+    ) -> FailoverReport:
+        self.status(link_name)
+        if not request.dry_run and not request.although_reachable:
+            raise OperationError("SOURCE_REACHABLE", "the other cluster is connected: say --yes", 409)
+        claim = PartitionClaim(
+            topic="orders-eu",
+            partition=0,
+            end=7,
+            in_sync_until_ms=1_760_000_000_123,
+            in_sync_until_seconds_ago=12.0,
+            message="In-Sync until",
+        )
+        names = request.namespaces or [NamespaceRef(local="orders-")]
+        namespaces = [
+            FailedOverNamespace(
+                type=each.type,
+                local=each.local,
+                remote=each.local,
+                topics=["orders-eu"],
+                transactions_open=2,
+                transactions_decided=1,
+                claims=[claim, PartitionClaim(topic="orders-eu", partition=1, end=3, message="not known")],
+                settings_kept=["orders-eu"],
+                promoted=not request.dry_run,
+            )
+            for each in names
+        ]
+        return FailoverReport(
+            link_name=link_name,
+            dry_run=request.dry_run,
+            mode="synchronous",
+            reachable=True,
+            last_heard_seconds=12.4,
+            namespaces=namespaces,
+        )
 
     async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
         self.calls.append(("promote", link_name, [(each.type, each.local) for each in request.namespaces]))

@@ -13,6 +13,7 @@
 ``time_offsets``      offsets by time, as the source's brokers tell them
 ``transaction_verification``  the target's check of transactions, switched off as agreed
 ``promotion``         a drained follower namespace becomes one that clients write
+``failover``          the same without the source; ``transaction_ends``: how what was open ends
 ``topic_decisions``   what operators decide about topics that cannot go on
 ``group_leader``      reads this cluster's offsets topic and tells what groups have committed
 ``group_follower``    makes this cluster's coordinators have the same
@@ -200,6 +201,7 @@ class ReplicationPlugin:
             self._acls,
             self._sync_leader,
             self._sync_leases,
+            self._store,
             self._mirror,
         )
         self._truncations = Truncations(

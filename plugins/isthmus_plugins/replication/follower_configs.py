@@ -65,6 +65,11 @@ def copied(effective: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in effective.items() if value is not None and name not in NOT_COPIED}
 
 
+def overridden(source: Mapping[str, str]) -> dict[str, str]:
+    """What a source has for those settings that are overridden while its topic is followed."""
+    return {name: source[name] for name in OVERRIDES if name in source}
+
+
 def follows(
     effective: Mapping[str, str | None],
     source: Mapping[str, str],

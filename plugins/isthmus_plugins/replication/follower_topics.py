@@ -97,6 +97,7 @@ class FollowerTopics:
                     elif (settings := effective.get(local)) is not None:
                         await self._decide_compaction(local, wanted["configs"], filled.get(local))
                         refused = await self._follow_configs(wanted, topics[local], settings)
+                        await self._record_settings(local, wanted["configs"])
                 except Refusal as refusal:
                     self._refused(connection.link_name, name, refusal)
                     answers[name] = {"ready": False, "code": refusal.code, "message": str(refusal)}
@@ -254,6 +255,26 @@ class FollowerTopics:
         self.settings_refused.pop(local, None)
         log.info("follower topic configured", extra={"topic": local, "settings": sorted(changes)})
         return None
+
+    async def _record_settings(self, local: str, source: Mapping[str, str]) -> None:
+        """Have the control log know what a topic gets back when it follows no more, also when its source is gone."""
+        record = self._context.control.state.follower_topics.get(local)
+        settings = follower_configs.overridden(source)
+        if record is None or record.state is not TopicState.FOLLOWING or record.settings == settings:
+            return
+        body = SetFollowerTopic(
+            record.link,
+            local,
+            record.source_topic,
+            record.source_topic_id,
+            record.state,
+            record.topic_id,
+            settings=settings,
+        )
+        try:
+            await self._append(body)
+        except Refusal as refusal:  # it is being truncated, say: with the next change, or connection
+            log.warning("settings not recorded", extra={"topic": local, "detail": str(refusal)})
 
     def overrides(self, local: str) -> Mapping[str, str]:
         """The settings that a topic has instead of its source's because it follows."""
@@ -576,6 +597,7 @@ class FollowerTopics:
                 topic_state,
                 None if topic_id is None else str(uuid.UUID(bytes=topic_id)),
                 reason,
+                follower_configs.overridden(wanted.get("configs") or {}),
             )
         )
 

@@ -8,9 +8,12 @@
    the positions of groups: if the source has more by then, its ends are attached again, and all of it is abandoned.
 4. It is decided, which is recorded: from here on it can only go on.
 5. All that is attached still is detached, the source's ends first.
-6. Transactions that are open in the follower's logs are aborted: no coordinator of this cluster knows them.
+6. Transactions that are open in the follower's logs end (``transaction_ends``): no coordinator of this cluster knows
+   them.
 7. Topics get the source's settings instead of the overrides.
 8. The reservations are cleared, and the record with them.
+
+A failover (``failover``) is recorded as decided, and goes on from step 5 without the source.
 
 Each step can be done again from its beginning. The proxy that was asked carries it out; when it dies, another proxy of
 the cluster, or the next process of its name, goes on.
@@ -42,6 +45,8 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.replication import follower_configs, reasons
+from isthmus_plugins.replication.transaction_ends import Ended, TransactionEnds
+from isthmus_plugins.replication.transaction_store import Stored
 from isthmus_plugins.replication.verify import Ends
 from isthmus_plugins.tasks import Tasks
 
@@ -49,12 +54,10 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 RESUME_INTERVAL_S: Final = 2.0
 """How often a proxy looks for promotions that nobody carries out."""
-MARKER_TIMEOUT_MS: Final = 30_000
 MISSING_LISTED: Final = 10
 ARRIVAL_S: Final = 10.0
 """How long what was sent before the leader's end was detached may take to be in the follower's logs."""
 ARRIVAL_POLL_S: Final = 0.1
-LANE: Final = "promotion"
 NOT_DRAINED: Final = "NOT_DRAINED"
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 
@@ -75,8 +78,10 @@ class Promotions:
         detach_here: Callable[[Link, NamespaceMapping], Awaitable[None]],
         enforced: Callable[[], Awaitable[None]],
         compare_groups: Callable[[Link], Awaitable[Sequence[GroupVerdict]]],
+        ends: TransactionEnds,
     ) -> None:
         self._context = context
+        self._ends = ends
         self._call = call
         self._append = append
         self._detach_here = detach_here
@@ -185,7 +190,17 @@ class Promotions:
                 elif end != source_end:
                     report.missing.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
         report.topics = sorted(name for name in topics if mapping.remote_name(name) is not None)
-        report.transactions_open = sum([len(await self._open_transactions(topics[name])) for name in report.topics])
+        await self.look_at_transactions(link_name, topics, report)
+
+    async def look_at_transactions(
+        self, link_name: str, topics: Mapping[str, TopicInfo], report: PromotedNamespace
+    ) -> None:
+        """Add what is open in the topics of a namespace, and what it was decided to come to. Raises OperationError."""
+        stored = await self._ends.stored(link_name)
+        for name in report.topics:
+            markers = await self._markers(topics[name], stored)
+            report.transactions_open += len(markers)
+            report.transactions_decided += sum(marker.committed for marker in markers)
 
     async def _begin(self, link: Link, keys: Sequence[NamespaceKey]) -> None:
         """Record all at once, so that all of it ends promoted, or none, whoever dies from here on."""
@@ -202,6 +217,19 @@ class Promotions:
         await self._append(BeginPromotion(link.name, *keys[0], settings, ours, tuple(keys[1:])))
         log.info("promotion begun", extra={"link": link.name, "namespaces": [str(key) for key in keys]})
 
+    async def without_source(
+        self, link_name: str, keys: Sequence[NamespaceKey], reports: Mapping[NamespaceKey, PromotedNamespace]
+    ) -> None:
+        """Promote these, whatever they lack, and whatever the source would say. Raises OperationError."""
+        async with self._lock:
+            begin = BeginPromotion(link_name, *keys[0], {}, self._context.incarnation, tuple(keys[1:]), True)
+            await self._append(begin)
+            log.warning("failover begun", extra={"link": link_name, "namespaces": [str(key) for key in keys]})
+            for key in keys:
+                promotion = self._context.control.state.promotions.get(key)
+                if promotion is not None:  # not together with one before
+                    await self._carry_out(promotion, reports)
+
     async def settings_of(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """What this cluster's topics have for those settings that a follower overrides."""
         found: dict[str, dict[str, str]] = {}
@@ -209,8 +237,7 @@ class Promotions:
             some = topics[start : start + follower_configs.DESCRIBED_AT_ONCE]
             _, described = await self._context.cluster.effective_configs(some)
             for name, effective in (described or {}).items():
-                told = follower_configs.copied(effective)
-                found[name] = {setting: told[setting] for setting in follower_configs.OVERRIDES if setting in told}
+                found[name] = follower_configs.overridden(follower_configs.copied(effective))
         return found
 
     # ---- carrying it out ----
@@ -263,31 +290,38 @@ class Promotions:
                 await self._take_back(link, attached, promotion)
                 raise refused or _not_drained(missing)
             for mapping in reversed(attached):  # groups before the topics that their positions are in
-                await self._call(promotion.link, "detach", _there(mapping))
+                if not promotion.without_source:
+                    await self._call(promotion.link, "detach", _there(mapping))
                 await self._detach_here(link, mapping)
         ended = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
         await self._append(EndPromotion(promotion.type, promotion.prefix, ours))
         await self._enforced()
         for key in promotion.keys:
-            extra = {"link": promotion.link, "namespace": key.prefix, "transactions": ended[key]}
-            log.info("namespace promoted", extra=extra)
+            extra = {"link": promotion.link, "namespace": key.prefix, "failover": promotion.without_source}
+            log.info("namespace promoted", extra=extra | ended[key]._asdict())
             if (report := reports.get(key)) is not None:
                 report.promoted = True
-                report.transactions_ended = ended[key]
+                report.transactions_ended, report.transactions_committed = sum(ended[key]), ended[key].committed
 
-    async def _make_own(self, promotion: Promotion) -> int:
+    async def _make_own(self, promotion: Promotion) -> Ended:
         """End what is open in a namespace's topics, and give them their settings; how many transactions that were."""
-        ended = 0
+        ended = Ended()
         if promotion.type is ResourceType.TOPIC:
             try:
                 topics = await self._context.cluster.topics()
+                stored = await self._ends.stored(promotion.link)
                 for name, topic in sorted(topics.items()):
                     if contains(promotion.type, promotion.prefix, name) and not topic.internal:
-                        ended += await self._end_transactions(topic)
+                        ended += await self._ends.end(await self._markers(topic, stored))
                         await self._restore(promotion, name)
             except (BrokerUnavailable, KafkaRefused) as error:
                 raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
         return ended
+
+    async def _markers(self, topic: TopicInfo, stored: Stored) -> list[TransactionMarkers]:
+        record = self._context.control.state.follower_topics.get(topic.name)
+        link = self._context.control.state.links.get(record.link) if record is not None else None
+        return await self._ends.markers(topic, link.remote_cluster_id if link is not None else None, stored)
 
     async def _look_again(self, link: Link, attached: Sequence[NamespaceMapping]) -> list[str]:
         """What is missing when the source's topics have been detached. Raises OperationError.
@@ -379,45 +413,17 @@ class Promotions:
             for topic in topics
         }
 
-    async def _open_transactions(self, topic: TopicInfo) -> list[TransactionMarkers]:
-        """The aborts of what is open in a topic's partitions."""
-        found = []
-        for partition in range(len(topic.partitions)):
-            for producer_id, producer in (await self._context.cluster.producers(topic.name, partition)).items():
-                if producer.transaction_start >= 0:
-                    found.append(
-                        TransactionMarkers(
-                            topic.name,
-                            partition,
-                            producer_id,
-                            producer.epoch,
-                            committed=False,
-                            coordinator_epoch=producer.coordinator_epoch + 1,
-                        )
-                    )
-        return found
-
-    async def _end_transactions(self, topic: TopicInfo) -> int:
-        """Abort what is open in a topic's partitions; returns how many transactions that were."""
-        aborts = await self._open_transactions(topic)
-        for abort in aborts:
-            leader = await self._context.cluster.leader_of(abort.topic, abort.partition)
-            if leader is None:
-                raise BrokerUnavailable(f"{abort.topic}-{abort.partition} has no leader")
-            connection = await self._context.cluster.produce_connection(leader, LANE)
-            result = (await connection.write_markers([abort], MARKER_TIMEOUT_MS))[abort.topic, abort.partition]
-            if result.error_code:
-                raise BrokerUnavailable(
-                    f"the transaction of producer {abort.producer_id} in {abort.topic}-{abort.partition} cannot be "
-                    f"ended: {result.error_name} {result.message}".rstrip()
-                )
-        return len(aborts)
-
     async def _restore(self, promotion: Promotion, topic: str) -> None:
         """Give a topic that followed the source's values of what was overridden; without a source, the defaults."""
         record = self._context.control.state.follower_topics.get(topic)
+        followed = record is not None and record.link == promotion.link
         settings = promotion.settings.get(topic)
-        if settings is None and (record is None or record.link != promotion.link):
+        if promotion.without_source:
+            # What the source did not tell stays: a default might delete what is here.
+            if settings is None and record is not None and followed:
+                settings = dict(record.settings) or None
+            followed = False
+        if settings is None and not followed:
             return  # it never followed
         own = await self._context.cluster.topic_configs(topic)
         changes: dict[str, str | None] = {}

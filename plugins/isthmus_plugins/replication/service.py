@@ -30,6 +30,7 @@ from isthmus_control.model import (
     TRANSACTION_VERIFICATION,
     FollowerTopic,
     Link,
+    NamespaceKey,
     NamespaceMapping,
     OffsetsCopy,
     ResourceType,
@@ -54,6 +55,7 @@ from isthmus_plugins.links import (
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.acls import AclEnds, check_access
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.failover import Failovers
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_log import LogState, StopReason
 from isthmus_plugins.replication.follower_stream import FollowerStream
@@ -77,6 +79,8 @@ from isthmus_plugins.replication.sync_leader import SyncLeader
 from isthmus_plugins.replication.sync_lease import SyncLeases
 from isthmus_plugins.replication.sync_status import link_state, note_followed, note_led
 from isthmus_plugins.replication.topic_decisions import TopicDecisions
+from isthmus_plugins.replication.transaction_ends import TransactionEnds
+from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.truncation_status import note_truncations, truncation_statuses
 from isthmus_plugins.replication.verify import Verification
@@ -112,6 +116,7 @@ class LinkService:
         acls: AclEnds,
         sync_leader: SyncLeader,
         sync_leases: SyncLeases,
+        store: TransactionStore,
         mirror: LinkMirror,
     ) -> None:
         self._context = context
@@ -132,8 +137,15 @@ class LinkService:
             self._status, leader_end.stream, peers.connections, self._append, self._would_append, mirror
         )
         self._promotions = Promotions(
-            context, self._call, self._append, self._detach_here, self._enforced, self._compare_groups
+            context,
+            self._call,
+            self._append,
+            self._detach_here,
+            self._enforced,
+            self._compare_groups,
+            TransactionEnds(context, store),
         )
+        self._failovers = Failovers(context, self._promotions, sync_leases, peers.state)
         self.offsets_topics = OffsetsTopics(
             context,
             follower_end,
@@ -789,6 +801,16 @@ class LinkService:
     ) -> links.PromoteReport:
         """Make drained follower namespaces writable."""
         return await self._promotions.promote(self._link(link_name), request.namespaces, request.dry_run, progress)
+
+    async def fail_over(
+        self, link_name: str, request: links.Failover, progress: Callable[[int, int], None]
+    ) -> links.FailoverReport:
+        """Make follower namespaces writable without their source."""
+        return await self._failovers.fail_over(self._link(link_name), request, progress)
+
+    async def release(self, kind: ResourceType, prefix: str) -> bool:
+        """Clear the reservation of a namespace that follows no more, once what links left open in it has ended."""
+        return await self._failovers.release(NamespaceKey(kind, prefix))
 
     async def on_topic_settings(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         """What topics of a led namespace have for the settings that a follower overrides."""

@@ -47,6 +47,7 @@ from isthmus_plugins.links import (
     Attach,
     AttachResult,
     CreateLink,
+    Failover,
     LinkOperations,
     LinkStatus,
     ModeResult,
@@ -258,7 +259,10 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         more = demands != AlterDemands(type, prefix)
         if more:
             control = await _append(services, demands)
-        if request.reserved is not None:
+        # What links left open in it ends first: transactions of producers that nobody here knows.
+        clears, links = request.reserved is False, services.links
+        released = clears and links is not None and await links.release(type, prefix)
+        if request.reserved is not None and not released:
             control = await _append(services, AlterNamespace(type, prefix, request.reserved, request.reason))
         return await _changed(control, type, prefix, response, wait, more)
 
@@ -367,6 +371,24 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
         # What was asked for is part of the target: another request is another operation.
         target = f"{name} {request.model_dump_json()}"
         operation = operations.start("promote", target, lambda progress: links.promote(name, request, progress))
+        response.headers["location"] = f"/v1/operations/{operation.id}"
+        return operation.view()
+
+    @app.post(
+        "/v1/links/{name}/failover",
+        tags=["links"],
+        summary="Make follower namespaces writable without their source",
+        status_code=202,
+    )
+    async def fail_over(name: str, request: Failover, response: Response) -> OperationView:
+        """Starts an operation whose result is a FailoverReport: what an ack meant until when, and what was ended.
+
+        It fails with SOURCE_REACHABLE where the other cluster is connected, unless `although_reachable`.
+        """
+        links = _operations(services)
+        links.status(name)
+        target = f"{name} {request.model_dump_json()}"
+        operation = operations.start("failover", target, lambda progress: links.fail_over(name, request, progress))
         response.headers["location"] = f"/v1/operations/{operation.id}"
         return operation.view()
 

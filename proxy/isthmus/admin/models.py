@@ -281,5 +281,5 @@ class OperationView(_Model):
     started_ms: int
     seconds: float
     result: Annotated[dict[str, Any] | None, Field(default=None)]
-    """Of ``verify``: a VerifyReport; of ``promote``: a PromoteReport."""
+    """Of ``verify``: a VerifyReport; of ``promote``: a PromoteReport; of ``failover``: a FailoverReport."""
     error: ErrorSummary | None = None

@@ -277,6 +277,47 @@ def promote(
     show(report, output, _promoted)
 
 
+@app.command(
+    epilog=example(
+        "isthmus link failover a-to-b --dry-run",
+        "isthmus link failover a-to-b",
+        "isthmus link failover a-to-b --local orders- --local-group app- -o json",
+    )
+    + EXIT_CODES
+)
+def failover(
+    name: NameArgument,
+    local: Annotated[list[str] | None, typer.Option("--local", help="Prefix of a local topic namespace.")] = None,
+    local_group: Annotated[
+        list[str] | None, typer.Option("--local-group", help="Prefix of a local consumer group namespace.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Go on although the other cluster is connected, and could be promoted from.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, print what an ack meant and what would be ended.")
+    ] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make what follows over a link writable here without its source, which is dead or out of reach.
+
+    Without --local and --local-group: all that follows. They are detached, transactions that are open end as the source
+    had decided, or are aborted, topics get the source's settings, and the reservation is cleared. Prints, of each
+    partition, until when an ack meant that the record is here. What was begun is finished by itself, whatever is killed
+    in between.
+    """
+    namespaces = [
+        *({"type": "topic", "local": prefix} for prefix in local or ()),
+        *({"type": "consumer-group", "local": prefix} for prefix in local_group or ()),
+    ]
+    body = {"namespaces": namespaces, "although_reachable": yes, "dry_run": dry_run}
+    with Admin(url, output) as admin:
+        operation = admin.post(f"/v1/links/{_path(name)}/failover", body)
+        report = follow(admin, operation, f"failing over {name}", output, cancel=False)
+    show(report, output, _failed_over)
+
+
 @app.command(epilog=example("isthmus link truncations a-to-b", "isthmus link truncations a-to-b -o json") + EXIT_CODES)
 def truncations(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
     """List truncations of follower topics that diverged: what was cut, where it is kept, which groups were moved."""
@@ -496,6 +537,49 @@ def _promoted(report: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "not drained:"
         yield from missing
+
+
+def _failed_over(report: dict[str, Any]) -> Iterator[str]:
+    yield f"link {report['link_name']} is {report['mode']}, the other cluster was heard {_heard(report)}"
+    yield ""
+    yield from columns(
+        ("TYPE", "LOCAL", "REMOTE", "TOPICS", "TRANSACTIONS_OPEN", "DECIDED", "ENDED", "PROMOTED"),
+        (
+            (
+                each["type"],
+                prefix_cell(each["local"]),
+                prefix_cell(each["remote"]),
+                len(each["topics"]),
+                each["transactions_open"],
+                each["transactions_decided"],
+                each["transactions_ended"],
+                each["promoted"],
+            )
+            for each in report["namespaces"]
+        ),
+    )
+    claims = [claim for each in report["namespaces"] for claim in each["claims"]]
+    if claims:
+        yield ""
+        yield "Whatever the source acked before ALL_ACKED_UNTIL is here; of what it acked later nothing is known."
+        yield from columns(
+            ("TOPIC", "PARTITION", "END", "ALL_ACKED_UNTIL", "AGO", "REASON"),
+            (
+                (
+                    each["topic"],
+                    each["partition"],
+                    each["end"],
+                    None if each["in_sync_until_ms"] is None else _moment(each["in_sync_until_ms"]),
+                    None if each["in_sync_until_ms"] is None else f"{each['in_sync_until_seconds_ago']:.0f}s",
+                    each["message"] if each["in_sync_until_ms"] is None else None,
+                )
+                for each in claims
+            ),
+        )
+    kept = [topic for each in report["namespaces"] for topic in each["settings_kept"]]
+    if kept:
+        yield ""
+        yield f"The source never told its settings of these; they keep a follower's: {', '.join(kept)}"
 
 
 def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:

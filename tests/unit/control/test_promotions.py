@@ -11,7 +11,7 @@ import pytest
 from isthmus_control import commands as c
 from isthmus_control.apply import apply
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import BrokerClaim, NamespaceKey, ResourceType, Role
+from isthmus_control.model import BrokerClaim, NamespaceKey, ResourceType, Role, TopicState
 from isthmus_control.outcome import Accepted, Rejected, Rejection
 
 TOPIC = ResourceType.TOPIC
@@ -185,3 +185,43 @@ def test_other_namespaces_are_promoted_alike(kind: ResourceType, prefix: str) ->
     log.ok(c.DetachNamespace("b", kind, prefix))
     log.ok(replace(log.end, type=kind, prefix=prefix))
     assert not log.state.namespaces[NamespaceKey(kind, prefix)].reserved
+
+
+def test_a_failover_is_decided_from_the_beginning() -> None:
+    log = Log()
+    log.ok(replace(log.begin, settings={}, without_source=True))
+    begun = log.state.promotions[KEY]
+    assert (begun.decided, begun.without_source, begun.settings) == (True, True, {})
+    log.refused(c.AbandonPromotion(TOPIC, "in-", log.ours), Rejection.CONFLICT, "only go on")
+    log.refused(replace(log.begin, owner=log.other, without_source=True), Rejection.CONFLICT, "may still run")
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.ok(log.end)
+    assert not log.state.namespaces[KEY].reserved
+
+
+@pytest.mark.parametrize("decided", [None, False])
+def test_a_promotion_that_lost_its_source_becomes_a_failover(decided: bool | None) -> None:
+    log = Log()
+    log.ok(log.begin)
+    if decided is not None:
+        log.ok(c.DecidePromotion(TOPIC, "in-", log.ours, decided))
+    log.ok(replace(log.begin, settings={}, without_source=True))
+    begun = log.state.promotions[KEY]
+    assert (begun.decided, begun.without_source) == (True, True)
+    assert begun.settings == {"in-t": {"retention.ms": "5"}}, "what it had told stays"
+    assert log.ok(replace(log.begin, without_source=True)) == ()
+
+
+def test_what_followed_and_was_detached_is_ended_before_its_reservation_is_cleared() -> None:
+    log = Log()
+    release = replace(log.begin, settings={}, without_source=True)
+    log.ok(c.SetFollowerTopic("b", "in-t", "out-t", uid(), TopicState.FOLLOWING, uid()))
+    log.ok(c.DetachNamespace("b", TOPIC, "in-"))
+    log.refused(replace(release, without_source=False), Rejection.NOT_FOUND, "does not follow")
+    log.refused(replace(release, link="other"), Rejection.NOT_FOUND, "does not follow")
+    log.ok(release)
+    log.refused(
+        c.AttachNamespace("b", TOPIC, "in-", "out-", Role.FOLLOWER), Rejection.CONFLICT, "is being promoted: wait"
+    )
+    log.ok(log.end)
+    assert not log.state.namespaces[KEY].reserved

@@ -10,33 +10,17 @@ from typing import Any
 
 import pytest
 from support.fake_cluster import FakeControl
-from support.plugins import Proxy, Two, on_two
+from support.plugins import Proxy, Two
+from support.promoting import KEY, Killing, on_following, replaced
 
-from isthmus_control.commands import BeginPromotion, DecidePromotion, DetachNamespace, ReleaseLease
+from isthmus_control.commands import BeginPromotion, DecidePromotion, DetachNamespace
 from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, ResourceType
 from isthmus_plugins import links
-from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, LinkListenerSpec
+from isthmus_plugins.api import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.links import NamespaceRef, OperationError, Promote, PromoteReport
 from isthmus_plugins.replication import group_verify, promotion
 
-KEY = NamespaceKey(ResourceType.TOPIC, "r-")
 REQUEST = Promote(namespaces=[NamespaceRef(local="r-")])
-
-
-def on_following(work: Callable[[Two], Awaitable[None]]) -> None:
-    """``l-t`` at A, with settings of its own, which ``r-t`` at B follows."""
-
-    async def follow(two: Two) -> None:
-        topic = two.clusters["A"].add_topic("l-t", configs={"retention.ms": "5", "compression.type": "gzip"})
-        topic.partitions[0].write_values(b"x", b"y", b"z")
-        await two.create()
-        await two.connected()
-        attach = links.Attach(local="l-", remote="r-", role="leader", disable_transaction_verification=True)
-        await two.a.links.attach("a-to-b", attach)
-        await two.until("copied", lambda: "r-t" in two.clusters["B"].found and two.clusters["B"].partition("r-t").end)
-        await work(two)
-
-    on_two(follow)
 
 
 async def promote(proxy: Proxy, dry_run: bool = False) -> PromoteReport:
@@ -372,40 +356,6 @@ async def follows_on(two: Two) -> None:
     assert two.controls["B"].state.namespaces[KEY].reserved
     assert [mapping.role for mapping in two.a.status().mappings] == ["leader"]
     assert [mapping.role for mapping in two.b.status().mappings] == ["follower"]
-
-
-class Killing:
-    """Makes the follower's cluster fail from the ``at``-th change on, until it is mended."""
-
-    def __init__(self, two: Two, at: int) -> None:
-        self.left = at
-        self.fails = True
-        self._wrap(two.clusters["B"], "alter_topic_configs")
-        self._wrap(two.controls["B"], "append")
-
-    def _wrap(self, owner: Any, name: str) -> None:
-        work = getattr(owner, name)
-
-        async def step(*args: Any) -> Any:
-            self.left -= 1
-            if self.fails and self.left < 0:
-                raise BrokerUnavailable("killed")
-            return await work(*args)
-
-        setattr(owner, name, step)
-
-
-async def replaced(two: Two, killing: Killing) -> None:
-    """The follower's proxy is gone, what killed it, too, and there is another one."""
-    control, old = two.controls["B"], two.b
-    await old.stop()
-    control.unsubscribe_all()  # what it was told then, nobody hears
-    killing.fails = False
-    control.apply(ReleaseLease(old.context.proxy_name, old.context.incarnation))
-    two.b = Proxy(two.clusters["B"], control, "b2")
-    assert old.context.port is not None
-    two.b.context.link_listener = LinkListenerSpec("127.0.0.1", old.context.port, None, None)
-    await two.b.start()
 
 
 @pytest.mark.parametrize("at", range(9))

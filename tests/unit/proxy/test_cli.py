@@ -352,6 +352,18 @@ def test_namespaces_are_promoted(admin: RunningAdmin) -> None:
     assert run("link", "promote", "a-to-b", url=admin.url).exit_code == 2
 
 
+def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
+    refused = run("link", "failover", "a-to-b", url=admin.url)
+    assert (refused.exit_code != 0, "SOURCE_REACHABLE" in refused.stderr) == (True, True)
+    report = ok(run("link", "failover", "a-to-b", "--yes", "-o", "json", url=admin.url))
+    assert report["namespaces"][0]["claims"][0]["in_sync_until_ms"] == 1_760_000_000_123
+    printed = run("link", "failover", "a-to-b", "--local", "orders-", "--dry-run", url=admin.url).stdout
+    assert re.search(r"^orders-eu +0 +7 +2025-10-09T08:53:20\+00:00 +12s", printed, re.MULTILINE)
+    assert re.search(r"^orders-eu +1 +3 +- +- +not known", printed, re.MULTILINE)
+    assert "keep a follower's: orders-eu" in printed
+    assert "heard 12.4s ago" in printed
+
+
 def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:
     decided = ok(run("topic", "forget", "orders-eu", "--delete", "-o", "json", url=admin.url))
     assert (decided["action"], decided["dry_run"]) == ("delete", False)
