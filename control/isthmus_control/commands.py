@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from isthmus_control.acls import AclBinding
 from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse, to_json
 from isthmus_control.demands import NONE as NO_DEMANDS
-from isthmus_control.demands import Consistency, Demands
+from isthmus_control.demands import Consistency, Demands, Visibility
 from isthmus_control.model import (
     BrokerClaim,
     LinkMode,
@@ -121,6 +121,7 @@ class AlterDemands(Body):
     type: ResourceType
     prefix: str
     consistency: Consistency | None = None
+    visibility: Visibility | None = None
 
 
 @dataclass(frozen=True, slots=True)

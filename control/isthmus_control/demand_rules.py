@@ -38,6 +38,8 @@ def _alter(state: ControlState, offset: int, command: c.Command, body: c.AlterDe
     demands = before.demands
     if body.consistency is not None:
         demands = replace(demands, consistency=body.consistency)
+    if body.visibility is not None:
+        demands = replace(demands, visibility=body.visibility)
     check_demands(before.key, before.informational, demands)
     if demands == before.demands:
         return state, ()

@@ -14,15 +14,29 @@ class Consistency(StrEnum):
     STRICT = "strict"
 
 
+class Visibility(StrEnum):
+    """What consumers of the source see."""
+
+    LOCAL = "local"
+    CONFIRMED = "confirmed"
+
+
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """``consistency``: strict has plain producers wait as well while a partition is Out-Of-Sync."""
+    """``consistency``: strict has plain producers wait as well while a partition is Out-Of-Sync. ``visibility``:
+    confirmed shows consumers of the source nothing for which an ack still waits.
+    """
 
     consistency: Consistency = Consistency.AVAILABLE
+    visibility: Visibility = Visibility.LOCAL
 
     @property
     def strict(self) -> bool:
         return self.consistency is Consistency.STRICT
+
+    @property
+    def confirmed(self) -> bool:
+        return self.visibility is Visibility.CONFIRMED
 
 
 NONE = Demands()
@@ -30,4 +44,10 @@ NONE = Demands()
 
 def combined(demands: Iterable[Demands]) -> Demands:
     """What a topic is given that several namespaces hold: the most that one of them asks."""
-    return Demands(max((each.consistency for each in demands), key=list(Consistency).index, default=NONE.consistency))
+    found = NONE
+    for each in demands:
+        found = Demands(
+            each.consistency if each.strict else found.consistency,
+            each.visibility if each.confirmed else found.visibility,
+        )
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from support.kafka import unique
 from support.links import Linked, linked, until
 
@@ -59,6 +59,30 @@ class Acks:
         assert self._producer.flush(timeout_s) == 0, f"not acked within {timeout_s:.0f} s; {self.errors}"
 
 
+class Reader:
+    """A consumer of one partition, through A's proxy."""
+
+    def __init__(self, pair: Linked, topic: str, isolation: str) -> None:
+        settings = {"bootstrap.servers": pair.a.bootstrap, "group.id": "r", "isolation.level": isolation}
+        self._consumer = Consumer({**settings, "enable.auto.commit": False})
+        self._place = TopicPartition(topic, 0, 0)
+        self._consumer.assign([self._place])
+        self._values: list[bytes | None] = []
+
+    def read(self) -> list[bytes | None]:
+        """What it has read by now."""
+        for message in self._consumer.consume(100, 0.5):
+            assert message.error() is None, message.error()
+            self._values.append(message.value())
+        return self._values
+
+    def end(self) -> int:
+        return int(self._consumer.get_watermark_offsets(self._place, timeout=30)[1])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
 def synchronous(pair: Linked, topic: str) -> None:
     """Switch, as soon as the link follows, and wait until the topic's partition is In-Sync."""
     until("accepted", lambda: pair.a.proxy.cli("link", "set-mode", pair.name, "synchronous"), 20)
@@ -78,7 +102,7 @@ def topic(link: Linked) -> Iterator[str]:
 
 @pytest.fixture
 def strict_topic(link: Linked) -> Iterator[str]:
-    yield from followed(link, "--consistency", "strict")
+    yield from followed(link, "--consistency", "strict", "--visibility", "confirmed")
 
 
 def followed(link: Linked, *options: str) -> Iterator[str]:
@@ -116,6 +140,8 @@ def test_acks_wait_while_the_other_side_stands_still_and_go_out_when_it_is_recor
     for each in (producer, strict):
         each.send(b"before")
         each.wait()
+    readers = [Reader(link, strict_topic, isolation) for isolation in ("read_uncommitted", "read_committed")]
+    until("read", lambda: all(reader.read() == [b"before"] for reader in readers), 30)
     link.b.proxy.pause()
     stopped_at = time.monotonic()
     try:
@@ -126,15 +152,21 @@ def test_acks_wait_while_the_other_side_stands_still_and_go_out_when_it_is_recor
         assert acked_at - stopped_at > CONFIRM_TIMEOUT_S - 2, "acked although the other side could not have it"
         assert partition_state(link, topic) == "Out-Of-Sync"
         producer.send(b"not waited for")
-        producer.wait(2)
+        producer.wait(6)
         assert partition_state(link, strict_topic) == "Out-Of-Sync"
         strict.poll()
         assert len(strict.acked) == 1, "strict, and acked without the other side"
+        assert link.a.end(strict_topic) == 2
+        assert [(reader.read(), reader.end()) for reader in readers] == [([b"before"], 1)] * 2, "seen, and not acked"
     finally:
         link.b.proxy.resume()
     until("In-Sync again, by itself", lambda: partition_state(link, topic) == "In-Sync", 30)
     link.wait_end(topic, 3)
     strict.wait()
+    until("read", lambda: all(reader.read() == [b"before", b"meanwhile"] for reader in readers), 30)
+    assert [reader.end() for reader in readers] == [2, 2]
+    for reader in readers:
+        reader.close()
     assert ([offset for offset, _ in strict.acked], strict.errors) == ([0, 1], [])
     assert (link.a.end(strict_topic), link.b.end(strict_topic)) == (2, 2)
     producer.send(b"after")

@@ -27,6 +27,7 @@ PEER_IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The same of all streams over one connection."""
 SEEN_INTERVAL_S: Final = 0.05
 """The age of what the follower lacks is known to this."""
+STABLES_MAX: Final = 32
 CLOSE_MS: Final = 500
 """A follower is close when what it lacks is not older."""
 
@@ -68,6 +69,7 @@ class LeaderStream:
         "_first_end",
         "_in_flight",
         "_seen",
+        "_stables",
         "_wanted",
         "acked",
         "at_end",
@@ -91,6 +93,7 @@ class LeaderStream:
         "seeking",
         "settling",
         "source_end",
+        "stable",
         "stream_id",
         "told",
         "topic_id",
@@ -150,6 +153,10 @@ class LeaderStream:
         self._wanted: FetchPartition | None = None
         self._in_flight: deque[tuple[int, int]] = deque()
         self._seen: deque[tuple[int, float]] = deque()
+        self.stable = -1
+        """Transactions with data below this have ended, and the follower has their markers; -1: not known yet."""
+        self._stables: list[tuple[int, int]] = []
+        """(high watermark, last stable offset) of reads, until the follower has all of what was read."""
         self._first_end: int | None = None
         """Where the source's log ended when it was read first: how old what is below that is nobody knows."""
 
@@ -192,6 +199,23 @@ class LeaderStream:
         else:
             self._seen.append((high_watermark, now))
 
+    def saw_stable(self, high_watermark: int, last_stable_offset: int) -> bool:
+        """The source's last stable offset when its log reached to ``high_watermark``, which the markers are below.
+
+        A few of these are enough: of many, some are taken for known later than they were. Returns whether ``stable``
+        is another one now.
+        """
+        before = self.stable
+        if len(self._stables) > STABLES_MAX:
+            self._stables.pop()
+        self._stables.append((high_watermark, last_stable_offset))
+        self._settle()
+        return self.stable != before
+
+    def _settle(self) -> None:
+        while self._stables and self._stables[0][0] <= self.acked:
+            self.stable = max(self.stable, self._stables.pop(0)[1])
+
     def age_ms(self, now: float) -> int:
         """How long ago the oldest record that the follower lacks was first seen, 0 if it lacks none."""
         while self._seen and self._seen[0][0] <= self.acked:
@@ -211,6 +235,7 @@ class LeaderStream:
 
     def confirmed(self, end_offset: int) -> None:
         self.acked = max(self.acked, end_offset)
+        self._settle()
         while self._in_flight and self._in_flight[0][0] <= end_offset:
             size = self._in_flight.popleft()[1]
             self.in_flight_bytes -= size

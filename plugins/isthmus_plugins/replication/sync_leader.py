@@ -45,6 +45,7 @@ from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 from isthmus_plugins.replication.sync_places import GroupPlaces, SyncPlace, made_here
 from isthmus_plugins.replication.sync_progress import NOT_READ, Progress
 from isthmus_plugins.replication.sync_status import recorded_sync
+from isthmus_plugins.replication.visibility import ConfirmedReads
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -81,8 +82,11 @@ class SyncLeader:
         self._tasks = Tasks("sync-leader")
         self.held = HeldAnswers(self, _now)
         self.commits = HeldCommits(context, self, groups, _now)
+        self.reads = ConfirmedReads(context, lambda topic: bool(self._links_of(topic)), self.readable_end)
         self._confirmed: dict[LedPartition, tuple[int, int]] = {}
         """(leader epoch, offset): what a link's follower has confirmed."""
+        self._stable: dict[LedPartition, tuple[int, int]] = {}
+        """The same of transactions that have ended there."""
         self._progress: dict[LedPartition, Progress] = {}
         self._work = asyncio.Event()
         self._lookup: Lookup | None = None
@@ -130,14 +134,15 @@ class SyncLeader:
             self._mappings = {name: link.mappings for name, link in state.links.items()}
             self._leave.until = float("-inf")
             self._leave = Leave(float("inf"))
-        self.held.confirmed_all()
+        self.reads.control_changed(state)
+        self._confirmed_all()
         self.commits.control_changed(self._links_of(OFFSETS_TOPIC))
         self._work.set()
 
     # ---- requests ----
 
     def hooks(self) -> list[RequestHook]:
-        return [RequestHook(ApiKey.PRODUCE, self.on_produce), *self.commits.hooks()]
+        return [RequestHook(ApiKey.PRODUCE, self.on_produce), *self.commits.hooks(), *self.reads.hooks()]
 
     def on_produce(self, request: Request) -> Verdict:
         """Have the answer wait, if it acks records of a synchronous link."""
@@ -223,6 +228,23 @@ class SyncLeader:
             ends.append(end if confirmed_epoch == epoch else -1)
         return min(ends, default=None)
 
+    def readable_end(self, place: Partition, committed: bool) -> int | None:
+        """Up to where consumers see a partition that are to see what is confirmed alone: as far as plain acks go.
+
+        None: all of it; -1: it is not known.
+        """
+        epoch = self.leader_epoch(place)
+        ends = []
+        for key in self.needed(place, False):
+            known = (self._stable if committed else self._confirmed).get(key, (-1, -1))
+            ends.append(known[1] if known[0] == epoch else -1)
+        return min(ends, default=None)
+
+    def _confirmed_all(self) -> None:
+        """Any partition may be confirmed further, or need less."""
+        self.held.confirmed_all()
+        self.reads.confirmed_all()
+
     def needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]:
         """Over which links a partition's records must be confirmed before they are acked."""
         waits = transactional or self._is_strict(place[0])
@@ -257,6 +279,8 @@ class SyncLeader:
 
     def _on_stream(self, stream: LeaderStream) -> None:
         if stream.copy is None:
+            if self._synchronous:
+                self._stable[stream.key] = (stream.leader_epoch, stream.stable)
             self._on_confirmed(stream)
 
     def _on_confirmed(self, stream: SyncPlace) -> None:
@@ -268,6 +292,7 @@ class SyncLeader:
             self.commits.confirmed(stream.key)
         else:
             self.held.confirmed(stream.key.place)
+            self.reads.confirmed(stream.key.place)
         progress = self._progress.get(stream.key)
         if progress is not None and not progress.level and progress.join_end is not None:
             self._work.set()
@@ -360,7 +385,7 @@ class SyncLeader:
             self._unsure, self._lookup = self._unsure and not sure, None
             self.control_changed(self._context.control.state)
         self.held.expire(now)
-        self.held.confirmed_all()  # leaders may have moved
+        self._confirmed_all()  # leaders may have moved
         if self.held.has_untold:
             self._tasks.start("untold", self._look_at_untold())
         state = self._context.control.state

@@ -167,6 +167,8 @@ class Tail:
             return
         self._note_quiet(stream)
         stream.saw_end(part.high_watermark, now)
+        if stream.saw_stable(part.high_watermark, part.last_stable_offset):
+            self._end.on_confirmed(stream)
         if stream.copy is None and stream.lateness.late(now):
             hole = hole_end(part.records, stream.next_offset, stream.doubted)
             if hole is not None:

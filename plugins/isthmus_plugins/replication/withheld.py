@@ -4,9 +4,8 @@ To its clients the topic never goes away. Metadata tells of it from memory; read
 OFFSET_NOT_AVAILABLE, positions of groups with COORDINATOR_LOAD_IN_PROGRESS: clients try those again, and consumers keep
 their positions. Other topics in the same request are served.
 
-Fetch sessions (KIP-227) would leave the topic out of their requests while nothing changes. So each connection's session
-is ended once when a topic begins to be withheld (the client asks for all its partitions then), and what asks for a
-withheld topic gets no new one.
+Fetch sessions (KIP-227) would leave the topic out of their requests while nothing changes, so there are none with it
+(``fetch_sessions``).
 
 A consumer may have read what is cut. To it the topic gets a new leader, with a leader epoch of its own: so consumers
 ask where the epoch of their last record ends (KIP-320), and are told that it ends at the cut. Their positions stand, or
@@ -26,6 +25,7 @@ from typing import Any, Final
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Close, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.replication.fetch_sessions import FetchSessions, without_session
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
@@ -39,15 +39,11 @@ from isthmus_protocol.refusals import Part, Refusal, refuse
 from isthmus_protocol.schema import ApiKey
 
 COORDINATOR_LOAD_IN_PROGRESS: Final = 14
-FETCH_SESSION_ID_NOT_FOUND: Final = 70
 OFFSET_NOT_AVAILABLE: Final = 78
-NO_SESSION: Final = 0
-NO_SESSION_EPOCH: Final = -1
 NO_EPOCH: Final = -1
 CAUSE: Final = "truncating_topic"
 WAIT_S_MAX: Final = 0.5
 """How long an answer that only says "try again" is kept back: clients ask again at once."""
-RENEWED_MAX: Final = 100_000
 
 CODES: Final = {
     ApiKey.FETCH: OFFSET_NOT_AVAILABLE,
@@ -68,8 +64,7 @@ class WithheldTopics:
         """Old and new ids of withheld topics."""
         self._cut: dict[str, Truncation] = {}
         """Topics that were truncated, with the last time that it happened."""
-        self._renewed: set[int] = set()
-        """Sessions between client and proxy whose fetch session holds no withheld topic."""
+        self._sessions = FetchSessions(CAUSE)
         self._released = asyncio.Event()
         self._seen: tuple[object, object] = (None, None)
 
@@ -107,7 +102,7 @@ class WithheldTopics:
         }
         self._cut = {each.topic: each for each in state.past_truncations if each.new_topic_id is not None}
         if self._withheld.keys() - before.keys():
-            self._renewed.clear()
+            self._sessions.forget()
         if before.keys() - self._withheld.keys():
             released, self._released = self._released, asyncio.Event()
             released.set()
@@ -133,13 +128,8 @@ class WithheldTopics:
         by_id = peeks.topics_are_ids(ApiKey.FETCH, request.version)
         keys = self._ids if by_id else {name.encode() for name in self._withheld}
         named = any(topic in keys for topic, _ in topics)
-        in_session = session_epoch is not None and session_epoch > 0
-        if in_session and (named or request.client.session_id not in self._renewed):
-            if len(self._renewed) > RENEWED_MAX:
-                self._renewed.clear()
-            self._renewed.add(request.client.session_id)
-            answer = build_response(ApiKey.FETCH, request.version, {"error_code": FETCH_SESSION_ID_NOT_FOUND})
-            return Answer(encode_response(answer, request.correlation_id), CAUSE)
+        if (ended := self._sessions.end(request, session_epoch, named)) is not None:
+            return ended
         if not named:
             return None
         head, payload = decode_request(request.frame)
@@ -148,10 +138,7 @@ class WithheldTopics:
             return None
         if refused.answer is not None:
             return Hold(self._later(refused.answer, wait_ms / 1000))
-        if session_epoch is not None:
-            remaining: Any = refused.remaining
-            remaining = replace(remaining, session_id=NO_SESSION, session_epoch=NO_SESSION_EPOCH)
-            refused = replace(refused, remaining=remaining)
+        refused = replace(refused, remaining=without_session(refused.remaining))
         return verdict_of(request, head, refused, CAUSE)
 
     async def _later(self, frame: bytes, wait_s: float) -> Verdict:

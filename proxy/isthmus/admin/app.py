@@ -236,7 +236,7 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
 
     @app.post("/v1/namespaces", tags=["namespaces"], summary="Create a namespace", status_code=201, responses=accepted)
     async def create_namespace(request: CreateNamespaceRequest, response: Response, wait: Wait = True) -> NamespaceView:
-        demands = Demands(request.consistency)
+        demands = Demands(request.consistency, request.visibility)
         body = CreateNamespace(
             request.type, request.prefix, request.reserved, request.reason, request.informational, demands
         )
@@ -255,7 +255,7 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         type: ResourceType, prefix: Prefix, request: AlterNamespaceRequest, response: Response, wait: Wait = True
     ) -> NamespaceView:
         control = _control(services)
-        demands = AlterDemands(type, prefix, request.consistency)
+        demands = AlterDemands(type, prefix, request.consistency, request.visibility)
         more = demands != AlterDemands(type, prefix)
         if more:
             control = await _append(services, demands)

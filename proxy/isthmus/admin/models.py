@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from isthmus_control.apply import PREFIX_CHARS_MAX, REASON_CHARS_MAX
-from isthmus_control.demands import Consistency
+from isthmus_control.demands import Consistency, Visibility
 from isthmus_control.model import ResourceType
 from isthmus_plugins.links import LinkStatus
 
@@ -71,6 +71,8 @@ class NamespaceView(_Model):
     informational: bool
     consistency: Consistency
     """``strict``: producers without transactions wait as well while a synchronous link is Out-Of-Sync."""
+    visibility: Visibility
+    """``confirmed``: consumers of the source see nothing that a synchronous link has not confirmed."""
     created_ms: int = Field(examples=[1760000000000])
     mappings: list[NamespaceMappingView] = []
 
@@ -92,6 +94,7 @@ class CreateNamespaceRequest(_Model):
     informational: bool = False
     """It cannot be part of a synchronous link."""
     consistency: Consistency = Consistency.AVAILABLE
+    visibility: Visibility = Visibility.LOCAL
 
 
 class AlterNamespaceRequest(_Model):
@@ -102,6 +105,7 @@ class AlterNamespaceRequest(_Model):
     reserved: bool | None = None
     reason: str | None = Field(default=None, max_length=REASON_CHARS_MAX)
     consistency: Consistency | None = None
+    visibility: Visibility | None = None
 
 
 # --- topics

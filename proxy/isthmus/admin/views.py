@@ -42,6 +42,7 @@ def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceVi
         reserved_reason=namespace.reserved_reason,
         informational=namespace.informational,
         consistency=namespace.demands.consistency,
+        visibility=namespace.demands.visibility,
         created_ms=namespace.created_ms,
         mappings=[
             NamespaceMappingView(link_name=link.name, role=mapping.role, remote=mapping.remote_prefix)

@@ -45,6 +45,13 @@ ConsistencyOption = Annotated[
         help="On a synchronous link: with strict, producers without transactions wait as well while it is Out-Of-Sync.",
     ),
 ]
+VisibilityOption = Annotated[
+    Literal["local", "confirmed"] | None,
+    typer.Option(
+        "--visibility",
+        help="On a synchronous link: with confirmed, consumers here see a record when the other cluster has it, too.",
+    ),
+]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Told to clients whose writes are refused.")]
 
 
@@ -64,13 +71,14 @@ def create(
         bool, typer.Option("--informational", help="No part of a synchronous link, now or ever.")
     ] = False,
     consistency: ConsistencyOption = None,
+    visibility: VisibilityOption = None,
     wait: WaitOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a namespace."""
     body: dict[str, Any] = {"type": type, "prefix": prefix, "reserved": reserved, "reason": reason}
-    body |= {"informational": informational, **_demands(consistency)}
+    body |= {"informational": informational, **_demands(consistency, visibility)}
     with Admin(url, output) as admin:
         _say_waiting(reserved and wait, output)
         _show_enforced(admin.post("/v1/namespaces", body, wait=wait), wait, output)
@@ -111,14 +119,15 @@ def alter(
     type: TypeOption = "topic",
     reason: ReasonOption = None,
     consistency: ConsistencyOption = None,
+    visibility: VisibilityOption = None,
     wait: WaitOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Reserve a namespace, or clear its reservation, or change what it asks of synchronous links."""
-    demands = _demands(consistency)
+    demands = _demands(consistency, visibility)
     if reserved is None and not demands:
-        raise CliError("USAGE", "say what to alter: --reserved, --no-reserved or --consistency", Exit.USAGE, output)
+        raise CliError("USAGE", "say what to alter: --[no-]reserved, --consistency, --visibility", Exit.USAGE, output)
     with Admin(url, output) as admin:
         _say_waiting(wait, output)
         body = {"reserved": reserved, "reason": reason, **demands}
@@ -139,9 +148,10 @@ def delete(
         show(result, output, lambda _: [f"{type} namespace {prefix_cell(prefix)} deleted"])
 
 
-def _demands(consistency: str | None) -> dict[str, Any]:
+def _demands(consistency: str | None, visibility: str | None) -> dict[str, Any]:
     """What was said of synchronous links, as the REST interface takes it."""
-    return {} if consistency is None else {"consistency": consistency}
+    said = {"consistency": consistency, "visibility": visibility}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _say_waiting(waits: bool, output: Output) -> None:
@@ -191,6 +201,8 @@ def _described(namespace: dict[str, Any]) -> Iterator[str]:
         pairs.append(("informational", "no part of a synchronous link"))
     if namespace["consistency"] != "available":
         pairs.append(("consistency", namespace["consistency"]))
+    if namespace["visibility"] != "local":
+        pairs.append(("visibility", namespace["visibility"]))
     for each in namespace["mappings"]:
         pairs.append(("link", f"{each['link_name']}: {each['role']}, remote {prefix_cell(each['remote'])}"))
     yield from fields(pairs)

@@ -174,6 +174,7 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
             "reserved_reason": None,
             "informational": False,
             "consistency": "available",
+            "visibility": "local",
             "created_ms": created.json()["created_ms"],
             "mappings": [],
         }
