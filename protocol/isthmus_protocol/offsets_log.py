@@ -20,7 +20,7 @@ A type or version that is not listed here is no reason to guess: it is reported 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -174,6 +174,9 @@ class OffsetsLog:
         """Records that are not known: what they are, and where the last of each stands."""
         self._open: dict[int, dict[OffsetKey, Position | str]] = {}
         """By producer id: commits of its open transaction (or what of them cannot be read)."""
+        self._since: dict[int, tuple[int, int]] = {}
+        """By producer id with such commits: its epoch, and where they begin."""
+        self._pending_news: dict[tuple[int, OffsetKey], None] = {}
 
     def take(self, batch: Frame, header: BatchHeader) -> set[OffsetKey]:
         """Take one batch; the positions that it changed. Raises BatchError."""
@@ -182,14 +185,49 @@ class OffsetsLog:
                 return set()  # the cleaner has taken the marker out: nothing of its transaction is left either
             control = decode_control(batch)
             pending = self._open.pop(control.producer_id, {})
+            self._since.pop(control.producer_id, None)
             if control.marker is Marker.ABORT:
                 return set()
             return {key for key, found in pending.items() if self._put(key, found)}
         transaction = self._open.setdefault(header.producer_id, {}) if header.is_transactional else None
-        changed = (self._record(record, transaction) for record in decode_records(batch))
-        return {key for key in changed if key is not None}
+        records = decode_records(batch)
+        changed = {key for record in records if (key := self._record(record, transaction, header)) is not None}
+        if transaction:
+            _, since = self._since.get(header.producer_id, (0, header.base_offset))
+            self._since[header.producer_id] = header.producer_epoch, since
+        return changed
 
-    def _record(self, record: Record, transaction: dict[OffsetKey, Position | str] | None) -> OffsetKey | None:
+    # ---- open transactions ----
+
+    def take_pending_news(self) -> dict[tuple[int, OffsetKey], None]:
+        """Commits of open transactions (by producer id) that came, or were deleted, since this was asked last."""
+        news, self._pending_news = self._pending_news, {}
+        return news
+
+    def pending(self) -> Iterator[tuple[int, OffsetKey]]:
+        """All commits of open transactions, by producer id."""
+        return ((producer_id, key) for producer_id, commits in self._open.items() for key in commits)
+
+    def pending_position(self, producer_id: int, key: OffsetKey) -> tuple[int, Position | str | None] | None:
+        """The producer's epoch, and what is committed (a text: why it cannot be read; None: it was deleted).
+
+        None: the transaction has ended.
+        """
+        known = self._since.get(producer_id)
+        return None if known is None else (known[0], self._open[producer_id].get(key))
+
+    @property
+    def has_unreadable_pending(self) -> bool:
+        """Whether some commit of an open transaction cannot be read."""
+        return any(isinstance(found, str) for commits in self._open.values() for found in commits.values())
+
+    def first_open(self, default: int) -> int:
+        """All transactions with commits before this offset have ended."""
+        return min((since for _, since in self._since.values()), default=default)
+
+    def _record(
+        self, record: Record, transaction: dict[OffsetKey, Position | str] | None, header: BatchHeader
+    ) -> OffsetKey | None:
         try:
             key = decode_key(record.key or b"")
         except (UnknownRecord, MalformedFrame) as error:
@@ -210,6 +248,7 @@ class OffsetsLog:
             found = f"{error}, at offset {record.offset}"
         if transaction is not None:
             transaction[key] = found
+            self._pending_news[header.producer_id, key] = None
             return None
         return key if self._put(key, found) else None
 
@@ -235,8 +274,9 @@ class OffsetsLog:
         return True
 
     def _delete(self, key: OffsetKey) -> bool:
-        for pending in self._open.values():
-            pending.pop(key, None)
+        for producer_id, pending in self._open.items():
+            if pending.pop(key, None) is not None:
+                self._pending_news[producer_id, key] = None
         group = self.groups.get(key.group)
         if group is None:
             return False

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as AioPartition
+from confluent_kafka import TopicPartition
 from support.groups import Member, group_status, member, offsets
 from support.kafka import unique
 from support.links import Linked, linked, until
@@ -20,6 +23,7 @@ from isthmus_bench.kafka import KafkaCluster
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(180)]
 
 RECORDS = 50
+STORE = "__isthmus_transactions"
 
 
 class Groups:
@@ -46,6 +50,14 @@ class Groups:
     def at_b(self, group: str) -> int | None:
         """A group's position, as the coordinator of B has it."""
         return offsets(self.pair.b, self.remote + group).get((self.far_topic, 0))
+
+    def prepared_at_b(self, group: str) -> list[Any]:
+        """What transactions have committed in a group that have not ended, as B's store has it."""
+        latest: dict[bytes | None, bytes | None] = {}
+        for record in self.pair.b.read(STORE, direct=True):
+            latest[record.key] = record.value
+        entries = [(json.loads(key or b"[]"), json.loads(value)) for key, value in latest.items() if value]
+        return [value["positions"] for key, value in entries if key[0] == "o" and key[3] == self.remote + group]
 
     @contextmanager
     def in_sync(self, group: str, **settings: object) -> Iterator[Member]:
@@ -111,3 +123,22 @@ def test_commits_wait_while_the_other_side_stands_still_and_the_group_goes_on(gr
         joined.commit({(groups.topic, 0): 22})
         assert groups.at_b("2") == 22
         assert joined.assignments == assigned == 1, "the group rebalanced"
+
+
+def test_what_a_transaction_commits_in_a_group_is_stored_at_the_other_cluster(groups: Groups) -> None:
+    producer = groups.pair.a.producer(transactional_id=unique("app"), linger_ms=0)
+    producer.init_transactions(30)
+    with groups.in_sync("tx") as joined:
+        metadata = until("the member is known", lambda: joined.group_metadata)
+        for number, ends in enumerate((producer.commit_transaction, producer.abort_transaction), 1):
+            producer.begin_transaction()
+            producer.produce(groups.topic, b"in a transaction", partition=0)
+            producer.flush(30)
+            position = TopicPartition(groups.topic, 0, number)
+            producer.send_offsets_to_transaction([position], metadata, 30)
+            (stored,) = groups.prepared_at_b("tx")
+            assert [each[:3] for each in stored] == [[groups.far_topic, 0, number]]
+            assert groups.at_b("tx") == number - 1
+            ends(30)
+            until("nothing is pending at B", lambda: not groups.prepared_at_b("tx"))
+            assert groups.at_b("tx") == 1

@@ -104,6 +104,8 @@ class Member:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.assignments = 0
         """How often the group gave it partitions."""
+        self.group_metadata: Any = None
+        """Of this member once it has its assignment, for transactions that commit its positions."""
         consumer.subscribe(list(topics), on_assign=self._on_assign)
         self._thread.start()
         assert self._assigned.wait(30), "the member got no assignment"
@@ -115,6 +117,8 @@ class Member:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._consumer.poll(0.05)
+            if self.assignments and self.group_metadata is None:
+                self.group_metadata = self._consumer.consumer_group_metadata()
             while not self._commits.empty():
                 positions, done = self._commits.get()
                 try:

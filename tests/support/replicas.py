@@ -195,11 +195,11 @@ class End:
         self.leader = LeaderEnd(self.context, self.peers, self.verification)
         self.mirror = LinkMirror(self.context, self.peers.connections)
         self.group_leader = GroupLeader(self.context, self.peers)
-        self.group_follower = GroupFollower(self.context)
+        self.store = TransactionStore(self.context)
+        self.group_follower = GroupFollower(self.context, self.store)
         self.follower.on_stored = self.group_follower.data_came
         self.sync_leader = SyncLeader(self.context, self.leader, self.group_leader, self.mirror.agreed)
         self.decisions = Decisions(self.context, self.leader, self.peers, self.sync_leader)
-        self.store = TransactionStore(self.context)
         self.sync_leases = SyncLeases(self.context, self.follower, self.group_follower, self.store)
         self.handlers = {
             "prepare_topics": self.topics.prepare_topics,

@@ -28,6 +28,7 @@
 ``held_commits``      the same for commits of offsets; ``fed_partition``, ``applied_positions``: how far they are there
 ``decisions``         of transactions, told to the other side: ``transaction_tail``, ``held_transactions``
 ``transaction_store`` has them there, for a failover
+``prepared_positions``  what open transactions have committed, in that store
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
 ``link_mirror``       the settings that both clusters of a link have; ``link_mode``: who may make it synchronous
 ``service``           what operators can do
@@ -127,7 +128,7 @@ class ReplicationPlugin:
         follower_topics = FollowerTopics(context)
         verification = Verification(context)
         self._transaction_verification = TransactionVerification(context)
-        self._group_follower = GroupFollower(context)
+        self._group_follower = GroupFollower(context, self._store)
         self._follower_end.on_stored = self._group_follower.data_came
         common_log = CommonLog(context, verification)
         self._time_offsets = TimeOffsets(context, lambda: self._peers)

@@ -12,11 +12,12 @@ from typing import Any
 
 
 class _Part:
-    __slots__ = ("number", "open", "upto")
+    __slots__ = ("number", "open", "settled", "upto")
 
-    def __init__(self, number: int, upto: int | None) -> None:
+    def __init__(self, number: int, upto: int | None, settled: int) -> None:
         self.number = number
         self.upto = upto
+        self.settled = settled
         self.open = 0
         """How much of what it told is not there yet."""
 
@@ -29,14 +30,19 @@ class AppliedPositions:
         """Of the latest part."""
         self.upto = -1
         """What the log adds up to at this offset is there; -1: the partition has not been told whole."""
+        self.settled = -1
+        """All transactions with commits before this offset have ended, and what they committed is there."""
         self._parts: deque[_Part] = deque()
         self._open: dict[str, dict[Hashable, deque[_Part]]] = {}
         """By group, and position (or whatever else is told of it): the parts that told it and wait for it."""
 
-    def told(self, keys: Iterable[tuple[str, Hashable]], upto: int | None) -> None:
-        """A part: what it tells, each a group and a position of it. ``upto`` None: there is more to that offset."""
+    def told(self, keys: Iterable[tuple[str, Hashable]], upto: int | None, settled: int = -1) -> None:
+        """A part: what it tells, each a group and a position of it. ``upto`` None: there is more to that offset.
+
+        ``settled``: where the first commit of a transaction stands that was open then.
+        """
         self.number += 1
-        part = _Part(self.number, upto)
+        part = _Part(self.number, upto, settled)
         self._parts.append(part)
         for group, what in keys:
             waiting = self._open.setdefault(group, {}).setdefault(what, deque())
@@ -66,7 +72,7 @@ class AppliedPositions:
         """Whether :attr:`upto` is another one now."""
         before = self.upto
         while self._parts and not self._parts[0].open:
-            upto = self._parts.popleft().upto
-            if upto is not None:
-                self.upto = upto
+            part = self._parts.popleft()
+            if part.upto is not None:
+                self.upto, self.settled = part.upto, part.settled
         return self.upto != before

@@ -6,12 +6,13 @@ from collections import deque
 
 from isthmus_plugins.replication.connection import LinkConnection
 from isthmus_plugins.replication.leader_stream import CLOSE_MS, SEEN_INTERVAL_S, LedPartition
+from isthmus_protocol.offsets_log import OffsetKey
 
 
 class FedPartition:
     """How far a partition was told and confirmed: a :class:`~isthmus_plugins.replication.sync_places.SyncPlace`."""
 
-    __slots__ = ("_seen", "acked", "connection", "key", "leader_epoch", "told", "topic_id")
+    __slots__ = ("_seen", "acked", "connection", "key", "leader_epoch", "pending", "told", "topic_id")
 
     def __init__(self, key: LedPartition, topic_id: bytes, leader_epoch: int, connection: LinkConnection) -> None:
         self.key = key
@@ -22,6 +23,8 @@ class FedPartition:
         """The follower end was told what the log adds up to at this offset."""
         self.acked = -1
         """The follower's coordinators have that of this offset; -1: it has not had the whole of it once."""
+        self.pending: dict[tuple[int, OffsetKey], None] = {}
+        """Commits of open transactions that are to be told, by producer id."""
         self._seen: deque[tuple[int, float]] = deque()
 
     def saw(self, offset: int, now: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -36,6 +36,8 @@ from isthmus_plugins.replication.followed_group import (
     Plan,
     text_of,
 )
+from isthmus_plugins.replication.prepared_positions import PendingName, PendingPosition, PreparedPositions
+from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import partition_of
 
@@ -87,8 +89,9 @@ class _Feed(NamedTuple):
 class GroupFollower:
     """All groups that follow and are told to this proxy. It commits at whichever broker coordinates them."""
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(self, context: PluginContext, store: TransactionStore) -> None:
         self._context = context
+        self._prepared = PreparedPositions(context, store)
         self._tasks = Tasks("group-follower")
         self._feeds: dict[tuple[str, int], _Feed] = {}
         """By link and partition of the source's offsets topic."""
@@ -186,7 +189,7 @@ class GroupFollower:
                 group.deleting = True
                 self._active[group] = None
         if key in self._applied:
-            self._applied[key].told(waited, part.get("upto"))
+            self._take_applied(connection, key, part, waited)
             for name in {name for name, _ in told}:
                 self._settle(self._groups[link_name, name])
         if key in self._telling:
@@ -194,11 +197,42 @@ class GroupFollower:
 
     # ---- what is confirmed ----
 
+    def _take_applied(
+        self,
+        connection: LinkConnection,
+        key: tuple[str, int],
+        part: Mapping[str, Any],
+        waited: Iterable[tuple[str, Place]],
+    ) -> None:
+        """Note what is to be there before a part is applied; have what is pending at the source stored."""
+        applied = self._applied[key]
+        pending = [PendingPosition.of(said) for said in part.get("pending", ())]
+        for each in pending:
+            self._check(connection.link_name, each.group)
+        names = [(each.group, each.name) for each in pending]
+        applied.told([*waited, *names], part.get("upto"), int(part.get("settled", -1)))
+        if pending:
+            number = applied.number
+            self._tasks.start("prepare", self._prepare(connection, key[1], applied, number, pending))
+
+    async def _prepare(
+        self,
+        connection: LinkConnection,
+        partition: int,
+        applied: AppliedPositions,
+        number: int,
+        pending: Sequence[PendingPosition],
+    ) -> None:
+        await self._prepared.store(connection, partition, pending)
+        for each in pending:
+            applied.has(each.group, each.name, number)
+        self._tell_applied()
+
     def _settle(self, group: FollowedGroup) -> None:
         """Note what the coordinator has of a group as it is wanted."""
         applied = self._applied.get((group.link, group.source_partition))
         if applied is not None:
-            applied.settle(group.group, group.has_as_wanted)
+            applied.settle(group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what))
 
     def _tell_applied(self) -> None:
         """Tell leader ends how far their commits are here."""
@@ -207,6 +241,9 @@ class GroupFollower:
             if applied.advance():
                 feed = self._feeds[key]
                 parts.setdefault(feed.connection, []).append((key[1], feed.epoch, applied.upto))
+                entries = self._prepared.settled(feed.connection, key[1], applied.settled)
+                if entries:
+                    self._tasks.start("settled", self._prepared.forget(entries))
         for connection, told in parts.items():
             self._tasks.start("applied", self._told_applied(connection, told))
 

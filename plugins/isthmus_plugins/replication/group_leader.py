@@ -477,6 +477,7 @@ class GroupLeader:
             )
             source.retry_at = now + BROKEN_RETRY_S
             log.error("offsets topic not read", extra={"partition": source.partition, "detail": str(error)})
+        pending = source.offsets_log.take_pending_news()
         for feed in self._feeds.values():
             news = feed.told.get(source)
             if news is not None:
@@ -486,6 +487,7 @@ class GroupLeader:
                         feed.wake.set()
             fed = feed.fed.get(source)
             if fed is not None:
+                fed.pending |= pending
                 fed.saw(source.next_offset, now)
                 feed.wake.set()
         return bool(len(part.records))
@@ -557,15 +559,16 @@ class GroupLeader:
         for source, news in feed.told.items():
             keys = [key for key in news if key.topic not in withheld][: max(0, room)]
             fed = feed.fed.get(source)
-            upto = source.next_offset if len(keys) == len(news) and not feed.held_back.get(source) else None
-            if keys or (fed is not None and upto is not None and upto > fed.told):
+            all_told = len(keys) == len(news) and not feed.held_back.get(source)
+            if keys or (fed is not None and all_told and source.next_offset > fed.told):
                 room -= len(keys)
                 now = monotonic()
                 positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]
                 part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
                 if fed is not None:
-                    part["upto"] = upto
-                    fed.told = fed.told if upto is None else upto
+                    pending, fed.pending = fed.pending, {}
+                    part |= self._upto(feed, source, pending, all_told)
+                    fed.told = source.next_offset if all_told else fed.told
                 changes.append(part)
         if not changes:
             return False
@@ -599,12 +602,13 @@ class GroupLeader:
         feed.told[source] = {}
         feed.held_back[source] = withheld
         feed.fed.pop(source, None)
-        upto = source.next_offset
+        upto: dict[str, Any] = {}
         if feed.confirms:
+            upto = self._upto(feed, source, source.offsets_log.pending(), not withheld)
             key = LedPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
             fed = feed.fed[source] = FedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
-            fed.saw(upto, monotonic())
-            fed.told = -1 if withheld else upto
+            fed.saw(source.next_offset, monotonic())
+            fed.told = -1 if withheld else source.next_offset
         keys = [
             OffsetKey(name, *place)
             for name, group in source.offsets_log.groups.items()
@@ -619,7 +623,7 @@ class GroupLeader:
             part["begin"], part["end"] = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
             part["held_back"] = held_back
             part["confirm"] = feed.confirms
-            part["upto"] = upto if part["end"] and not withheld else None
+            part |= upto if part["end"] else {}
             await self._call(feed, [part])
 
     def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> list[Any]:
@@ -635,6 +639,30 @@ class GroupLeader:
         if position is None:
             return [*where, None, "", int(age_s * 1000)]
         return [*where, position.offset, position.metadata, int(age_s * 1000)]
+
+    def _upto(
+        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool
+    ) -> dict[str, Any]:
+        """What a follower end that confirms is told beside positions: up to where that is all, and what is pending.
+
+        Commits of open transactions: [producer id, its epoch, group, topic, partition, offset (None: it was deleted),
+        metadata, where it stands in the log].
+        """
+        told: list[list[Any]] = []
+        for producer_id, key in pending:
+            found = source.offsets_log.pending_position(producer_id, key)
+            where = [feed.remote_group(key.group), feed.remote_topic(key.topic), key.partition]
+            if found is None or None in where:
+                continue  # it has ended, and is told as a position, or is not the link's
+            epoch, position = found
+            if position is None:
+                told.append([producer_id, epoch, *where, None, "", source.next_offset - 1])
+            elif not isinstance(position, str):
+                said = position.offset, position.metadata, position.log_offset
+                told.append([producer_id, epoch, *where, *said])
+        settled = source.offsets_log.first_open(source.next_offset)
+        all_told = all_told and not source.offsets_log.has_unreadable_pending
+        return {"upto": source.next_offset if all_told else None, "settled": settled, "pending": told}
 
     def _part(self, source: Source, positions: list[list[Any]]) -> dict[str, Any]:
         return {"partition": source.partition, "epoch": source.leader_epoch, "positions": positions}

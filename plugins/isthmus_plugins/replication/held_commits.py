@@ -43,7 +43,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 WAIT_S: Final = 3.0
 STEP_S: Final = 0.1
 """How exactly it is kept, and how soon a log's end is asked for again that was not told."""
-COMMITS: Final = (ApiKey.OFFSET_COMMIT,)
+COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
+"""Those of transactions wait while the partition is Out-Of-Sync, too."""
 
 
 class LinkNeeds(Protocol):
@@ -157,7 +158,7 @@ class HeldCommits:
         held = self._held.get(link)
         if held is None:
             held = self._held[link] = HeldAnswers(_OfLink(self._needs, link), self._clock)
-        answer = held.hold_commit(place, False, WAIT_S, frame, refused)
+        answer = held.hold_commit(place, api_key == ApiKey.TXN_OFFSET_COMMIT, WAIT_S, frame, refused)
         self._work.set()
         return answer
 

@@ -186,3 +186,28 @@ def test_unknown_records_are_shown_and_the_position_is_not_guessed() -> None:
     assert log.log.unknown == {"type 99": 3}
     log.write(commit("app-1", "t", 7))
     assert group.unreadable == {}
+
+
+def test_what_open_transactions_have_committed_is_told() -> None:
+    log = Log()
+    log.write(commit("app-1", "t", 1), producer_id=7)
+    log.write(commit("other", "t", 1), producer_id=8)
+    log.write(commit("app-1", "t", 2, partition=1), producer_id=7)
+    known = log.log
+    first, second = OffsetKey("app-1", "t", 0), OffsetKey("app-1", "t", 1)
+    assert list(known.take_pending_news()) == [(7, first), (7, second)]
+    assert not known.take_pending_news()
+    assert set(known.pending()) == {(7, first), (7, second)}
+    found = known.pending_position(7, second)
+    assert found is not None
+    assert isinstance(found[1], Position)
+    assert (found[1].offset, found[1].log_offset) == (2, 2)
+    assert known.first_open(log.end) == 0
+    log.write(deleted("app-1", "t"))
+    assert list(known.take_pending_news()) == [(7, first)]
+    found = known.pending_position(7, first)
+    assert found is not None
+    assert found[1] is None
+    assert log.end_transaction(7, Marker.COMMIT) == {second}
+    assert known.pending_position(7, second) is None
+    assert known.first_open(log.end) == log.end
