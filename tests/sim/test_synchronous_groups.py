@@ -133,7 +133,7 @@ class Scene:
                 assert has is not None, f"In-Sync, and {acked} of {group} was acked"
                 assert has.offset >= acked, f"In-Sync at {has}, and {acked} of {group} was acked"
 
-    async def fault(self) -> None:
+    async def fault(self) -> str:
         what = self.random.choice(("cut", "kill A", "kill B", "stuck", "control", "mode", "leader", "nothing"))
         if what == "cut":
             self.replicas.cut()
@@ -152,6 +152,7 @@ class Scene:
             self.mode(self.random.choice((LinkMode.ASYNCHRONOUS, LinkMode.SYNCHRONOUS)))
         elif what == "leader":
             self.random.choice(self.partitions).move(self.random.choice(self.replicas.a.brokers))
+        return str(what)
 
     async def connect_again(self) -> None:
         if self.replicas.wire is None or not self.replicas.wire.open:
@@ -165,7 +166,7 @@ class Scene:
         self.mode(LinkMode.SYNCHRONOUS)
         await replicas.until("In-Sync", self.in_sync)
         for _ in range(self.random.randint(2, 6)):
-            await self.fault()
+            fault = await self.fault()
             quiet = self.random.choice((0.3, 3.0, 20.0))
             until = simulated_now() + self.random.uniform(0, quiet)
             while simulated_now() < until:
@@ -180,14 +181,15 @@ class Scene:
         await self.connect_again()
         await replicas.until("all is answered", lambda: self.look() or not self.asked)
         await replicas.until("In-Sync again", self.in_sync)
-        before = sum(self.acked.values())
+        before, refused = sum(self.acked.values()), self.not_yet
         for _ in range(20):
             await self.commit()
         assert self.asked, "in sync, nothing is acked at once"
         began = simulated_now()
         await replicas.until("all is acked", lambda: self.look() or not self.asked)
         assert simulated_now() - began < 3
-        assert sum(self.acked.values()) >= before + 20
+        assert sum(self.acked.values()) + self.not_yet - refused >= before + 20
+        assert self.not_yet == refused or fault == "leader", "whoever has come to lead tells"
         await replicas.stop()
 
 

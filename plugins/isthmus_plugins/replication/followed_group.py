@@ -99,6 +99,10 @@ class FollowedGroup:
         """Whether somebody's request of before may have left a position that is ahead of the data by now."""
         self.read_at = 0.0
         """When all that is to be read (again)."""
+        self.certain_from = 0.0
+        """Until then somebody's request of before may be carried out, and put an older position over a newer one."""
+        self.certain = False
+        """Whether what the coordinator has was read after that."""
         self.since: dict[Place, float] = {}
         """When what is wanted and not there came to be wanted."""
         self.renew_at: dict[Place, float] = {}
@@ -132,10 +136,18 @@ class FollowedGroup:
             self.silent = dict(places)
             self._settle()
 
-    def found(self, has: Mapping[Place, CommittedOffset], has_others: bool, now: float, renewal_s: float) -> None:
+    def found(
+        self,
+        has: Mapping[Place, CommittedOffset],
+        has_others: bool,
+        now: float,
+        renewal_s: float,
+        asked_at: float | None = None,
+    ) -> None:
         """What the coordinator has, read now: in the link's topics, and whether in others."""
         self.has, self.has_others = dict(has), has_others
-        self.read_at = now + COMPARE_INTERVAL_S
+        self.certain = (now if asked_at is None else asked_at) >= self.certain_from
+        self.read_at = now + COMPARE_INTERVAL_S if self.certain else max(now, self.certain_from)
         self.renew_at = {
             place: self.renew_at.get(place, now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S)))
             for place in has
@@ -165,6 +177,12 @@ class FollowedGroup:
         self.has = None
         self.unsure = True
         self.read_at = read_at
+        self.doubt(read_at)
+
+    def doubt(self, until: float) -> None:
+        """A request of before may be carried out until then."""
+        self.certain_from = max(self.certain_from, until)
+        self.certain = False
 
     def _settle(self) -> None:
         """What is as it should be waits for nothing."""
@@ -181,8 +199,8 @@ class FollowedGroup:
             del self.pending[waiting]
 
     def has_as_wanted(self, place: Place) -> bool:
-        """Whether the coordinator has a position as the source's newest commit is, or there is none to have."""
-        if self.has is None or place in self.unknown:
+        """Whether the coordinator has, for good, a position as the source's newest commit is, or there is none."""
+        if self.has is None or not self.certain or place in self.unknown:
             return False
         return place not in self.wanted or self.has.get(place) == self.wanted[place]
 

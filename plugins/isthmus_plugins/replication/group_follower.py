@@ -101,6 +101,8 @@ class GroupFollower:
         """Positions named so far by a leader end that is telling a whole partition."""
         self._applied: dict[tuple[str, int], AppliedPositions] = {}
         """By link and partition: of synchronous links, how far this cluster's coordinators have what was told."""
+        self._certain_from: dict[tuple[str, int], float] = {}
+        """By link and partition: from when on no request of whoever was told before is carried out any more."""
         self._awaited: set[Place] = set()
         """Partitions whose data somebody's position is ahead of."""
         self._strays_at = 0.0
@@ -164,6 +166,9 @@ class GroupFollower:
             self._applied.pop(key, None)
             if part.get("confirm"):
                 self._applied[key] = AppliedPositions()
+            if feed is None or feed.connection is not connection:
+                # Another proxy may have been told before, and its last request be carried out late.
+                self._certain_from[key] = now + LOST_REQUEST_MARGIN_S
         elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
             raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
         told: set[tuple[str, Place]] = set()
@@ -173,6 +178,7 @@ class GroupFollower:
             group = self._groups.get((link_name, name))
             if group is None:
                 group = self._groups[link_name, name] = FollowedGroup(link_name, name, key[1])
+                group.doubt(self._certain_from[key])
             self._active[group] = None
             place = str(topic), int(partition)
             told.add((name, place))
@@ -340,6 +346,7 @@ class GroupFollower:
                 del self._feeds[key]
                 self._telling.pop(key, None)
                 self._applied.pop(key, None)
+                self._certain_from.pop(key, None)
                 for name, group in list(self._groups.items()):
                     if (group.link, group.source_partition) == key:
                         del self._groups[name]
@@ -412,7 +419,8 @@ class GroupFollower:
         self._activate()
         await self._read()
         now = monotonic()
-        ready = [group for group in self._active if not group.busy and group.has is not None and group.retry_at <= now]
+        ready = [group for group in self._active if self._is_free(group) and group.has is not None]
+        ready = [group for group in ready if group.retry_at <= now]
         for group in ready:
             self._note_silence(group)
         unsure = {place for group in ready for place in group.to_check if self._objection(place[0]) is None}
@@ -421,7 +429,7 @@ class GroupFollower:
         self._awaited |= places  # what comes while the ends are read is looked at again
         ends = await self._context.cluster.high_watermarks(places) if places else {}
         for group in ready:
-            if group.has is not None and not group.busy:
+            if group.has is not None and self._is_free(group):
                 self._note_silence(group)  # as it is now
                 topics = {topic for topic, _ in {*group.has, *group.wanted}}
                 objections = {topic: why for topic in topics if (why := self._objection(topic))}
@@ -443,6 +451,10 @@ class GroupFollower:
         if now >= self._scan_at:
             self._scan_at = now + SCAN_INTERVAL_S
             self._active |= dict.fromkeys(group for group in self._groups.values() if group.due_at <= now)
+
+    def _is_free(self, group: FollowedGroup) -> bool:
+        """Whether nothing is under way for a group, not even from before it was told anew."""
+        return not group.busy and (group.link, group.group) not in self._running
 
     def _objection(self, topic: str) -> Pending | None:
         """Why positions in a topic wait: it does not follow (yet), or not as it is."""
@@ -477,7 +489,8 @@ class GroupFollower:
     async def _read(self) -> None:
         """Read what coordinators have where that is due."""
         now = monotonic()
-        due = [group for group in self._active if group.read_at <= now and not group.busy]
+        asked_at = now
+        due = [group for group in self._active if group.read_at <= now and self._is_free(group)]
         if not due:
             return
         found = await self._context.cluster.committed_offsets([group.group for group in due])
@@ -498,7 +511,7 @@ class GroupFollower:
             known = group.pending.get(None)
             if known is not None and known.code == COORDINATOR_NOT_AVAILABLE:
                 del group.pending[None]
-            group.found(mapped, len(mapped) < len(positions), now, self._renewal_s or 0.0)
+            group.found(mapped, len(mapped) < len(positions), now, self._renewal_s or 0.0, asked_at)
             self._settle(group)
             if not group.wanted and not group.unknown:
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
@@ -522,6 +535,9 @@ class GroupFollower:
         except BrokerUnavailable as error:
             self._in_doubt_until = monotonic() + LOST_REQUEST_MARGIN_S
             group.in_doubt(self._in_doubt_until)
+            told_anew = self._groups.get((group.link, group.group))
+            if told_anew is not None:
+                told_anew.in_doubt(self._in_doubt_until)
             group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, str(error))
         except KafkaRefused as error:
             self._note(group, [(None, Refused(error.error_code, error.error_name))])
@@ -542,7 +558,7 @@ class GroupFollower:
             answers = await cluster.commit_offsets(group.group, plan.commit)
             done = {place: position for place, position in plan.commit.items() if place not in answers}
             group.committed(done, monotonic(), renewal_s)
-            if applied is not None:
+            if applied is not None and group.certain:
                 for place in wanted & done.keys():
                     applied.has(group.group, place, number)
                 self._tell_applied()
