@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from isthmus_plugins.api import PluginContext, RequestHook
+    from isthmus_plugins.confirmation import Confirmer
     from isthmus_plugins.links import LinkOperations
 
 PROJECT = "isthmus"
@@ -44,6 +45,11 @@ def isthmus_stop() -> Awaitable[None] | None:
 @hookspec
 def isthmus_request_hooks() -> Sequence[RequestHook]:  # type: ignore[empty-body]
     """Which requests this plugin looks at. Asked once, after :func:`isthmus_start`; called on the fast path."""
+
+
+@hookspec
+def isthmus_confirmers() -> Sequence[Confirmer]:  # type: ignore[empty-body]
+    """Conditions for acks of Produce: ``confirmation.py`` has the contract. Asked once, after :func:`isthmus_start`."""
 
 
 @hookspec

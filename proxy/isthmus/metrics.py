@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from isthmus.gated_answers import GateCounts
     from isthmus.listener import Gateway
     from isthmus_control.control_state import ControlState
+    from isthmus_plugins.confirmation import AckGate
 
 log = logging.getLogger("isthmus.metrics")
 
@@ -48,6 +49,7 @@ class MetricsSource:
     control_state: Callable[[], ControlState] | None = None
     lease: Callable[[], LeaseView] | None = None
     plugin_metrics: Callable[[], Iterable[Metric]] | None = None
+    ack_gates: Sequence[AckGate] = ()
     """All plugins' families (the hook ``isthmus_metrics``)."""
 
 
@@ -68,6 +70,7 @@ class ProxyCollector(Collector):
             yield from _connections(source.gateway)
             yield from _requests(source.gateway.routes.values())
             yield from _gates(source.gateway.gates)
+            yield _unconfirmed(source.ack_gates)
         if source.control_state is not None:
             yield from _control(source.control_state())
         if source.lease is not None:
@@ -183,6 +186,15 @@ def _gates(gates: GateCounts) -> Iterator[Metric]:
     family = HistogramMetricFamily("isthmus_gate_time_seconds", "From the broker's answer to the opening of its gate")
     family.add_metric([], gates.time.prometheus_buckets(), gates.time.seconds_sum)
     yield family
+
+
+def _unconfirmed(gates: Iterable[AckGate]) -> Metric:
+    family = CounterMetricFamily(
+        "isthmus_acks_unconfirmed", "Acks that went out although not confirmed in time", labels=("confirmer",)
+    )
+    for gate in gates:
+        family.add_metric((gate.confirmer.name,), gate.held.unconfirmed)
+    return family
 
 
 def _control(state: ControlState) -> Iterator[Metric]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Iterable
 from importlib.metadata import entry_points, version
 from itertools import chain
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pluggy
 import uvloop
@@ -45,7 +45,8 @@ from isthmus.transactions import OpenTransactions
 from isthmus_control.outcome import Rejected
 from isthmus_control.sealing import Sealer
 from isthmus_plugins import hookspecs
-from isthmus_plugins.api import RequestHook
+from isthmus_plugins.api import PluginContext, RequestHook
+from isthmus_plugins.confirmation import AckGate
 
 log = logging.getLogger("isthmus.process")
 
@@ -93,6 +94,7 @@ class Process:
         """A newer process took this one's name: it must stop."""
         self._plugins: list[tuple[str, object]] = []
         self._started: list[object] = []
+        self._ack_gates: list[AckGate] = []
         self._ready = False
         self._stopping = False
         self._client: ClusterClient | None = None
@@ -184,6 +186,12 @@ class Process:
         hooks: list[RequestHook] = []
         for _, plugin in self._plugins:
             hooks.extend(self._call(plugin, "isthmus_request_hooks") or ())
+        for _, plugin in self._plugins:
+            for confirmer in self._call(plugin, "isthmus_confirmers") or ():
+                gate = AckGate(cast(PluginContext, context), confirmer)
+                gate.start()
+                self._ack_gates.append(gate)
+                hooks.append(gate.hook())
         gateway.set_routes(compile_routes(hooks, addresses))
         await self._claim()
         front.on_change = self._brokers_changed
@@ -192,6 +200,7 @@ class Process:
         self._services.gateway = gateway
         self._services.links = self._hooks.hook.isthmus_link_operations()
         self._source.gateway = gateway
+        self._source.ack_gates = self._ack_gates
         self._source.control_state = lambda: control_log.state
         self._source.lease = self._lease
         self._ready = True
@@ -295,6 +304,8 @@ class Process:
             await self._front.stop()
         if self._gateway is not None:
             drained = await self._gateway.drain(self.config.proxy.drain_timeout_s)
+        for gate in self._ack_gates:
+            await gate.stop()
         for plugin in reversed(self._started):
             try:
                 await _awaited(self._call(plugin, "isthmus_stop"))

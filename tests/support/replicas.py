@@ -17,6 +17,8 @@ from typing import Any, Final
 from isthmus_control.commands import AttachNamespace, CreateLink, RegisterProducerIds
 from isthmus_control.model import ResourceType, Role
 from isthmus_control.sealing import Sealer, Secret
+from isthmus_plugins import confirmation as confirmation_module
+from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.replication import _Ends
 from isthmus_plugins.replication import connection as connection_module
 from isthmus_plugins.replication import decisions as decisions_module
@@ -69,6 +71,7 @@ CLOCKED: Final = (
     tail_module,
     source_configs_module,
     sync_leader_module,
+    confirmation_module,
     sync_lease_module,
     transaction_store_module,
     verify_module,
@@ -200,6 +203,7 @@ class End:
         self.follower.on_stored = self.group_follower.data_came
         self.sync_leader = SyncLeader(self.context, self.leader, self.group_leader, self.mirror.agreed)
         self.decisions = Decisions(self.context, self.leader, self.peers, self.sync_leader)
+        self.acks = AckGate(self.context, self.sync_leader)
         self.sync_leases = SyncLeases(self.context, self.follower, self.group_follower, self.store)
         self.handlers = {
             "prepare_topics": self.topics.prepare_topics,
@@ -234,6 +238,7 @@ class End:
         self.sync_leader.control_changed(control.state)
         self.mirror.start()
         self.sync_leader.start()
+        self.acks.start()
         self.sync_leases.control_changed(control.state)
         self.decisions.control_changed(control.state)
         self.decisions.start()
@@ -268,6 +273,7 @@ class End:
         await self.group_leader.stop()
         await self.sync_leases.stop()
         await self.decisions.stop()
+        await self.acks.stop()
         await self.sync_leader.stop()
         await self.mirror.stop()
         await self.leader.stop()

@@ -24,7 +24,7 @@
 ``lateness``          whether a hole in the source's log may have been a deletion; ``missed_deletions`` compares then
 ``common_log``        up to where both logs are the same
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
-``sync_leader``       synchronous links: ``held_answers`` wait for the other side, which has leases (``sync_lease``)
+``sync_leader``       synchronous links: the condition that acks wait for; leases of the other side (``sync_lease``)
 ``held_commits``      the same for commits of offsets; ``fed_partition``, ``applied_positions``: how far they are there
 ``decisions``         of transactions, told to the other side: ``transaction_tail``, ``held_transactions``
 ``transaction_store`` has them there, for a failover
@@ -46,6 +46,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import LinkMode
 from isthmus_plugins.api import PluginContext, RequestHook
+from isthmus_plugins.confirmation import Confirmer
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.links import LinkOperations
 from isthmus_plugins.replication.acls import AclEnds
@@ -279,6 +280,10 @@ class ReplicationPlugin:
             *self._leader_epochs.hooks(),
             *self._time_offsets.hooks(),
         ]
+
+    @hookimpl
+    def isthmus_confirmers(self) -> Sequence[Confirmer]:
+        return [self._sync_leader]
 
     @hookimpl
     def isthmus_link_operations(self) -> LinkOperations | None:

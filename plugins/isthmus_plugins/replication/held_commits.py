@@ -27,7 +27,7 @@ from isthmus_plugins.api import (
     Verdict,
     passed_on,
 )
-from isthmus_plugins.replication.held_answers import HeldAnswers, Partition, Wait
+from isthmus_plugins.held_answers import HeldAnswers, Partition, Wait
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_places import GroupPlaces
 from isthmus_plugins.tasks import Tasks

@@ -17,7 +17,7 @@ REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
 """A stream that stopped for a reason of its data is tried again: the follower end may have been upgraded."""
 PARTITION_BYTES_MAX: Final = 512 * 1024
-IN_FLIGHT_BYTES_MIN: Final = 2 * 1024 * 1024
+IN_FLIGHT_BYTES_MIN: Final = 1024 * 1024
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of one stream, sent and not confirmed: the least lets one read travel while another is appended, and the farther the
 peer is, the more. The follower end holds no more of it (and of one more read)."""

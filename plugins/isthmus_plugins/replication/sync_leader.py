@@ -13,7 +13,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, Final
 
@@ -24,21 +23,15 @@ from isthmus_control.model import Link, LinkMode, NamespaceMapping, Reason, Reso
 from isthmus_control.outcome import Accepted, Outcome, Rejected, SyncChanged
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
-    NEED_MORE,
     BrokerUnavailable,
-    Close,
-    Hold,
     KafkaRefused,
-    Leave,
     PluginContext,
-    Replace,
-    Request,
     RequestHook,
-    Verdict,
 )
+from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
+from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.replication.connection import LinkConnection
-from isthmus_plugins.replication.held_answers import HeldAnswers, Partition
 from isthmus_plugins.replication.held_commits import HeldCommits
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
@@ -47,11 +40,7 @@ from isthmus_plugins.replication.sync_progress import NOT_READ, Progress
 from isthmus_plugins.replication.sync_status import recorded_sync
 from isthmus_plugins.replication.visibility import ConfirmedReads
 from isthmus_plugins.tasks import Tasks
-from isthmus_protocol import peeks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
-from isthmus_protocol.produce_answers import writes
-from isthmus_protocol.schema import ApiKey
-from isthmus_protocol.wire import NeedMore
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -68,8 +57,10 @@ FAILED_RETRY_S: Final = 1.0
 FREE_MAX: Final = 100_000
 
 
-class SyncLeader:
-    """Acks of this proxy's clients that wait for synchronous links."""
+class SyncLeader(Confirmer):
+    """What synchronous links have confirmed of what this proxy's clients write."""
+
+    name = "a synchronous link"
 
     def __init__(
         self, context: PluginContext, leader_end: LeaderEnd, groups: GroupPlaces, agreed: Callable[[str], bool]
@@ -80,7 +71,8 @@ class SyncLeader:
         self._groups = groups
         self._agreed = agreed
         self._tasks = Tasks("sync-leader")
-        self.held = HeldAnswers(self, _now)
+        self.acks: Acks = NoAcks()
+        """Those that wait for it."""
         self.commits = HeldCommits(context, self, groups, _now)
         self.reads = ConfirmedReads(context, lambda topic: bool(self._links_of(topic)), self.readable_end)
         self._confirmed: dict[LedPartition, tuple[int, int]] = {}
@@ -92,9 +84,6 @@ class SyncLeader:
         self._lookup: Lookup | None = None
         self._synchronous = False
         """Whether some link is synchronous."""
-        self._free: set[bytes] = set()
-        """Topics, as frames name them, that are on no synchronous link."""
-        self._leave = Leave(float("inf"))
         self._links: dict[str, tuple[str, ...]] = {}
         """By topic: the synchronous links that lead it, or lead groups for the offsets topic."""
         self._mappings: dict[str, tuple[NamespaceMapping, ...]] = {}
@@ -129,63 +118,29 @@ class SyncLeader:
                     # Commits of other groups, or in other topics, count now, and nobody held those of before.
                     progress.joining, progress.in_sync, progress.level = None, False, False
             self._links.clear()
-            self._free.clear()
             self._synchronous = any(self.holds(link) for link in state.links.values())
             self._mappings = {name: link.mappings for name, link in state.links.items()}
-            self._leave.until = float("-inf")
-            self._leave = Leave(float("inf"))
+            self.acks.changed()
         self.reads.control_changed(state)
         self._confirmed_all()
         self.commits.control_changed(self._links_of(OFFSETS_TOPIC))
         self._work.set()
 
-    # ---- requests ----
+    # ---- whom it concerns ----
 
     def hooks(self) -> list[RequestHook]:
-        return [RequestHook(ApiKey.PRODUCE, self.on_produce), *self.commits.hooks(), *self.reads.hooks()]
+        return [*self.commits.hooks(), *self.reads.hooks()]
 
-    def on_produce(self, request: Request) -> Verdict:
-        """Have the answer wait, if it acks records of a synchronous link."""
-        if not self._synchronous:
-            request.leave = self._leave
-            return None
-        try:
-            acks, _, topics = peeks.produce_topics(request.version, request.frame)
-        except NeedMore:
-            return NEED_MORE
-        if all(topic in self._free for topic in topics) or acks == 0:
-            if len(topics) == 1 and acks != 0:
-                request.leave = self._leave
-            return None
-        return self._look_closer(request, topics)
+    @property
+    def active(self) -> bool:  # type: ignore[override]
+        """Whether some link is synchronous, or may have been."""
+        return self._synchronous
 
-    def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
-        by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
-        names: dict[bytes, str] = {}
-        for topic in topics:
-            name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
-            if name is None:
-                return Hold(self._resolved(request, topics)) if request.whole else NEED_MORE
-            if self._links_of(name):
-                names[topic] = name
-            elif len(self._free) < FREE_MAX:
-                self._free.add(topic)
-        if not names:
-            return None
-        if not request.whole:
-            return NEED_MORE
-        written = writes(request.version, request.frame)
-        return Replace(request.frame, partial(self.held.hold, request.version, written, names, request.now))
+    def bound(self, acks: Acks) -> None:
+        self.acks = acks
 
-    async def _resolved(self, request: Request, topics: Iterable[bytes]) -> Verdict:
-        """Go on when the names of topic ids have been read from the cluster."""
-        try:
-            for topic in topics:
-                if await self._context.topic_name(topic) is None:
-                    return None  # the broker knows no such topic, either
-        except BrokerUnavailable as error:
-            return Close(f"topic ids cannot be resolved: {error}")
-        return self._look_closer(request, topics)
+    def concerns(self, topic: str) -> bool:
+        return bool(self._links_of(topic))
 
     def _links_of(self, topic: str) -> tuple[str, ...]:
         links = self._links.get(topic)
@@ -219,7 +174,7 @@ class SyncLeader:
     def confirmed_end(
         self, place: Partition, epoch: int, transactional: bool, over_link: str | None = None
     ) -> int | None:
-        """See :class:`~isthmus_plugins.replication.held_answers.Needs`; ``over_link``: of that link alone."""
+        """See :class:`~isthmus_plugins.confirmation.Confirmer`; ``over_link``: of that link alone."""
         ends = []
         for key in self.needed(place, transactional):
             if over_link not in (None, key.link):
@@ -242,7 +197,7 @@ class SyncLeader:
 
     def _confirmed_all(self) -> None:
         """Any partition may be confirmed further, or need less."""
-        self.held.confirmed_all()
+        self.acks.confirmed_all()
         self.reads.confirmed_all()
 
     def needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]:
@@ -291,7 +246,7 @@ class SyncLeader:
         if stream.key.topic == OFFSETS_TOPIC:
             self.commits.confirmed(stream.key)
         else:
-            self.held.confirmed(stream.key.place)
+            self.acks.confirmed(stream.key.place)
             self.reads.confirmed(stream.key.place)
         progress = self._progress.get(stream.key)
         if progress is not None and not progress.level and progress.join_end is not None:
@@ -344,7 +299,7 @@ class SyncLeader:
 
     def _oldest(self, key: LedPartition) -> float | None:
         """Since when the first answer for a partition waits."""
-        return self.commits.oldest(key) if key.topic == OFFSETS_TOPIC else self.held.oldest(key.place)
+        return self.commits.oldest(key) if key.topic == OFFSETS_TOPIC else self.acks.oldest(key.place)
 
     def _pushed(self, key: LedPartition) -> SyncPlace | None:
         return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
@@ -356,7 +311,7 @@ class SyncLeader:
     @property
     def _active(self) -> bool:
         """Whether time alone may change something."""
-        return bool(self._synchronous or self.held.waits or self._leased)
+        return bool(self._synchronous or self._leased)
 
     async def _decide_for_ever(self) -> None:
         while True:
@@ -384,10 +339,7 @@ class SyncLeader:
         if sure or (leased and not self._leased):
             self._unsure, self._lookup = self._unsure and not sure, None
             self.control_changed(self._context.control.state)
-        self.held.expire(now)
-        self._confirmed_all()  # leaders may have moved
-        if self.held.has_untold:
-            self._tasks.start("untold", self._look_at_untold())
+        self.reads.confirmed_all()  # leaders may have moved
         state = self._context.control.state
         joining: dict[str, list[SyncPlace]] = {}
         leaving: dict[str, dict[LedPartition, str]] = {}
@@ -535,17 +487,6 @@ class SyncLeader:
                 progress.join_end = ends.get(stream.key.place)
                 progress.held_at = monotonic() if progress.join_end is not None else None
         self._work.set()
-
-    async def _look_at_untold(self) -> None:
-        """Where logs end that have batches of which the broker did not say where they are."""
-        taken = self.held.take_untold()
-        ends: Mapping[Partition, int] = {}
-        try:
-            ends = await self._context.cluster.log_ends(list(taken))
-        except (BrokerUnavailable, KafkaRefused) as error:
-            log.warning("log ends not read", extra={"detail": str(error)})
-        for place, waits in taken.items():
-            self.held.told(place, waits, ends.get(place))
 
 
 def _now() -> float:

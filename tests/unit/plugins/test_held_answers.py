@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.held_answers import HeldAnswers, Partition
+from isthmus_plugins.held_answers import HeldAnswers, Partition
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
@@ -69,10 +69,10 @@ class Sent:
 class Proxy:
     """Answers that come from a broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float | None = None, lets_go: bool = False) -> None:
         self.link = Link()
         self.now = 100.0
-        self.held = HeldAnswers(self.link, lambda: self.now)
+        self.held = HeldAnswers(self.link, lambda: self.now, "the archive", limit_s, lets_go)
 
     def answered(self, *results: tuple[int, int, int], records: int = 1, transactional: bool = False) -> Sent:
         """(partition, error code, base offset) of a request with so many records in each partition."""
@@ -140,6 +140,26 @@ def test_after_the_producers_timeout_the_answer_says_so() -> None:
     proxy.confirm(0, 11)
     assert proxy.held.oldest(("t", 0)) is None
     assert not proxy.held.waits
+
+
+def test_a_limit_is_kept_where_the_producer_would_wait_longer() -> None:
+    proxy = Proxy(limit_s=2.0)
+    sent = proxy.answered((0, 0, 10))
+    proxy.held.expire(proxy.now + 1.9)
+    assert sent.results is None
+    proxy.held.expire(proxy.now + 2.0)
+    assert sent.results == {0: (REQUEST_TIMED_OUT, -1)}
+    assert proxy.held.unconfirmed == 0
+
+
+def test_what_may_go_unconfirmed_goes_as_the_broker_answered_and_is_counted() -> None:
+    proxy = Proxy(limit_s=2.0, lets_go=True)
+    late, in_time = proxy.answered((0, 0, 10)), proxy.answered((1, 0, 20))
+    proxy.confirm(1, 21)
+    proxy.held.expire(proxy.now + 2.0)
+    assert late.results == {0: (0, 10)}
+    assert in_time.results == {1: (0, 20)}
+    assert proxy.held.unconfirmed == 1
 
 
 def test_a_leader_that_moved_is_asked_again() -> None:

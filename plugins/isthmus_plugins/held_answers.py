@@ -1,4 +1,4 @@
-"""Answers to Produce, and to commits of offsets, that wait until the other side has what they ack.
+"""Answers to Produce, and to commits of offsets, that wait until what they ack is confirmed.
 
 Without I/O. An answer waits for the end of each batch of its request, in each partition, under the leader epoch of the
 source as it was known when the broker answered: what another epoch has at that offset may be something else. A commit's
@@ -80,11 +80,24 @@ class Wait(NamedTuple):
 
 
 class HeldAnswers:
-    """All answers of a proxy that wait."""
+    """All answers of a proxy that wait for one condition."""
 
-    def __init__(self, needs: Needs, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        needs: Needs,
+        clock: Callable[[], float],
+        name: str = "it",
+        limit_s: float | None = None,
+        lets_go: bool = False,
+    ) -> None:
+        """``name``: of what must confirm. ``limit_s``: no answer waits longer. ``lets_go``: then it goes as it is."""
         self._needs = needs
         self._clock = clock
+        self._name = name
+        self._limit_s = float("inf") if limit_s is None else limit_s
+        self._lets_go = lets_go
+        self.unconfirmed = 0
+        """Answers that went out although something of what they ack was not confirmed in time."""
         self._numbers = itertools.count()
         self._waiting: dict[Partition, tuple[list[Wait], list[Wait]]] = {}
         """By partition: heaps of what plain and what transactional producers wait for."""
@@ -101,7 +114,9 @@ class HeldAnswers:
         ``names``: by topic in the frame: its name, for topics on a synchronous link. ``began``: when the request came.
         """
         sent = partial(_produce_answer, version, frame)
-        answer = _Answer(sent, written.transactional, self._clock(), began + written.timeout_ms / 1000)
+        now = self._clock()
+        deadline = min(began + written.timeout_ms / 1000, now + self._limit_s)
+        answer = _Answer(sent, written.transactional, now, deadline)
         for topic, results in peeks.produce_response(version, frame):
             name = names.get(topic)
             if name is None:
@@ -196,9 +211,14 @@ class HeldAnswers:
         """Answer what has waited for as long as its producer does."""
         while self._deadlines and (self._deadlines[0][2].is_open or self._deadlines[0][0] <= now):
             _, _, answer = heapq.heappop(self._deadlines)
+            self.unconfirmed += self._lets_go and not answer.is_open
             for place in list(answer.places):
                 self._note_late(place, answer)
-                answer.let_go(place, _not_confirmed(place))
+                answer.let_go(place, None if self._lets_go else self._not_confirmed(place))
+
+    def _not_confirmed(self, place: Partition) -> Refusal:
+        reason = f"{self._name} has not confirmed it"
+        return error_answer(Cause.NOT_CONFIRMED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", reason)
 
     def _note_late(self, place: Partition, answer: _Answer) -> None:
         waits = (*self._waiting[place][answer.transactional], *self._untold.get(place, ()))
@@ -235,8 +255,3 @@ def _produce_answer(version: int, frame: bytes, refusals: Mapping[Place, Refusal
 
 def _fenced(place: Partition) -> Refusal:
     return error_answer(Cause.FENCED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", "the partition's leader moved")
-
-
-def _not_confirmed(place: Partition) -> Refusal:
-    reason = "a synchronous link has not confirmed it"
-    return error_answer(Cause.NOT_CONFIRMED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", reason)

@@ -1,0 +1,260 @@
+"""Confirmation of acks: who else must have records before their producers are acked.
+
+A :class:`Confirmer` is one condition, of a plugin (``isthmus_confirmers``): synchronous links are one, "the archive has
+it" may be another. The process makes an :class:`AckGate` for each, which holds the answers to Produce that the
+condition is about.
+
+The contract:
+
+* *Ordering.* A confirmer speaks of logs, not of requests: up to which offset of a partition it has all. An answer goes
+  out when that has passed the last record of its request, in every partition that the confirmer is concerned with;
+  answers of one connection keep their order, so one that waits holds those behind it. Of several confirmers each must
+  agree, in the order of the plugins.
+* *Local view.* It is asked for what the broker answered without error. The request was forwarded at once: that an ack
+  waits, or is refused in the end, does not say that the record is not there.
+* *Time limit.* An answer waits as long as its producer does (the request's timeout), and no longer than ``limit_s``.
+* *Failure policy.* Closed by default: after that time it is answered REQUEST_TIMED_OUT, which producers try again, and
+  an idempotent one stores nothing twice. With ``lets_go`` the ack goes out, and is counted
+  (``isthmus_acks_unconfirmed_total``). A confirmer that raises ends the connection.
+* *Fast path.* Its methods are called between two reads of a socket: no I/O, no waiting. A topic that it is not
+  concerned with costs one look-up of bytes, nothing while it is not ``active``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from time import monotonic
+from typing import Final, Protocol
+
+from isthmus_plugins.api import (
+    NEED_MORE,
+    BrokerUnavailable,
+    Close,
+    Gate,
+    Hold,
+    KafkaRefused,
+    Leave,
+    PluginContext,
+    Replace,
+    Request,
+    RequestHook,
+    Verdict,
+)
+from isthmus_plugins.held_answers import HeldAnswers, Partition
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import peeks
+from isthmus_protocol.produce_answers import Writes, writes
+from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.wire import NeedMore
+
+log = logging.getLogger("isthmus_plugins.confirmation")
+
+STEP_S: Final = 0.2
+"""How often is looked at what may have waited for too long."""
+FREE_MAX: Final = 100_000
+
+
+class Acks(Protocol):
+    """What a confirmer tells of its condition, and asks about those who wait. Called on the loop."""
+
+    def confirmed(self, place: Partition) -> None:
+        """More of a partition is confirmed, or less must be."""
+
+    def confirmed_all(self) -> None:
+        """The same of any partition."""
+
+    def changed(self) -> None:
+        """:attr:`Confirmer.active` changed, or the answers of :meth:`Confirmer.concerns`."""
+
+    def oldest(self, place: Partition) -> float | None:
+        """Since when (monotonic seconds) the first answer for a partition waits; None: none does."""
+
+
+class NoAcks:
+    """Nobody waits."""
+
+    def confirmed(self, place: Partition) -> None: ...
+
+    def confirmed_all(self) -> None: ...
+
+    def changed(self) -> None: ...
+
+    def oldest(self, place: Partition) -> float | None:
+        return None
+
+
+class Confirmer:
+    """One condition for acks of Produce. Override what differs."""
+
+    name = "confirmer"
+    """In logs, metrics and error messages."""
+    limit_s: float | None = None
+    """No answer waits longer, whatever its producer's timeout is."""
+    lets_go = False
+    """Whether an ack goes out that was not confirmed in time; it is an error otherwise."""
+    active = True
+    """False: nothing is held, nor looked at."""
+
+    def bound(self, acks: Acks) -> None:
+        """The process holds acks for this confirmer: called once, before clients come."""
+
+    def concerns(self, topic: str) -> bool:
+        """Whether acks of a topic may have to wait. Asked once for each topic, until :meth:`Acks.changed`."""
+        raise NotImplementedError
+
+    def leader_epoch(self, place: Partition) -> int:
+        """The partition's latest leader epoch that is known, -1 for none.
+
+        What is confirmed of one epoch says nothing of another: when it changes, what waits is answered
+        NOT_LEADER_OR_FOLLOWER. A confirmer that reads what consumers read needs none.
+        """
+        return -1
+
+    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+        """Up to which offset a partition's records of a leader epoch are confirmed; None: they need not be.
+
+        ``transactional``: those of transactional producers.
+        """
+        raise NotImplementedError
+
+
+class AckGate:
+    """Answers to Produce that wait for one confirmer."""
+
+    def __init__(self, context: PluginContext, confirmer: Confirmer) -> None:
+        self._context = context
+        self.confirmer = confirmer
+        self._tasks = Tasks(f"acks-{confirmer.name}")
+        self.held = HeldAnswers(confirmer, _now, confirmer.name, confirmer.limit_s, confirmer.lets_go)
+        self._concerned: dict[str, bool] = {}
+        self._free: set[bytes] = set()
+        """Topics, as frames name them, that the confirmer is not concerned with."""
+        self._leave = Leave(float("inf"))
+        self._waits = asyncio.Event()
+        confirmer.bound(self)
+
+    def start(self) -> None:
+        self._tasks.start("watch", self._watch_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    # ---- for the confirmer ----
+
+    def confirmed(self, place: Partition) -> None:
+        self.held.confirmed(place)
+
+    def confirmed_all(self) -> None:
+        self.held.confirmed_all()
+
+    def changed(self) -> None:
+        self._concerned.clear()
+        self._free.clear()
+        self._leave.until = float("-inf")
+        self._leave = Leave(float("inf"))
+        self.held.confirmed_all()
+
+    def oldest(self, place: Partition) -> float | None:
+        return self.held.oldest(place)
+
+    # ---- requests ----
+
+    def hook(self) -> RequestHook:
+        return RequestHook(ApiKey.PRODUCE, self.on_produce)
+
+    def on_produce(self, request: Request) -> Verdict:
+        """Have the answer wait, if it acks records that must be confirmed."""
+        if not self.confirmer.active:
+            request.leave = self._leave
+            return None
+        try:
+            acks, _, topics = peeks.produce_topics(request.version, request.frame)
+        except NeedMore:
+            return NEED_MORE
+        if all(topic in self._free for topic in topics) or acks == 0:
+            if len(topics) == 1 and acks != 0:
+                request.leave = self._leave
+            return None
+        return self._look_closer(request, topics)
+
+    def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+        by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
+        names: dict[bytes, str] = {}
+        for topic in topics:
+            name = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
+            if name is None:
+                return Hold(self._resolved(request, topics)) if request.whole else NEED_MORE
+            if self._concerns(name):
+                names[topic] = name
+            elif len(self._free) < FREE_MAX:
+                self._free.add(topic)
+        if not names:
+            return None
+        if not request.whole:
+            return NEED_MORE
+        written = writes(request.version, request.frame)
+        return Replace(request.frame, partial(self.hold, request.version, written, names, request.now))
+
+    def hold(
+        self, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
+    ) -> bytes | Gate:
+        """See :meth:`~isthmus_plugins.held_answers.HeldAnswers.hold`."""
+        answer = self.held.hold(version, written, names, began, frame)
+        if isinstance(answer, Gate):
+            self._waits.set()
+        return answer
+
+    async def _resolved(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+        """Go on when the names of topic ids have been read from the cluster."""
+        try:
+            for topic in topics:
+                if await self._context.topic_name(topic) is None:
+                    return None  # the broker knows no such topic, either
+        except BrokerUnavailable as error:
+            return Close(f"topic ids cannot be resolved: {error}")
+        return self._look_closer(request, topics)
+
+    def _concerns(self, topic: str) -> bool:
+        concerned = self._concerned.get(topic)
+        if concerned is None:
+            concerned = self._concerned[topic] = self.confirmer.concerns(topic)
+        return concerned
+
+    # ---- time ----
+
+    async def _watch_for_ever(self) -> None:
+        """Whatever waits is looked at again and again, since time alone may let it go."""
+        while True:
+            await self._waits.wait()
+            self._waits.clear()
+            while self.held.waits:
+                await asyncio.sleep(STEP_S)
+                try:
+                    self.look()
+                except Exception:  # a bug must not hold the acks of others for ever
+                    log.exception("acks not looked at", extra={"confirmer": self.confirmer.name})
+
+    def look(self) -> None:
+        """Answer what has waited for too long; let go what needs to wait no longer."""
+        self.held.expire(monotonic())
+        self.held.confirmed_all()  # leaders may have moved
+        if self.held.has_untold:
+            self._tasks.start("untold", self._look_at_untold())
+
+    async def _look_at_untold(self) -> None:
+        """Where logs end that have batches of which the broker did not say where they are."""
+        taken = self.held.take_untold()
+        ends: Mapping[Partition, int] = {}
+        try:
+            ends = await self._context.cluster.log_ends(list(taken))
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("log ends not read", extra={"detail": str(error)})
+        for place, waits in taken.items():
+            self.held.told(place, waits, ends.get(place))
+
+
+def _now() -> float:
+    return monotonic()
