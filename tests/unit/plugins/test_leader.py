@@ -58,7 +58,7 @@ def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_trip_s", "most"), [(0.0, IN_FLIGHT_BYTES_MIN), (0.02, 4 << 20), (0.1, 12 << 20), (1.0, IN_FLIGHT_BYTES_MAX)]
+    ("round_trip_s", "most"), [(0.0, IN_FLIGHT_BYTES_MIN), (0.02, 3 << 20), (0.1, 11 << 20), (1.0, IN_FLIGHT_BYTES_MAX)]
 )
 def test_more_is_in_flight_to_a_peer_that_is_far_away(round_trip_s: float, most: int) -> None:
     stream = a_stream(Flow(round_trip_s))
