@@ -104,8 +104,8 @@ class ControlState:
 
     @property
     def disables_transaction_verification(self) -> bool:
-        """Whether some mapping stands with the operator's consent to that."""
-        return any(
+        """Whether some mapping stands with the operator's consent to that, or what stood with it is being promoted."""
+        return bool(self.held_configs and self.promotions) or any(
             mapping.disable_transaction_verification and mapping.role is Role.FOLLOWER
             for link in self.links.values()
             for mapping in link.mappings

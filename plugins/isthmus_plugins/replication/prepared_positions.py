@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from isthmus_control.model import ResourceType, contains
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, PluginContext
 from isthmus_plugins.replication.connection import LinkConnection
 from isthmus_plugins.replication.transaction_store import Entry, Stored, TransactionStore
@@ -141,6 +142,15 @@ def committed_positions(stored: Stored) -> dict[str, dict[Place, CommittedOffset
         for group, positions in found.items()
         if positions
     }
+
+
+def of_groups(stored: Stored, prefix: str) -> Stored:
+    """The same without the groups of other namespaces, which may still follow."""
+    kind = ResourceType.CONSUMER_GROUP
+    others = {
+        key: value for key, value in stored.others.items() if key[0] != POSITIONS or contains(kind, prefix, str(key[3]))
+    }
+    return Stored(stored.decisions, others)
 
 
 async def apply_committed(context: PluginContext, stored: Stored) -> Mapping[str, Mapping[Place, CommittedOffset]]:

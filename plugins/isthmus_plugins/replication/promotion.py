@@ -45,6 +45,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.replication import follower_configs, reasons
+from isthmus_plugins.replication.prepared_positions import apply_committed, of_groups
 from isthmus_plugins.replication.transaction_ends import Ended, TransactionEnds
 from isthmus_plugins.replication.transaction_store import Stored
 from isthmus_plugins.replication.verify import Ends
@@ -304,18 +305,24 @@ class Promotions:
                 report.transactions_ended, report.transactions_committed = sum(ended[key]), ended[key].committed
 
     async def _make_own(self, promotion: Promotion) -> Ended:
-        """End what is open in a namespace's topics, and give them their settings; how many transactions that were."""
+        """End what is open in a namespace, and give its topics their settings; how many transactions that were.
+
+        Groups come after topics: what decided transactions have committed in them has its records then.
+        """
         ended = Ended()
-        if promotion.type is ResourceType.TOPIC:
-            try:
+        try:
+            stored = await self._ends.stored(promotion.link)
+            if promotion.type is ResourceType.CONSUMER_GROUP:
+                moved = await apply_committed(self._context, of_groups(stored, promotion.prefix))
+                log.info("positions of transactions committed", extra={"groups": len(moved)})
+            elif promotion.type is ResourceType.TOPIC:
                 topics = await self._context.cluster.topics()
-                stored = await self._ends.stored(promotion.link)
                 for name, topic in sorted(topics.items()):
                     if contains(promotion.type, promotion.prefix, name) and not topic.internal:
                         ended += await self._ends.end(await self._markers(topic, stored))
                         await self._restore(promotion, name)
-            except (BrokerUnavailable, KafkaRefused) as error:
-                raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
         return ended
 
     async def _markers(self, topic: TopicInfo, stored: Stored) -> list[TransactionMarkers]:

@@ -141,7 +141,7 @@ class LinkService:
             self._call,
             self._append,
             self._detach_here,
-            self._enforced,
+            self._promoted,
             self._compare_groups,
             TransactionEnds(context, store),
         )
@@ -789,6 +789,11 @@ class LinkService:
         return status
 
     # ---- promotion ----
+
+    async def _promoted(self) -> None:
+        """A promotion has ended: positions could be committed until then."""
+        await self._enforced()
+        await self._verification_as_agreed("promoted")
 
     async def _compare_groups(self, link: Link) -> list[links.GroupVerdict]:
         try:

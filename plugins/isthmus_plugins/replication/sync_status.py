@@ -12,6 +12,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Claim, Link, LinkMode, ResourceType, Role, SyncState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode, combine
 from isthmus_plugins.links import PartitionStatus, SyncStatus
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.leader_stream import LedPartition
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def _note(status: PartitionStatus, sync: SyncStatus) -> None:
     status.sync = sync
     if PartitionState(status.state) not in _WAITING:
         status.state = PartitionState.OUT_OF_SYNC if sync.state == "Unknown" else PartitionState(sync.state)
-        status.reason, status.message = sync.reason or status.reason, sync.message or status.message
+        if status.reason != reasons.NOT_FOLLOWING:  # else that is why, whatever came of it
+            status.reason, status.message = sync.reason or status.reason, sync.message or status.message
 
 
 def recorded_sync(

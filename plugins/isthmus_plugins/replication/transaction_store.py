@@ -24,12 +24,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from isthmus_control.model import INTERNAL_PREFIX
+from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
 from isthmus_plugins.links import OperationError
+from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.reading import read_batches
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import MAGIC, BatchHeader
 
@@ -159,17 +161,37 @@ class TransactionStore:
         link = self._context.control.state.links.get(connection.link_name)
         if link is None:
             raise LinkRejected("LINK_NOT_FOUND", "the link was deleted")
+        self._check_follows(link.name, params)
         sender = str(connection.peer.get("proxy"))
         entries: list[Entry] = []
         for each in params["decisions"]:
             entries += self._entries(link.link_id, sender, each)
         await self.put(entries)
+        self._check_follows(link.name, params)
         counts = self._under_way.get(connection)
         if counts is not None:
             counts.subtract(int(each["producer_id"]) for each in params["decisions"])
             self._under_way[connection] = +counts
         self.on_durable(connection)
         return {}
+
+    def _check_follows(self, link_name: str, params: Mapping[str, Any]) -> None:
+        """Raises LinkRejected where a partition follows no more: a failover may have read all that it will of it.
+
+        It reads when every proxy knows that, so what is told to be durable before is read.
+        """
+        if monotonic() > self._context.lease_deadline:
+            raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now")
+        state = self._context.control.state
+        link = state.links.get(link_name)
+        groups = link is not None and any(
+            each.type is ResourceType.CONSUMER_GROUP and each.role is Role.FOLLOWER for each in link.mappings
+        )
+        for topic in {str(topic) for each in params["decisions"] for topic, *_ in each["places"]}:
+            counterpart = state.lookup.following(ResourceType.TOPIC, topic)
+            follows = counterpart is not None and counterpart.link.name == link_name
+            if not (groups if topic == OFFSETS_TOPIC else follows):
+                raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} does not follow over this link")
 
     def _entries(self, link_id: str, sender: str, said: Mapping[str, Any]) -> Iterator[Entry]:
         """The entries of one decision, but those that a later one has replaced."""

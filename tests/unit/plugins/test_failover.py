@@ -10,7 +10,9 @@ from support.promoting import KEY, Killing, on_following, replaced
 
 from isthmus_control.commands import DecidePromotion, RecordClaims
 from isthmus_control.commands import PartitionClaim as Claimed
-from isthmus_control.model import ResourceType
+from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
+from isthmus_plugins import links
+from isthmus_plugins.api import CommittedOffset
 from isthmus_plugins.links import Failover, FailoverReport, NamespaceRef, OperationError, Promote, SetMode
 from isthmus_plugins.replication import failover, promotion
 from isthmus_plugins.replication.transaction_store import DECISION, Entry
@@ -45,6 +47,10 @@ def open_transaction(two: Two, topic: str, sequence: int = 0) -> None:
 async def source_lost(two: Two) -> None:
     await two.a.stop()
     await two.until("lost", lambda: not two.b.plugin._peers.connections("a-to-b"))
+
+
+def told(two: Two) -> list[str | None]:
+    return [each.reason for each in two.a.status().partitions]
 
 
 def settings(two: Two) -> dict[str, str | None]:
@@ -88,12 +94,12 @@ def test_it_goes_on_although_the_source_is_reachable_where_that_is_said() -> Non
         report = await fail_over(two, Failover(although_reachable=True))
         assert (report.reachable, promoted(two)) == (True, True)
         assert [mapping.role for mapping in two.a.status().mappings] == ["leader"]
-        await two.until("A says so", lambda: two.a.status().partitions[0].reason == "NOT_FOLLOWING")
+        await two.until("A says so", lambda: told(two) == ["NOT_FOLLOWING"], 30)
         source, target = two.clusters["A"].partition("l-t"), two.clusters["B"].partition("r-t")
         source.write_values(b"there")
         target.write_values(b"here")
         two.a.plugin._leader_end.wake()
-        await two.until("A says so again", lambda: two.a.status().partitions[0].reason == "NOT_FOLLOWING")
+        await two.until("A says so again", lambda: told(two) == ["NOT_FOLLOWING"], 30)
         assert target.end == 4
 
     on_following(work)
@@ -180,7 +186,7 @@ def test_once_begun_another_proxy_finishes_it(at: int) -> None:
         await replaced(two, killing)
         if begun:
             await two.until("promoted", lambda: promoted(two))
-        else:
+        elif not promoted(two):
             await fail_over(two)
         assert promoted(two)
         assert two.clusters["B"].partition("r-t").end == 5
@@ -227,5 +233,38 @@ def test_a_reservation_that_is_cleared_by_hand_ends_the_same(monkeypatch: pytest
         assert settings(two) == SOURCES
         assert not await two.b.links.release(ResourceType.TOPIC, "r-")
         assert not await two.b.links.release(ResourceType.TOPIC, "other-")
+
+    on_following(work)
+
+
+def test_positions_of_decided_transactions_are_committed_in_groups() -> None:
+    async def work(two: Two) -> None:
+        groups = links.Attach(
+            local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True
+        )
+        await two.a.links.attach("a-to-b", groups)
+        await two.until("attached", lambda: len(two.b.status().mappings) == 2)
+        target = two.clusters["B"]
+        link_id = two.controls["B"].state.links["a-to-b"].link_id
+        decision = {"id": "app", "epoch": 1, "data_epoch": 1, "at": [3, 99], "end": 101}
+        entries = [Entry((DECISION, link_id, X, "__consumer_offsets", 5, "a", "b"), decision)]
+        for producer_id, group in ((X, "gr-1"), (X + 1, "gr-2"), (X, "other")):
+            key = ("o", link_id, producer_id, group, 5, 100, "a", "b")
+            entries.append(Entry(key, {"epoch": 1, "positions": [["r-t", 0, 3, "m", 100]]}))
+        await two.b.plugin._store.put(entries)
+        await source_lost(two)
+        commit = target.commit_offsets
+
+        async def verified(*arguments: Any) -> Any:
+            assert TRANSACTION_VERIFICATION in target.cluster_configs, "it would be refused"
+            return await commit(*arguments)
+
+        target.commit_offsets = verified  # type: ignore[method-assign]
+        report = await fail_over(two)
+        assert {each.type: each.promoted for each in report.namespaces} == {"topic": True, "consumer-group": True}
+        assert target.offsets.get("gr-1") == {("r-t", 0): CommittedOffset(3, "m")}
+        assert not target.offsets.get("gr-2"), "not decided"
+        assert not target.offsets.get("other"), "of no namespace that follows"
+        await two.until("verified again", lambda: TRANSACTION_VERIFICATION not in target.cluster_configs)
 
     on_following(work)

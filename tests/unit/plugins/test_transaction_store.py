@@ -11,9 +11,11 @@ import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
 from support.replicas import LINK, LINK_ID, simulate_clock
 
-from isthmus_control.commands import CreateLink
+from isthmus_control.commands import AttachNamespace, CreateLink, DetachNamespace
+from isthmus_control.model import ResourceType, Role
 from isthmus_control.sealing import Sealer, Secret
 from isthmus_plugins.links import OperationError
+from isthmus_plugins.replication.connection import LinkRejected
 from isthmus_plugins.replication.transaction_store import (
     DECISION,
     TOPIC,
@@ -45,6 +47,8 @@ class Scene:
         self.control = FakeControl("B", rng)
         secret = Sealer(None).seal(Secret(b"secret"), LINK_ID)
         self.control.apply(CreateLink(LINK, LINK_ID, "A", False, ("127.0.0.1:1",), (), secret))
+        topics = AttachNamespace(LINK, ResourceType.TOPIC, "", "", Role.FOLLOWER, create_missing=True)
+        self.control.apply(topics)
         self.connection: Any = _Connection()
 
     def store(self, name: str = "p") -> TransactionStore:
@@ -119,6 +123,31 @@ def test_what_is_under_way_is_known_from_its_arrival_on() -> None:
         store.announced(connection, params)
         store.connection_lost(connection)
         assert not store.awaits(connection, X)
+        await store.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_follows_no_more_is_not_told_to_be_durable(meanwhile: bool) -> None:
+    """A failover that every proxy knows of may have read the store already."""
+
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        put = store.put
+
+        async def detached(entries: Any = ()) -> None:
+            await put(entries)
+            scene.control.apply(DetachNamespace(LINK, ResourceType.TOPIC, ""))
+
+        if meanwhile:
+            store.put = detached  # type: ignore[method-assign]
+        else:
+            await detached()
+        with pytest.raises(LinkRejected, match="does not follow"):
+            await decide(store, scene.connection, decision(1, ("t", 0, 10)))
+        assert bool((await store.read(LINK_ID)).decisions) == meanwhile
         await store.stop()
 
     run(main)
