@@ -198,7 +198,8 @@ class End:
         self.leader = LeaderEnd(self.context, self.peers, self.verification)
         self.mirror = LinkMirror(self.context, self.peers.connections)
         self.group_leader = GroupLeader(self.context, self.peers)
-        self.store = TransactionStore(self.context)
+        self.store = TransactionStore(self.context, self.follower.decided)
+        self.follower.awaits = self.store.awaits
         self.group_follower = GroupFollower(self.context, self.store)
         self.follower.on_stored = self.group_follower.data_came
         self.sync_leader = SyncLeader(self.context, self.leader, self.group_leader, self.mirror.agreed)

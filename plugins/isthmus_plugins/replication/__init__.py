@@ -26,7 +26,7 @@
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
 ``sync_leader``       synchronous links: the condition that acks wait for; leases of the other side (``sync_lease``)
 ``held_commits``      the same for commits of offsets; ``fed_partition``, ``applied_positions``: how far they are there
-``decisions``         of transactions, told to the other side: ``transaction_tail``, ``held_transactions``
+``decisions``         of transactions, told: ``transaction_tail``, ``marker_order``, ``held_transactions``
 ``transaction_store`` has them there, for a failover
 ``prepared_positions``  what open transactions have committed, in that store
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
@@ -125,7 +125,8 @@ class ReplicationPlugin:
         self._withheld = WithheldTopics()
         self._leader_epochs = LeaderEpochs()
         self._follower_end = FollowerEnd(context)
-        self._store = TransactionStore(context)
+        self._store = TransactionStore(context, self._follower_end.decided)
+        self._follower_end.awaits = self._store.awaits
         follower_topics = FollowerTopics(context)
         verification = Verification(context)
         self._transaction_verification = TransactionVerification(context)

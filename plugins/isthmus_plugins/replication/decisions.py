@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -21,12 +21,14 @@ from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, 
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.leader import LeaderEnd
-from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
+from isthmus_plugins.replication.marker_order import MarkerOrder
 from isthmus_plugins.replication.transaction_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_request
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.records import BatchHeader, Frame
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Change, TransactionState
 
@@ -36,6 +38,9 @@ STEP_S: Final = 0.2
 """How often is looked at what may have waited for too long, or has to be told again."""
 CALL_TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 0.05
+UNDECIDED_S: Final = 1.0
+"""How long a stream waits for a decision that must be there; then the partition is In-Sync no more."""
+SETTLED_S: Final = 10.0
 
 Partition = tuple[str, int]
 
@@ -56,6 +61,14 @@ class Needs(Protocol):
         """Whether acks may have to wait for a link."""
 
     def in_sync(self, key: LedPartition) -> bool: ...
+
+    def floor(self, key: LedPartition) -> int | None:
+        """From where on this proxy knows of every decision to commit in a partition."""
+
+    def lose(self, key: LedPartition, why: str) -> bool:
+        """Have a partition leave; whether nothing says any more that it is In-Sync."""
+
+    settled: Callable[[Sequence[Partition]], Awaitable[None]]
 
     @property
     def leased(self) -> bool:
@@ -81,6 +94,18 @@ class Decision:
     """Links whose other side has it."""
     sent_on: set[LinkConnection] = field(default_factory=set)
 
+    def ends_after(self, key: LedPartition, offset: int) -> bool:
+        """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
+        return self.ends is None or self.ends.get(key.place, 0) > offset
+
+    def is_sent(self, stream: LeaderStream) -> bool:
+        """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
+        return stream.connection in self.sent_on or self.is_there(stream.key.link)
+
+    def is_there(self, link_name: str) -> bool:
+        """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
+        return link_name in self.confirmed
+
 
 class Decisions:
     """The decisions that the other sides may not have yet, and the answers to EndTxn that wait for them."""
@@ -101,6 +126,12 @@ class Decisions:
         self.tail = TransactionTail(context, self._on_change, self._on_progress)
         self.held = HeldTransactions(self, _now)
         self.held.on_untold = self._ask
+        self._order = MarkerOrder(self._floor)
+        self._undecided: dict[LeaderStream, tuple[int, float]] = {}
+        """Streams that wait for a decision: at which offset, and since when."""
+        self._progressed = asyncio.Event()
+        leader_end.may_pass = self.may_pass
+        needs.settled = self.settled
 
     def start(self) -> None:
         self.tail.start()
@@ -126,6 +157,7 @@ class Decisions:
             self._pending.clear()
             self._fresh.clear()
             self.held.let_all_go()
+            self._go_on_reading()
         self.held.check()
 
     # ---- requests ----
@@ -231,6 +263,10 @@ class Decisions:
                 transaction.partitions,
                 frozenset(links),
             )
+            for link_name in links:
+                for place in transaction.partitions:
+                    if (key := LedPartition(link_name, *place)) in self._leader_end.led:
+                        self._order.decided(key, decision)
             self._keep(change.transactional_id, [*pending, decision])
             self._fresh.append(decision)
             self._work.set()
@@ -260,6 +296,7 @@ class Decisions:
             self._pending.pop(transactional_id, None)
 
     def _on_progress(self) -> None:
+        self._progressed.set()
         if self.held:
             self.held.check()
 
@@ -272,6 +309,7 @@ class Decisions:
             if fresh:
                 self._tasks.start("ends", self._read_ends(fresh))
             self._tell_again()
+            self._look_at_undecided(monotonic())
             for transactional_id in self.held.expire(monotonic()):
                 log.warning("commit not confirmed in time", extra={"transactional_id": transactional_id})
             try:
@@ -334,6 +372,7 @@ class Decisions:
         answer = connection.begin_call("decide", {"decisions": told})
         for decision in decisions:
             decision.sent_on.add(connection)
+        self._go_on_reading()
         self._tasks.start("decide", self._decided(connection, decisions, answer))
 
     async def _decided(
@@ -352,7 +391,78 @@ class Decisions:
             decision.confirmed.add(connection.link_name)
             pending = self._pending.get(decision.transactional_id, [])
             self._keep(decision.transactional_id, [each for each in pending if self._missing(each)])
+        self._go_on_reading()
         self.held.check()
+
+    # ---- markers ----
+
+    def _floor(self, key: LedPartition) -> int | None:
+        return self._needs.floor(key) if key in self._needs.needed(key.place, True) else None
+
+    def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool) -> bool:
+        """Whether a transactional batch may be sent now; else the stream is read on when its decision was."""
+        if not self._active or stream.copy is not None:
+            return True
+        if self._order.may_pass(stream, header, batch, plain):
+            self._undecided.pop(stream, None)
+            return True
+        if self._undecided.get(stream, (-1, 0.0))[0] != header.base_offset:
+            self._undecided[stream] = header.base_offset, monotonic()
+            self._work.set()  # it may have been told over another connection, and in vain
+        stream.undecided = True
+        return False
+
+    def _go_on_reading(self) -> None:
+        """Have streams that wait look again."""
+        for stream in self._undecided:
+            if stream.undecided:
+                stream.undecided = False
+                self._leader_end.resume_tails(stream.key.link)
+
+    def _look_at_undecided(self, now: float) -> None:
+        self._undecided = {
+            stream: waits for stream, waits in self._undecided.items() if self._leader_end.stream(stream.key) is stream
+        }
+        for stream, (offset, since) in self._undecided.items():
+            if now - since > UNDECIDED_S:
+                why = f"the decision that the marker at offset {offset} carries out is not known"
+                if self._needs.lose(stream.key, why):
+                    self._order.waive(stream.key, offset)
+        self._go_on_reading()
+        self._order.forget(
+            lambda stream: self._leader_end.stream(stream.key) is stream,
+            lambda key: key in self._needs.needed(key.place, True),
+        )
+
+    async def settled(self, places: Sequence[Partition]) -> None:
+        """Return when transactions in these that were decided before the call are carried out.
+
+        Raises BrokerUnavailable: not within :data:`SETTLED_S`, or the transaction log cannot be read.
+        """
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                await self._settled(places)
+        except TimeoutError:
+            raise BrokerUnavailable("transactions that were decided are not completed, or not read") from None
+
+    async def _settled(self, places: Sequence[Partition]) -> None:
+        topic = await self._context.cluster.topic(TRANSACTION_TOPIC)
+        if topic is None:
+            return
+        partitions = [(TRANSACTION_TOPIC, index) for index in range(len(topic.partitions))]
+        ends = await self._context.cluster.log_ends(partitions)
+        if len(ends) < len(partitions):
+            raise BrokerUnavailable(f"not all partitions of {TRANSACTION_TOPIC} can be read")
+        self.tail.wake()
+        while any(self.tail.reached(index) < end for (_, index), end in ends.items()):
+            await self._more_is_read()
+        decided = self.tail.completing(places).items()
+        while decided & self.tail.completing(places).items():
+            await self._more_is_read()
+
+    async def _more_is_read(self) -> None:
+        self._progressed.clear()
+        await self._progressed.wait()
 
 
 def _said(link: Link, decision: Decision) -> dict[str, Any]:

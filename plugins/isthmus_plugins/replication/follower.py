@@ -104,6 +104,8 @@ class FollowerEnd:
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
         self.on_stored: Callable[[tuple[str, int]], None] = lambda place: None
         """Called when a partition has more: its topic and index."""
+        self.awaits: Callable[[LinkConnection, int], bool] = lambda connection, producer_id: False
+        """Whether the decision of a producer's transaction came over a connection and is not durable yet."""
         self.batches_appended = 0
         self.bytes_appended = 0
 
@@ -156,6 +158,7 @@ class FollowerEnd:
                 counterpart.link.number,
             ),
             compacted=counterpart.mapping.offsets is not None,
+            awaits=lambda producer_id: self.awaits(connection, producer_id),
         )
         epochs = state.source_epochs(topic, partition)
         follower_log.epoch = epochs[-1].epoch if epochs else -1
@@ -441,6 +444,12 @@ class FollowerEnd:
             self._start_once(stream, "ask", self._ask_ended)
         elif follower_log.queued:
             stream.writers.wake(stream)
+
+    def decided(self, connection: LinkConnection) -> None:
+        """Decisions that came over a connection are durable: markers that waited for them may be written."""
+        for stream in self._streams.values():
+            if stream.connection is connection and stream.follower_log.queued:
+                self.proceed(stream)
 
     def _start_once(
         self, stream: FollowerStream, what: str, work: Callable[[FollowerStream], Coroutine[Any, Any, None]]

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
@@ -155,6 +155,7 @@ class FollowerLog:
 
     __slots__ = (
         "_asked_before",
+        "_awaits",
         "_compacted",
         "_ended",
         "_filler_generation",
@@ -186,13 +187,17 @@ class FollowerLog:
         "uncertain",
     )
 
-    def __init__(self, numbering: Numbering, compacted: bool = False) -> None:
+    def __init__(
+        self, numbering: Numbering, compacted: bool = False, awaits: Callable[[int], bool] | None = None
+    ) -> None:
         """``compacted``: it is of a copy of an offsets topic, compacted from its beginning and read by tools alone.
 
-        Tombstones that fill it need no transaction.
+        Tombstones that fill it need no transaction. ``awaits``: whether markers of a producer of the source have to
+        wait.
         """
         self.numbering = numbering
         self._compacted = compacted
+        self._awaits = awaits
         self._queue: deque[Batch] = deque()
         self._runs: deque[Run] = deque()
         """What is left of the queue's first batch, if it cannot be stored as it is."""
@@ -400,6 +405,9 @@ class FollowerLog:
         if gap_end > self.end:
             operation: Operation = self._fill(gap_end)
         elif self._queue:
+            header = self._queue[0].header
+            if header.is_control and self._awaits is not None and self._awaits(header.producer_id):
+                return None
             operation = self._next(self._queue[0])
         else:
             return None

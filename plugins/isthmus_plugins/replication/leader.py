@@ -48,6 +48,7 @@ from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.producer_ids import carry
+from isthmus_protocol.records import BatchHeader, Frame
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -142,6 +143,9 @@ class LeaderEnd:
         """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
         self.on_confirmed: Callable[[LeaderStream], None] = lambda stream: None
         """Called when a stream was opened, and when its follower has more."""
+        self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = lambda *batch: True
+        """Whether a transactional batch may be sent; the last says whether as a plain one. Asked again after
+        :meth:`resume_tails`."""
         self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
 
     def start(self) -> None:
@@ -324,7 +328,7 @@ class LeaderEnd:
         configs = self._configs.of(topic)
         if not stream.compacted and configs is not None and is_compacted(configs):
             stream.compacted = stream.settling = True
-            self._resume_tails(stream.key.link)
+            self.resume_tails(stream.key.link)
 
     def _close(self, stream: LeaderStream, why: tuple[str, str] | None = None) -> None:
         """End a stream; ``why`` (code, message) is told to the follower."""
@@ -335,7 +339,7 @@ class LeaderEnd:
         tail = self._tails.get((stream.broker_id, stream.key.link))
         if tail is not None:
             tail.remove(stream)
-        self._resume_tails(stream.key.link)
+        self.resume_tails(stream.key.link)
         if why is not None and not stream.connection.lost:
             self._tasks.start(f"close-{stream.stream_id}", self._tell_closed(stream, *why))
 
@@ -705,13 +709,14 @@ class LeaderEnd:
         if stream.blocked is not None and stream.acked >= stream.next_offset:
             stream.blocked()
         elif was_full and not stream.full:
-            self._resume_tails(stream.key.link)
+            self.resume_tails(stream.key.link)
 
     def on_writable(self, connection: LinkConnection) -> None:
         """A peer that was slow takes more."""
-        self._resume_tails(connection.link_name)
+        self.resume_tails(connection.link_name)
 
-    def _resume_tails(self, link_name: str) -> None:
+    def resume_tails(self, link_name: str) -> None:
+        """Streams of a link may be read on."""
         for (_, name), tail in self._tails.items():
             if name == link_name:
                 tail.resume()
@@ -791,7 +796,7 @@ class LeaderEnd:
             self._stop_if_current(stream, reasons.SOURCE_UNAVAILABLE, str(error) or "the peer did not answer in time")
             return
         stream.doubting = False
-        self._resume_tails(key.link)
+        self.resume_tails(key.link)
 
     def _stop_if_current(self, stream: LeaderStream, code: str, message: str) -> None:
         if self._streams.get(stream.key) is stream:
@@ -819,7 +824,7 @@ class LeaderEnd:
                 extra={"topic": key.topic, "partition": key.partition, "offset": log_start, "from": offset},
             )
             stream.seek(log_start)
-            self._resume_tails(key.link)
+            self.resume_tails(key.link)
         elif log_end < offset:
             stream.source_end = log_end
             self.stop_stream(stream, *_truncated(offset, log_end), STOPPED_RETRY_S)

@@ -97,6 +97,7 @@ class LeaderStream:
         "stream_id",
         "told",
         "topic_id",
+        "undecided",
     )
 
     def __init__(
@@ -142,6 +143,8 @@ class LeaderStream:
         """Whether records of transactions that have ended are to be read next, of a compacted log."""
         self.seeking = False
         """The log's start is being read: it has passed the next offset."""
+        self.undecided = False
+        """What comes next waits for the decision of its transaction."""
         self.at_end = False
         """Whether the last read came to the high watermark."""
         self.busy = True
@@ -253,6 +256,7 @@ class LeaderStream:
         return (
             self.seeking
             or self.doubting
+            or self.undecided
             or self.blocked is not None
             or self.in_flight_bytes >= self.flow.stream_bytes_max
             or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ from isthmus_plugins.replication.connection import LinkConnection
 from isthmus_plugins.replication.held_commits import HeldCommits
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
-from isthmus_plugins.replication.sync_places import GroupPlaces, SyncPlace, made_here
+from isthmus_plugins.replication.sync_places import GroupPlaces, SyncPlace, at_once, made_here
 from isthmus_plugins.replication.sync_progress import NOT_READ, Progress
 from isthmus_plugins.replication.sync_status import recorded_sync
 from isthmus_plugins.replication.visibility import ConfirmedReads
@@ -94,6 +94,8 @@ class SyncLeader(Confirmer):
         self._started = monotonic()
         self._unsure = True
         """Leases of the process before this one may still run, of links that are asynchronous again."""
+        self.settled: Callable[[Sequence[Partition]], Awaitable[None]] = at_once
+        """Returns when transactions in these that were decided before the call are carried out."""
         leader_end.on_confirmed = self._on_stream
         groups.on_confirmed = self._on_confirmed
 
@@ -258,6 +260,20 @@ class SyncLeader(Confirmer):
         """Whether every ack of a partition means that both sides have it."""
         progress = self._progress.get(key)
         return progress is not None and progress.in_sync and progress.why is None
+
+    def floor(self, key: LedPartition) -> int | None:
+        """From where on this proxy knows of every decision to commit in a partition."""
+        progress = self._progress.get(key)
+        return progress.floor if progress is not None else None
+
+    def lose(self, key: LedPartition, why: str) -> bool:
+        """Have a partition leave; whether nothing says any more that it is In-Sync."""
+        progress, record = self._progress.get(key), self._record(key.link, key.place)
+        if progress is None or record is None or record.state is not SyncState.IN_SYNC:
+            return True
+        progress.why = progress.why or why
+        self._work.set()
+        return False
 
     def why_not(self, key: LedPartition) -> str | None:
         """Why a partition did not get In-Sync when it tried last, for status."""
@@ -478,6 +494,7 @@ class SyncLeader(Confirmer):
         try:
             await self._context.control.enforced(self._context.control.state.applied_offset)
             await self._context.fence()
+            await self.settled([each.key.place for each in streams])
             ends = await self._context.cluster.log_ends([each.key.place for each in streams])
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})
@@ -485,6 +502,7 @@ class SyncLeader(Confirmer):
             progress = self._progress.get(stream.key)
             if progress is not None and progress.join_end == NOT_READ:
                 progress.join_end = ends.get(stream.key.place)
+                progress.floor = progress.join_end if progress.floor is None else progress.floor
                 progress.held_at = monotonic() if progress.join_end is not None else None
         self._work.set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from isthmus_control.model import Link, LinkMode
@@ -56,6 +56,10 @@ class GroupPlaces(Protocol):
 
     def leader_epoch(self, partition: int) -> int:
         """The latest that is known, -1 for none."""
+
+
+async def at_once(places: Sequence[tuple[str, int]]) -> None:
+    """Nothing is known of transactions in these."""
 
 
 def leads_positions(link: Link) -> bool:

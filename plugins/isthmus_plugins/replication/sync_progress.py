@@ -22,6 +22,8 @@ class Progress:
     """Since when every proxy holds acks."""
     join_end: int | None = None
     """The log's end when every proxy held acks."""
+    floor: int | None = None
+    """From where on this proxy knows of every decision to commit in it; None: not yet."""
     level: bool = False
     in_sync: bool = False
     why: str | None = None

@@ -215,6 +215,10 @@ class Tail:
                     stream.settling = True
                     self._wake[Lane.SETTLING].set()
                     return part.records[:start], next_offset, None
+                if header.is_transactional and not self._end.may_pass(
+                    stream, header, part.records[start:batch_end], False
+                ):
+                    return part.records[:start], next_offset, None
                 end, next_offset = batch_end, header.next_offset
         except BatchError as error:
             return part.records[:end], next_offset, error
@@ -227,6 +231,8 @@ class Tail:
         broken: BatchError | None = None
         try:
             for batch, header, aborted in _with_outcomes(part):
+                if header.is_transactional and not self._end.may_pass(stream, header, batch, not aborted):
+                    break
                 committed = header.is_transactional and not header.is_control and not aborted
                 found.append(as_committed(batch) if committed else batch)
                 next_offset = header.next_offset

@@ -106,7 +106,10 @@ class _Waiting:
 class TransactionStore:
     """This proxy's writer of the store, and the way to read it."""
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(
+        self, context: PluginContext, on_durable: Callable[[LinkConnection], None] = lambda connection: None
+    ) -> None:
+        """``on_durable``: called when decisions that came over a connection are durable."""
         self._context = context
         self._tasks = Tasks("transaction-store")
         self._waiting: list[_Waiting] = []
@@ -118,8 +121,7 @@ class TransactionStore:
         """By connection and the source's producer id: decisions that came and are not durable yet."""
         self._uncertain_until: float | None = monotonic() + LOST_REQUEST_MARGIN_S
         """Until then a request of ours, or of a process before this one, may still land. None: of unknown fate."""
-        self.on_durable: Callable[[LinkConnection], None] = lambda connection: None
-        """Called when decisions that came over a connection are durable."""
+        self._on_durable = on_durable
 
     def start(self) -> None:
         self._tasks.start("append", self._append_for_ever())
@@ -172,7 +174,7 @@ class TransactionStore:
         if counts is not None:
             counts.subtract(int(each["producer_id"]) for each in params["decisions"])
             self._under_way[connection] = +counts
-        self.on_durable(connection)
+        self._on_durable(connection)
         return {}
 
     def _check_follows(self, link_name: str, params: Mapping[str, Any]) -> None:

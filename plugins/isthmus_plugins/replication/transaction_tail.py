@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused, PluginContext
@@ -125,6 +125,16 @@ class TransactionTail:
         """Whether what an id committed last was decided before this proxy read the log."""
         partition = self.partition_of(transactional_id)
         return partition is not None and transactional_id in self._parts[partition].past
+
+    def completing(self, places: Collection[tuple[str, int]]) -> dict[str, int]:
+        """Transactions in some of these partitions that are decided to commit and not completed: where that stands."""
+        return {
+            transactional_id: part.offsets[transactional_id]
+            for part in self._parts.values()
+            for transactional_id, transaction in part.log.latest.items()
+            if transaction.state is TransactionState.PREPARE_COMMIT
+            and not set(transaction.partitions).isdisjoint(places)
+        }
 
     # ---- leaders ----
 

@@ -105,10 +105,10 @@ def test_a_decision_is_there_for_every_partition_and_a_later_one_replaces_what_i
 
 def test_what_is_under_way_is_known_from_its_arrival_on() -> None:
     async def main(scene: Scene) -> None:
-        store = scene.store()
+        durable: list[Any] = []
+        context: Any = FakeContext(scene.cluster, scene.control)
+        store = TransactionStore(context, durable.append)
         store.start()
-        durable = []
-        store.on_durable = durable.append
         connection = scene.connection
         params = {"decisions": [decision(1, ("t", 0, 10))]}
         store.announced(connection, params)

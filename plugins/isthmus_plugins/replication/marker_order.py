@@ -1,0 +1,144 @@
+"""No commit marker goes to the other side before the decision that it carries out.
+
+Without I/O. A partition's stream stops at a commit marker until the decision was sent ahead of it, over the same
+connection, or is known to be on the other side. That holds from the offset on from which every decision that lists the
+partition was seen by this proxy (the *floor*): those before were carried out when the partition joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
+from isthmus_protocol.record_codec import Marker, decode_control
+from isthmus_protocol.records import BatchHeader, Frame
+
+NOT_DECIDED: Final = False
+PRODUCERS_MAX: Final = 10_000
+"""That are remembered of a stream; of others more is asked for than might be needed."""
+
+
+class SentDecision(Protocol):
+    """A decision, as far as markers need it."""
+
+    producer_id: int
+
+    def ends_after(self, key: LedPartition, offset: int) -> bool:
+        """Whether what begins at an offset may be of its transaction."""
+
+    def is_sent(self, stream: LeaderStream) -> bool:
+        """Whether it comes before whatever the stream sends now, or is on the other side already."""
+
+    def is_there(self, link_name: str) -> bool:
+        """Whether it is on the other side."""
+
+
+class _Known:
+    """One decision for one partition."""
+
+    __slots__ = ("decision", "used_at")
+
+    def __init__(self, decision: SentDecision) -> None:
+        self.decision = decision
+        self.used_at: int | None = None
+        """Where the marker stands that carries it out; None while that has not been read."""
+
+
+class _Producers:
+    """What a stream has passed on of each producer since the last marker of it."""
+
+    __slots__ = ("begun", "ended")
+
+    def __init__(self) -> None:
+        self.begun: dict[int, int] = {}
+        """Where its open transaction begins."""
+        self.ended: set[int] = set()
+        """Those of which nothing came after their marker."""
+
+
+class MarkerOrder:
+    """Which markers may be sent."""
+
+    def __init__(self, floor: Callable[[LedPartition], int | None]) -> None:
+        """``floor(partition)``: from where on markers wait; None: none does."""
+        self._floor = floor
+        self._known: dict[tuple[LedPartition, int], list[_Known]] = {}
+        """By partition and producer id, in the order of the transaction log."""
+        self._producers: dict[LeaderStream, _Producers] = {}
+        self._waived: dict[LedPartition, int] = {}
+
+    def decided(self, key: LedPartition, decision: SentDecision) -> None:
+        """A decision lists a partition that this proxy pushes."""
+        self._known.setdefault((key, decision.producer_id), []).append(_Known(decision))
+
+    def forget(self, led: Callable[[LeaderStream], bool], needs: Callable[[LedPartition], bool]) -> None:
+        """Forget streams that have ended, and decisions of partitions that need none, or whose markers are there."""
+        self._producers = {stream: known for stream, known in self._producers.items() if led(stream)}
+        self._waived = {key: offset for key, offset in self._waived.items() if needs(key)}
+        acked = {stream.key: stream.acked for stream in self._producers}
+        for place, known in list(self._known.items()):
+            end = acked.get(place[0], 0)
+            left = [each for each in known if each.used_at is None or each.used_at >= end] if needs(place[0]) else []
+            if left:
+                self._known[place] = left
+            else:
+                del self._known[place]
+
+    def waive(self, key: LedPartition, offset: int) -> None:
+        """Send the marker at an offset all the same."""
+        self._waived[key] = offset
+
+    def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool = False) -> bool:
+        """Whether a transactional batch may be sent. To be asked for each of a stream, in order, also again.
+
+        ``plain``: the records of a committed transaction go as plain ones, so that they count before their marker.
+        """
+        producers = self._producers.get(stream)
+        if producers is None:
+            producers = self._producers[stream] = _Producers()
+        producer_id, offset = header.producer_id, header.base_offset
+        if not header.is_control:
+            if plain and self._decided(stream, producer_id, offset, offset, True) is NOT_DECIDED:
+                return False
+            producers.ended.discard(producer_id)
+            producers.begun.setdefault(producer_id, offset)
+            return True
+        commits = bool(header.record_count) and decode_control(batch).marker is Marker.COMMIT
+        if commits and producer_id not in producers.ended:
+            found = self._decided(stream, producer_id, offset, producers.begun.get(producer_id, 0), plain)
+            if found is NOT_DECIDED:
+                return False
+            if isinstance(found, _Known):
+                self._use(stream.key, producer_id, found, offset)
+        producers.begun.pop(producer_id, None)
+        if len(producers.ended) < PRODUCERS_MAX:
+            producers.ended.add(producer_id)
+        return True
+
+    def _use(self, key: LedPartition, producer_id: int, used: _Known, offset: int) -> None:
+        """A marker carries a decision out; those before it that no marker did had nothing in the partition."""
+        used.used_at = offset
+        known = self._known[key, producer_id]
+        place = known.index(used)
+        known[:place] = [each for each in known[:place] if each.used_at is not None]
+
+    def _decided(self, stream: LeaderStream, producer_id: int, offset: int, begun: int, there: bool) -> _Known | bool:
+        """The decision of what a batch is part of; True: it needs none, or may go without; NOT_DECIDED: it waits.
+
+        ``there``: it must be on the other side, where being sent ahead is not enough.
+        """
+        floor = self._floor(stream.key)
+        if floor is None or offset < floor or self._waived.get(stream.key) == offset:
+            return True
+        known = self._known.get((stream.key, producer_id), [])
+        found = next((each for each in known if each.used_at == offset), None)
+        if found is None:
+            unused = (each for each in known if each.used_at is None)
+            found = next((each for each in unused if each.decision.ends_after(stream.key, begun)), None)
+        if found is None:
+            return NOT_DECIDED
+        for each in known:  # those that came earlier may be the one that is meant
+            if not (each.decision.is_there(stream.key.link) if there else each.decision.is_sent(stream)):
+                return NOT_DECIDED
+        return found

@@ -1,0 +1,353 @@
+"""Transactions over a synchronous link, simulated: at any moment the source may be gone for good.
+
+Then what the other side has is looked at as a failover would: what is open there is committed where the store has its
+decision, and aborted else. No commit that was acked is missing or in part there, and no transaction is torn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from support.fake_cluster import run_simulated, simulated_now
+from support.partition_log import Partition, batch
+from support.replicas import INDEX, LINK, LINK_ID, End, Replicas, simulate_clock
+from support.transaction_state import state_batch, state_key, state_value
+
+from isthmus_control.commands import AlterLink
+from isthmus_control.model import LinkMode
+from isthmus_plugins.api import Gate, TransactionMarkers
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.transaction_store import TOPIC as STORE
+from isthmus_plugins.replication.transaction_store import PlaceDecision, Stored, merged
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
+from isthmus_protocol.produce_answers import Writes
+from isthmus_protocol.producer_ids import carry
+from isthmus_protocol.record_codec import Marker, decode_control, decode_records
+from isthmus_protocol.records import TRANSACTIONAL_BIT
+from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Transaction, TransactionState, partition_of
+
+TOPIC, REMOTE = "local-t", "remote-t"
+PARTITIONS = 2
+STATE_PARTITIONS = 2
+PRODUCE_VERSION, END_TXN_VERSION = 9, 4
+SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "25"))
+
+
+@dataclass
+class Done:
+    """A transaction that was decided, or given up."""
+
+    number: int
+    written: set[int] = field(default_factory=set)
+    """Partitions with a record of it."""
+    committed: bool = False
+    """Decided to commit."""
+    guarded: bool = False
+    """All of its partitions were In-Sync when that was decided."""
+    kills: int = 0
+    """How often the source's proxy had been killed by then."""
+    acked: bool = False
+    at: tuple[int, int] = (-1, -1)
+    """Where the decision stands."""
+
+
+class Scene:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.replicas = Replicas(self.random, brokers=1)
+        self.partitions = self.replicas.a.add_topic(TOPIC, PARTITIONS).partitions
+        self.state = self.replicas.a.add_topic(TRANSACTION_TOPIC, STATE_PARTITIONS).partitions
+        self.tasks = Tasks("sources")
+        self.done: list[Done] = []
+        self.numbers = 0
+        self.kills = 0
+        self.violations: list[str] = []
+
+    @property
+    def a(self) -> End | None:
+        return self.replicas.ends.get("A")
+
+    def in_sync(self) -> bool:
+        keys = [LedPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
+        return self.a is not None and all(self.a.sync_leader.in_sync(key) for key in keys)
+
+    async def answered(self, ask: Any) -> bytes:
+        """What a client gets in the end: it asks again when the proxy dies."""
+        while True:
+            end = self.a
+            if end is None:
+                await asyncio.sleep(0.05)
+                continue
+            found = ask(end)
+            if not isinstance(found, Gate):
+                return bytes(found)
+            while True:
+                if found._frame is not None:
+                    return found._frame
+                if self.a is not end:
+                    break
+                await asyncio.sleep(0.005)
+
+    async def fault(self) -> None:
+        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "trouble", "nothing"))
+        if what == "cut":
+            self.replicas.cut()
+        elif what == "kill A":
+            self.kills += 1
+            await self.replicas.stop("A")
+            await asyncio.sleep(self.random.choice((0.01, 3.0)))
+            self.replicas.start("A")
+        elif what == "kill B":
+            await self.replicas.stop("B")
+            await asyncio.sleep(self.random.choice((0.01, 3.0)))
+            self.replicas.start("B")
+            self.slow_down()
+        elif what == "stuck":
+            self.replicas.b.down ^= {1}
+        elif what == "trouble":
+            self.replicas.b.trouble = self.random.choice((0.0, 0.1))
+
+    async def run(self) -> None:
+        replicas = self.replicas
+        replicas.start()
+        self.slow_down()
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        for index, partition in enumerate(replicas.b.found[REMOTE].partitions):
+            self.look_at_markers(index, partition)
+        apps = [App(self, number) for number in range(3)]
+        for app in apps:
+            self.tasks.start(f"app-{app.producer_id}", app.run())
+        await asyncio.sleep(self.random.uniform(0, 1))
+        replicas.controls["A"].apply(AlterLink(LINK, mode=LinkMode.SYNCHRONOUS))
+        await replicas.until("In-Sync", self.in_sync)
+        for _ in range(self.random.randint(0, 4)):
+            await asyncio.sleep(self.random.uniform(0, self.random.choice((0.1, 2.0, 15.0))))
+            await self.fault()
+            if self.replicas.wire is None or not self.replicas.wire.open:
+                await asyncio.sleep(self.random.choice((0.0, 1.0)))
+                await self.replicas.connect()
+            if self.random.random() < 0.5:
+                replicas.b.down.clear()
+        await asyncio.sleep(self.random.uniform(0, self.random.choice((0.05, 1.0, 10.0))))
+        # The source is gone, between any two events.
+        await self.tasks.close()
+        replicas.cut()
+        await replicas.stop("A")
+        replicas.b.down.clear()
+        replicas.b.trouble = 0.0
+        await asyncio.sleep(30)  # what is on the way at the other side lands
+        await self.look(await replicas.ends["B"].store.read(LINK_ID))
+        await replicas.stop("B")
+
+    def slow_down(self) -> None:
+        """Have the store take longer than appends to followers, now and then."""
+        store = self.replicas.ends["B"].store
+        append = store._appended
+
+        async def later(taken: Any) -> bool:
+            await asyncio.sleep(self.random.choice((0.0, 0.0, 0.1)))
+            return await append(taken)
+
+        store._appended = later  # type: ignore[method-assign]
+
+    def look_at_markers(self, index: int, partition: Partition) -> None:
+        """Whenever the other side writes a commit marker, its store has the decision."""
+        before, begun = partition.on_append, dict[int, list[bytes]]()
+
+        def appended(target: Partition) -> None:
+            before(target)
+            header, data = target.headers[-1], target.log[-1]
+            if not header.is_control:
+                if header.is_transactional:
+                    begun.setdefault(header.producer_id, []).extend(each.value or b"" for each in decode_records(data))
+                return
+            values = begun.pop(header.producer_id, [])
+            if decode_control(data).marker is not Marker.COMMIT:
+                return
+            source_id = carry(header.producer_id, INDEX["B"], INDEX["A"])
+            for done in self.done:
+                if b"%d" % done.number in values and done.guarded and done.kills == self.kills:
+                    known = self.durable().get((source_id, REMOTE, index))
+                    if known is None or known.identity < done.at:
+                        self.violations.append(f"{done}: the marker in {index} came before the decision, {known}")
+
+        partition.on_append = appended
+
+    def durable(self) -> Mapping[tuple[int, str, int], PlaceDecision]:
+        """What is stored, as far as it is replicated."""
+        store = self.replicas.b.found[STORE].partitions[0]
+        latest: dict[tuple[Any, ...], Any] = {}
+        for header, data in zip(store.headers, store.log, strict=True):
+            if header.next_offset <= store.high_watermark:
+                for record in decode_records(data):
+                    latest[tuple(json.loads(record.key or b""))] = json.loads(record.value or b"{}")
+        return merged(latest.items()).decisions
+
+    async def look(self, stored: Stored) -> None:
+        assert not self.violations, self.violations[0]
+        target = self.replicas.b.found[REMOTE].partitions
+        outcomes = [outcome_of(partition, index, stored) for index, partition in enumerate(target)]
+        told = [f"{index}: {each}" for index, each in enumerate(outcomes)]
+        for done in self.done:
+            value = b"%d" % done.number
+            there = {index for index in done.written if outcomes[index].get(value) is True}
+            if done.acked and done.guarded:
+                assert there == done.written, f"{done} was acked, and is committed in {there}\n{told}"
+            if done.guarded and done.kills == self.kills:
+                assert there in (set(), done.written), f"{done} is torn: committed in {there} only\n{told}"
+            if not done.committed:
+                assert not there, f"{done} was not committed, and is in {there}\n{told}"
+
+
+def outcome_of(partition: Partition, index: int, stored: Stored) -> dict[bytes, bool]:
+    """By value of a record: whether it counts after a failover."""
+    found: dict[bytes, bool] = {}
+    begun: dict[int, list[bytes]] = {}
+    for header, data in zip(partition.headers, partition.log, strict=True):
+        if header.is_control:
+            committed = decode_control(data).marker is Marker.COMMIT
+            found.update(dict.fromkeys(begun.pop(header.producer_id, ()), committed))
+        elif header.is_transactional:
+            begun.setdefault(header.producer_id, []).extend(record.value or b"" for record in decode_records(data))
+    for producer_id, values in begun.items():
+        known, source_id = partition.producers[producer_id], carry(producer_id, INDEX["B"], INDEX["A"])
+        decision = stored.commits(source_id, known.epoch, (REMOTE, index), known.transaction_start)
+        found.update(dict.fromkeys(values, decision is not None))
+    return found
+
+
+class App:
+    """An application with its transactional id, and the coordinator's part for that."""
+
+    def __init__(self, scene: Scene, number: int) -> None:
+        self.scene = scene
+        self.random = scene.random
+        self.transactional_id = f"app-{number}"
+        self.producer_id = 100 + number
+        self.raises_epoch = number % 2 == 1
+        """As clients of KIP-890 have it."""
+        self.epoch = 0
+        self.sequences: dict[int, tuple[int, int]] = {}
+        self.state = scene.state[partition_of(self.transactional_id, STATE_PARTITIONS)]
+
+    def record(self, state: TransactionState, partitions: set[int]) -> None:
+        places = tuple((TOPIC, index) for index in sorted(partitions))
+        client_version = 2 if self.raises_epoch else 1
+        value = state_value(Transaction(self.producer_id, self.epoch, state, places, client_version))
+        self.state.write(state_batch(self.state.end, [(state_key(self.transactional_id), value)]))
+
+    async def run(self) -> None:
+        while True:
+            await self.transact()
+            await asyncio.sleep(self.random.choice((0.0, 0.01, 0.3)))
+
+    async def transact(self) -> None:
+        self.scene.numbers += 1
+        done = Done(self.scene.numbers)
+        self.scene.done.append(done)
+        partitions = set(self.random.sample(range(PARTITIONS), self.random.randint(1, PARTITIONS)))
+        self.record(TransactionState.ONGOING, partitions)
+        acked = [await self.write(done, index) for index in partitions if self.random.random() < 0.95]
+        await asyncio.sleep(self.random.choice((0.0, 0.005, 0.1)))
+        if all(acked) and self.random.random() < 0.8:
+            await self.commit(done, partitions)
+        else:
+            await self.end(partitions, False)
+        if self.random.random() < 0.1:  # another process of the application
+            self.epoch += 1
+
+    async def write(self, done: Done, index: int) -> bool:
+        """One record; whether it was acked."""
+        partition = self.scene.partitions[index]
+        epoch, sequence = self.sequences.get(index, (-1, 0))
+        sequence = sequence if epoch == self.epoch else 0
+        self.sequences[index] = self.epoch, sequence + 1
+        data = batch(
+            0,
+            [b"%d" % done.number],
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=sequence,
+            attributes=TRANSACTIONAL_BIT,
+        )
+        code, base = partition.produce(data)
+        assert code == 0, code
+        done.written.add(index)
+        for _ in range(3):
+            frame = await self.scene.answered(lambda end, base=base: self._produced(end, index, base))
+            _, answer = decode_response(ApiKey.PRODUCE, PRODUCE_VERSION, frame)
+            found: Any = answer
+            if not found.responses[0].partition_responses[0].error_code:
+                return True
+        return False
+
+    def _produced(self, end: End, index: int, base: int) -> Any:
+        entry = {"index": index, "error_code": 0, "base_offset": base}
+        answer = {"responses": [{"name": TOPIC, "partition_responses": [entry]}]}
+        frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, PRODUCE_VERSION), answer), 1)
+        written = Writes(-1, True, 20_000, {(TOPIC.encode(), index): 1})
+        return end.acks.hold(PRODUCE_VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
+
+    async def commit(self, done: Done, partitions: set[int]) -> None:
+        done.guarded, done.kills = self.scene.in_sync(), self.scene.kills
+        done.committed = True
+        done.at = partition_of(self.transactional_id, STATE_PARTITIONS), self.state.end
+        self.epoch += self.raises_epoch
+        self.record(TransactionState.PREPARE_COMMIT, partitions)
+        completing = self.scene.tasks.start("complete", self.complete(partitions, True))
+        for _ in range(100):
+            frame = await self.scene.answered(self._end_txn)
+            _, answer = decode_response(ApiKey.END_TXN, END_TXN_VERSION, frame)
+            found: Any = answer
+            if not found.error_code:
+                done.acked = True
+                break
+            assert found.error_code == 14
+            await completing
+        await completing
+
+    def _end_txn(self, end: End) -> Any:
+        asked = {
+            "transactional_id": self.transactional_id,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.epoch,
+            "committed": True,
+        }
+        request = encode_request(build_request(ApiKey.END_TXN, END_TXN_VERSION, asked), 1, "app")
+        frame = encode_response(build(schema.response_type(ApiKey.END_TXN, END_TXN_VERSION), {}), 1)
+        return end.decisions._answered(END_TXN_VERSION, self.transactional_id, request, frame)
+
+    async def end(self, partitions: set[int], committed: bool) -> None:
+        self.epoch += self.raises_epoch
+        prepare = TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT
+        self.record(prepare, partitions)
+        await self.complete(partitions, committed)
+
+    async def complete(self, partitions: set[int], committed: bool) -> None:
+        """Write the markers, some late and some twice."""
+        epoch = self.epoch
+        for index in sorted(partitions, key=lambda index: self.random.random()):
+            await asyncio.sleep(self.random.choice((0.0, 0.002, 0.1)))
+            marker = TransactionMarkers(TOPIC, index, self.producer_id, epoch, committed, 0)
+            for _ in range(1 if self.random.random() < 0.97 else 2):
+                assert self.scene.partitions[index].mark(marker) == 0
+        await asyncio.sleep(self.random.choice((0.0, 0.002, 0.1)))
+        self.record(TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT, set())
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_acked_commit_is_missing_and_none_is_torn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_clock(monkeypatch)
+    run_simulated(Scene(seed).run())

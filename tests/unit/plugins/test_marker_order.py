@@ -1,0 +1,141 @@
+"""Commit markers wait for the decision that they carry out, and for nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.partition_log import batch, control_batch
+
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.marker_order import MarkerOrder
+from isthmus_protocol.records import TRANSACTIONAL_BIT, whole_header
+
+KEY = LedPartition("link", "t", 0)
+X = 7
+
+
+class _Stream:
+    key = KEY
+    acked = 0
+
+
+class _Decision:
+    producer_id = X
+
+    def __init__(self, end: int | None = None, sent: bool = True, there: bool = False) -> None:
+        self.end = end
+        self.sent = sent
+        self.there = there
+
+    def ends_after(self, key: LedPartition, offset: int) -> bool:
+        return self.end is None or self.end > offset
+
+    def is_sent(self, stream: Any) -> bool:
+        return self.sent or self.there
+
+    def is_there(self, link_name: str) -> bool:
+        return self.there
+
+
+class Scene:
+    def __init__(self, floor: int | None = 0) -> None:
+        self.order = MarkerOrder(lambda key: floor)
+        self.stream: Any = _Stream()
+
+    def data(self, offset: int, plain: bool = False) -> bool:
+        made = batch(offset, [b"x"], producer_id=X, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT)
+        return self.order.may_pass(self.stream, whole_header(made), made, plain)
+
+    def marker(self, offset: int, committed: bool = True, plain: bool = False) -> bool:
+        made = control_batch(offset, committed, producer_id=X, producer_epoch=0)
+        return self.order.may_pass(self.stream, whole_header(made), made, plain)
+
+
+def test_a_commit_waits_until_its_decision_was_sent() -> None:
+    scene = Scene()
+    assert scene.data(0)
+    assert not scene.marker(1)
+    decision = _Decision(sent=False)
+    scene.order.decided(KEY, decision)
+    assert not scene.marker(1)
+    decision.sent = True
+    assert scene.marker(1)
+    assert scene.data(2)
+    assert not scene.marker(3), "that was the one before"
+
+
+@pytest.mark.parametrize("floor", [None, 2])
+def test_what_stands_below_the_floor_does_not_wait(floor: int | None) -> None:
+    scene = Scene(floor)
+    assert scene.data(0)
+    assert scene.marker(1)
+
+
+def test_aborts_and_markers_without_records_pass() -> None:
+    scene = Scene()
+    assert scene.data(0)
+    assert scene.marker(1, committed=False)
+    assert scene.marker(2), "nothing came since"
+    assert scene.data(3)
+    assert not scene.marker(4)
+
+
+def test_a_marker_of_which_the_beginning_was_not_seen_waits() -> None:
+    scene = Scene()
+    assert not scene.marker(9)
+    scene.order.decided(KEY, _Decision(end=9))
+    assert scene.marker(9)
+
+
+def test_a_stream_that_begins_again_may_send_a_marker_again() -> None:
+    scene = Scene()
+    scene.order.decided(KEY, _Decision())
+    assert scene.marker(1)
+    scene.stream = _Stream()
+    assert scene.marker(1)
+    assert scene.data(2)
+    assert not scene.marker(3)
+
+
+def test_a_decision_that_had_nothing_in_the_partition_is_not_taken_for_another() -> None:
+    scene = Scene()
+    scene.order.decided(KEY, _Decision(end=0))
+    assert scene.data(0)
+    assert not scene.marker(1)
+    scene.order.decided(KEY, _Decision(end=1, sent=False))
+    assert not scene.marker(1)
+
+
+def test_records_that_go_as_plain_ones_wait_until_the_other_side_has_the_decision() -> None:
+    scene = Scene()
+    decision = _Decision()
+    scene.order.decided(KEY, decision)
+    assert not scene.data(0, plain=True)
+    decision.there = True
+    assert scene.data(0, plain=True)
+    assert scene.data(1, plain=True)
+    assert scene.marker(2, plain=True)
+
+
+def test_it_may_go_without_where_the_partition_is_in_sync_no_more() -> None:
+    scene = Scene()
+    assert not scene.marker(4)
+    scene.order.waive(KEY, 4)
+    assert scene.marker(4)
+    assert scene.data(5)
+    assert not scene.marker(6)
+
+
+def test_what_is_carried_out_is_forgotten() -> None:
+    scene = Scene()
+    scene.order.decided(KEY, _Decision())
+    assert scene.marker(1)
+    scene.order.forget(lambda stream: True, lambda key: True)
+    assert scene.order._known
+    scene.stream.acked = 2
+    scene.order.forget(lambda stream: True, lambda key: True)
+    assert not scene.order._known
+    scene.order.decided(KEY, _Decision())
+    scene.order.forget(lambda stream: False, lambda key: False)
+    assert not scene.order._known
