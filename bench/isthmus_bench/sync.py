@@ -51,6 +51,8 @@ WARMUP_PER_S: Final = 1000
 JAVA_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {"java-linger-0": ("acks=all", "linger.ms=0"), "java-stock": ()}
 ASYNCHRONOUS: Final = "asynchronous"
 SYNCHRONOUS: Final = "synchronous"
+COORDINATED: Final = ("commit", "transaction")
+"""Kinds of loads that use a group."""
 
 
 # ---- what is measured ----
@@ -132,6 +134,19 @@ def wait_for_link(proxy: ProxyProcess, link: str, state: str, partitions: int) -
             return
         if time.monotonic() > deadline:
             raise ProxyFailed(f"after {LINK_TIMEOUT_S:.0f} s partitions are {found}:\n{proxy.log[-1500:]}")
+        time.sleep(0.05)
+
+
+def wait_for_groups(proxy: ProxyProcess, link: str) -> None:
+    """Wait until acks of commits mean that the other side has them. Raises ProxyFailed."""
+    deadline = time.monotonic() + LINK_TIMEOUT_S
+    while True:
+        groups = proxy.get(f"/v1/links/{link}")["groups"]
+        found = {(each["sync"] or {}).get("state") for each in groups}
+        if found == {LINKED_STATES[SYNCHRONOUS]}:
+            return
+        if time.monotonic() > deadline:
+            raise ProxyFailed(f"after {LINK_TIMEOUT_S:.0f} s groups are {found}:\n{proxy.log[-1500:]}")
         time.sleep(0.05)
 
 
@@ -456,6 +471,12 @@ class Environment:
         (broker,) = (each for each in answer.brokers if each.node_id == COORDINATOR)
         return Target(broker.host, broker.port, topic)
 
+    def wait_for_groups(self, scenario: Scenario) -> None:
+        """Wait until what a scenario's commits mean is so. Raises ProxyFailed."""
+        if scenario.environment == SYNCHRONOUS:
+            assert self._proxy is not None
+            wait_for_groups(self._proxy, LINK)
+
     def log(self) -> str:
         """The end of what the proxies said."""
         return "\n".join(each.log[-3000:] for each in self._proxies)
@@ -611,6 +632,8 @@ class Measured:
         """One load; where it fails, that is a figure that is missing, with the reason."""
         target, shape = environment.target(scenario, load.partitions), self._plan.shape(load, self._rtt_ms)
         try:
+            if load.kind in COORDINATED:
+                self._warm_group(environment, generator, scenario)
             if load.kind == "java":
                 bootstrap = f"{target.host}:{target.port}"
                 said: dict[str, Any] = java_producer(self._plan.version, bootstrap, target.topic, load, shape)
@@ -621,13 +644,19 @@ class Measured:
                     target=asdict(target),
                     shape=asdict(shape),
                     pids=environment.pids,
-                    **({"prefix": prefix_of(scenario)} if load.kind in ("commit", "transaction") else {}),
+                    **({"prefix": prefix_of(scenario)} if load.kind in COORDINATED else {}),
                 )
-        except (ChildFailed, ToolFailed, ValueError) as error:
+        except (ChildFailed, ToolFailed, ProxyFailed, ValueError) as error:
             self._say(f"failed: {error}")
             self.missing.append(Missing(self._rtt_ms, scenario.name, load.name, str(error).strip()[-500:]))
             return
         self._said.setdefault((scenario.name, load.name), []).append(said)
+
+    def _warm_group(self, environment: Environment, generator: Child, scenario: Scenario) -> None:
+        """Have a group, whose commits wait for the other side where that is what is measured."""
+        target, shape = asdict(environment.target(scenario, 1)), asdict(Shape(warmup_s=0, seconds=0.1))
+        generator.ask(do="commit", target=target, shape=shape, pids={}, prefix=prefix_of(scenario))
+        environment.wait_for_groups(scenario)
 
     def figures(self, scenarios: Sequence[Scenario]) -> list[Figure]:
         """Medians over the rounds."""

@@ -37,6 +37,8 @@ DRAIN_TIMEOUT_S: Final = 60.0
 """How long after the last request everything may take to be answered."""
 OFFSET_COMMIT_VERSION: Final = 8
 INIT_PRODUCER_ID_VERSION: Final = 4
+ADD_OFFSETS_VERSION: Final = 3
+TXN_OFFSET_COMMIT_VERSION: Final = 3
 COORDINATOR: Final = 1
 """The broker whose groups and transactional ids are used: it is in the clients' site everywhere."""
 POSITIONS: Final = 100
@@ -338,23 +340,28 @@ def repeated(once: Callable[[], None], shape: Shape, pids: Pids) -> dict[str, An
     return said_of(latencies, (clock() - begin_ns) / 1e9, meter.end())
 
 
+def committed(topic: str, number: int) -> list[dict[str, Any]]:
+    """The topics of a commit."""
+    partition = {
+        "partition_index": 0,
+        "committed_offset": number % POSITIONS,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    return [{"name": topic, "partitions": [partition]}]
+
+
 def commit(target: Target, shape: Shape, pids: Pids, prefix: str) -> dict[str, Any]:
     """Commit positions of a group without members, whose name begins with ``prefix``. Raises LoadError."""
     (group,), where = coordinated(target, 0, prefix, 1)
     client, positions = RawClient(where), count()
 
     def once() -> None:
-        partition = {
-            "partition_index": 0,
-            "committed_offset": next(positions) % POSITIONS,
-            "committed_leader_epoch": -1,
-            "committed_metadata": "",
-        }
         values = {
             "group_id": group,
             "generation_id_or_member_epoch": -1,
             "member_id": "",
-            "topics": [{"name": target.topic, "partitions": [partition]}],
+            "topics": committed(target.topic, next(positions)),
         }
         patiently(client, ApiKey.OFFSET_COMMIT, OFFSET_COMMIT_VERSION, values, RETRY_S)
 
@@ -365,10 +372,12 @@ def commit(target: Target, shape: Shape, pids: Pids, prefix: str) -> dict[str, A
 
 
 class Transactions:
-    """Whole transactions, each with a record, from InitProducerId to EndTxn. To be closed."""
+    """Whole transactions, each with a record and a group's position, from InitProducerId to EndTxn. To be closed."""
 
     def __init__(self, target: Target, prefix: str, record_bytes: int) -> None:
+        (self._group,), of_group = coordinated(target, 0, prefix, 1)
         self._names, where = coordinated(target, 1, prefix, TRANSACTIONAL_IDS)
+        assert where == of_group
         self._leader, self._coordinator = RawClient(target), RawClient(where)
         self._topic = target.topic
         data = batch(1, record_bytes)
@@ -382,7 +391,8 @@ class Transactions:
 
     def once(self) -> None:
         """One transaction. Raises LoadError."""
-        name = self._names[next(self._turn) % len(self._names)]
+        number = next(self._turn)
+        name = self._names[number % len(self._names)]
         who = self._ask(ApiKey.INIT_PRODUCER_ID, INIT_PRODUCER_ID_VERSION, {
             "transactional_id": name, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1,
         })  # fmt: skip
@@ -392,6 +402,14 @@ class Transactions:
             "v3_and_below_topics": [{"name": self._topic, "partitions": [0]}],
         })  # fmt: skip
         self._produce(name, who.producer_id, who.producer_epoch)
+        producer = {
+            "transactional_id": name, "producer_id": who.producer_id, "producer_epoch": who.producer_epoch,
+            "group_id": self._group,
+        }  # fmt: skip
+        self._ask(ApiKey.ADD_OFFSETS_TO_TXN, ADD_OFFSETS_VERSION, producer)
+        self._ask(ApiKey.TXN_OFFSET_COMMIT, TXN_OFFSET_COMMIT_VERSION, {
+            **producer, "generation_id": -1, "member_id": "", "topics": committed(self._topic, number),
+        })  # fmt: skip
         self._ask(ApiKey.END_TXN, END_TXN_VERSION, {
             "transactional_id": name, "producer_id": who.producer_id, "producer_epoch": who.producer_epoch,
             "committed": True,

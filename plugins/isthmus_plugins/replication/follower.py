@@ -102,8 +102,8 @@ class FollowerEnd:
         """From then on no request of a process that was here before can land any more."""
         self._producers_remembered = False
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
-        self.on_stored: Callable[[tuple[str, int]], None] = lambda place: None
-        """Called when a partition has more: its topic and index."""
+        self.on_stored: Callable[[tuple[str, int], int], None] = lambda place, end: None
+        """Called when a partition (topic and index) has more: where what its in-sync replicas have ends."""
         self.awaits: Callable[[LinkConnection, int], bool] = lambda connection, producer_id: False
         """Whether the decision of a producer's transaction came over a connection and is not durable yet."""
         self.batches_appended = 0
@@ -188,6 +188,7 @@ class FollowerEnd:
             raise LinkRejected(reasons.LINK_LOST, "the connection went meanwhile")
         self._streams[connection, stream.stream_id] = stream
         self._partitions[topic, partition] = stream
+        self.on_stored(stream.place, 0)  # where the data ends now, it does not know
         return {
             "start_offset": follower_log.start,
             "end_offset": follower_log.end,
@@ -631,7 +632,7 @@ class FollowerEnd:
         return stream.trouble
 
     def tell_appended(self, stream: FollowerStream) -> None:
-        self.on_stored(stream.place)
+        self.on_stored(stream.place, stream.follower_log.end)
         stream.connection.send(link.encode_appended(stream.stream_id, stream.follower_log.end))
 
     def _tell_stopped(self, stream: FollowerStream) -> None:

@@ -103,6 +103,9 @@ class GroupFollower:
         """By link and partition: of synchronous links, how far this cluster's coordinators have what was told."""
         self._certain_from: dict[tuple[str, int], float] = {}
         """By link and partition: from when on no request of whoever was told before is carried out any more."""
+        self._ends: dict[Place, int] = {}
+        """By partition: where its data ended when some was appended last, since topics were what they are."""
+        self._followed: object = None
         self._awaited: set[Place] = set()
         """Partitions whose data somebody's position is ahead of."""
         self._strays_at = 0.0
@@ -263,8 +266,9 @@ class GroupFollower:
         """The partitions of sources' offsets topics that are confirmed, and to whom."""
         return ((self._feeds[key].connection, key[1]) for key in self._applied)
 
-    def data_came(self, place: Place) -> None:
-        """A partition of this cluster has more than it had."""
+    def data_came(self, place: Place, end: int) -> None:
+        """A partition of this cluster has more than it had, up to ``end``."""
+        self._ends[place] = end
         if place in self._awaited:
             self._awaited.discard(place)
             self._changed.set()
@@ -353,6 +357,9 @@ class GroupFollower:
 
     def control_changed(self, state: ControlState) -> None:
         """Forget groups that follow no more; look again where a topic is truncated, or was."""
+        if state.truncations is not self._truncations or state.follower_topics is not self._followed:
+            self._followed = state.follower_topics
+            self._ends.clear()
         if state.truncations is not self._truncations:
             changed = state.truncations.keys() ^ self._truncations.keys()
             self._truncations = state.truncations
@@ -425,9 +432,11 @@ class GroupFollower:
             self._note_silence(group)
         unsure = {place for group in ready for place in group.to_check if self._objection(place[0]) is None}
         log_ends = await self._context.cluster.log_ends(unsure) if unsure else {}
-        places = {place for group in ready for place in group.to_commit if self._objection(place[0]) is None} | unsure
-        self._awaited |= places  # what comes while the ends are read is looked at again
-        ends = await self._context.cluster.high_watermarks(places) if places else {}
+        wanted = [(group, place) for group in ready for place in group.to_commit if self._objection(place[0]) is None]
+        ends = {place: self._ends[place] for _, place in wanted if place in self._ends}
+        beyond = {place for group, place in wanted if group.wanted[place].offset > ends.get(place, -1)} | unsure
+        self._awaited |= beyond  # what comes while the ends are read is looked at again
+        ends |= await self._context.cluster.high_watermarks(beyond) if beyond else {}
         for group in ready:
             if group.has is not None and self._is_free(group):
                 self._note_silence(group)  # as it is now
