@@ -475,7 +475,8 @@ def _detached(state: ControlState, link: Link, mapping: NamespaceMapping, at_ms:
         return state, (*changes, *ended)
     if mapping.type is ResourceType.TOPIC:
         state, stopped = cancelled(state, link.name, mapping, at_ms)
-        changes += stopped
+        state, ended = records_ended(state, link, mapping)
+        changes += (*stopped, *ended)
     namespace = state.namespaces[mapping.local]
     reason = (
         f"followed {mapping.remote_prefix!r} on link {link.name!r} until it was detached; "

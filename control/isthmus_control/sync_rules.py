@@ -5,6 +5,8 @@ it has *reached* that once the other side has all: only then leases are granted.
 Out-Of-Sync, however often it tries to get back; one that has not gets Syncing again: nothing was promised to it.
 Whoever records must have seen what stands: a proxy that fronted the partition's leader once, and was late, changes
 nothing that a later one has granted leases for.
+
+At the target, the record of a partition says only that it was In-Sync once: from then on its consumers read.
 """
 
 from __future__ import annotations
@@ -41,13 +43,19 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
         current = known if known is not None and known.topic_id == entry.topic_id else None
         if current is not None and current.state is body.state and (current.reached or not body.reached):
             continue
-        attached = _led_since(link, entry.topic)
+        followed = _followed_since(state, link, entry)
+        attached = _led_since(link, entry.topic) if followed is None else followed
         stands = max(link.synchronous_at_offset or 0, attached, known.at_offset if known else 0)
         require(
             command.seen >= stands,
             Rejection.CONFLICT,
             f"{_at(entry)}: the proposer had not seen what changed at offset {stands} of the log",
         )
+        if followed is not None:
+            require(body.reached, Rejection.CONFLICT, f"{_at(entry)} follows: whether acks are held is the source's")
+            after[key] = SyncRecord(entry.topic_id, body.state, entry.offset, command.at_ms, None, offset)
+            changes.append(SyncChanged(link.name, entry.topic, entry.partition, known, after[key]))
+            continue
         require(
             current is not None or (body.state is SyncState.IN_SYNC and not body.reached),
             Rejection.CONFLICT,
@@ -141,6 +149,15 @@ def _led_since(link: Link, topic: str) -> int:
     return max(each.attached_at_offset for each in found)
 
 
+def _followed_since(state: ControlState, link: Link, entry: c.PartitionSync) -> int | None:
+    """Where in the log a local topic came to follow over the link; None if it does not."""
+    topic = state.follower_topics.get(entry.topic)
+    if topic is None or topic.link != link.name or topic.topic_id != entry.topic_id:
+        return None
+    following = [each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.FOLLOWER]
+    return next((each.attached_at_offset for each in following if each.holds(entry.topic)), None)
+
+
 def _at(entry: c.PartitionSync) -> str:
     return f"{entry.topic}-{entry.partition}"
 
@@ -174,8 +191,11 @@ def mode_changed(
     state: ControlState, before: Link, after: Link, offset: int
 ) -> tuple[ControlState, Link, list[Change]]:
     """What follows from a link's mode, if it is another one now: no record outlives the mode. Raises Refuse."""
-    if before.mode is after.mode:
+    if before.settings.mode == after.settings.mode or before.mode is after.mode is LinkMode.ASYNCHRONOUS:
         return state, after, []
+    if before.mode is after.mode:  # it was asynchronous meanwhile at the other side, where all begins anew
+        state, changes = records_ended(state, before)
+        return state, replace(after, synchronous_at_offset=offset), changes
     if after.mode is LinkMode.SYNCHRONOUS:
         for mapping in after.mappings:
             check_synchronous(after, mapping, state.namespaces[mapping.local].informational)

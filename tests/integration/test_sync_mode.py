@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
-from support.links import Linked, linked, until
+from confluent_kafka import Consumer, TopicPartition
+from support.kafka import unique
+from support.links import Linked, Side, linked, taking_transactions, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
@@ -79,3 +82,46 @@ def test_the_mode_is_set_when_the_link_follows_and_goes_at_once(kafka_pair: tupl
         link.b.proxy.wait_ready()
         link.wait_following()
         link.a.proxy.cli(*command)
+
+
+def test_consumers_of_a_follower_wait_until_it_was_in_sync_once(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
+    """Meanwhile the source's transactions are acked; what comes of them is seen whole."""
+    with linked(*kafka_pair) as link:
+        first, second = unique("first-") + "-", unique("second-") + "-"
+        link.attach(first, first)
+        link.a.proxy.cli("link", "set-mode", link.name, "synchronous")
+        # B's brokers verify transactions, and take no copies of them: the follower gets the first record alone.
+        source = second + "t"
+        link.a.create_topic(source)
+        link.a.produce(source, [b"plain"])
+        transact(link.a, source, b"one")
+        link.attach(second, second)
+        link.wait_state(source, "Stopped", timeout_s=60)
+        assert link.b.end(source) == 1
+        transact(link.a, source, b"two")  # available while syncing
+        settings = {"bootstrap.servers": link.b.bootstrap, "group.id": "r", "isolation.level": "read_committed"}
+        with closing(Consumer({**settings, "enable.auto.commit": False})) as consumer:
+            consumer.assign([TopicPartition(source, 0, 0)])
+            assert consumer.consume(1, 3.0) == [], "read in part"
+            with taking_transactions(link.b):
+                read: list[bytes | None] = []
+
+                def whole() -> bool:
+                    for message in consumer.consume(10, 0.5):
+                        assert message.error() is None, message.error()
+                        read.append(message.value())
+                    return len(read) == 3
+
+                until("read", whole, 60)
+                assert read == [b"plain", b"one", b"two"]
+                # Out of sync, it is read on.
+                link.a.proxy.kill()
+                assert link.b.read(source, isolation="read_committed")[-1].value == b"two"
+
+
+def transact(side: Side, topic: str, value: bytes) -> None:
+    producer = side.producer(transactional_id=unique("tx"))
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, value, partition=0)
+    producer.commit_transaction(30)

@@ -57,7 +57,7 @@ class Scene:
         """(When, partition, where the record ends) of each ack."""
         self.timed_out = 0
         self.reached: set[int] = set()
-        """Partitions of which B has said In-Sync since the mode was set: its consumers read them."""
+        """Partitions that were In-Sync since the mode was set, as B has recorded: its consumers read them."""
         if strict:
             topic = ResourceType.TOPIC
             self.replicas.controls["A"].apply(AlterDemands(topic, "local-", Consistency.STRICT))
@@ -137,10 +137,12 @@ class Scene:
     def check(self) -> None:
         """What B says is so."""
         target = self.replicas.b.found.get(REMOTE)
+        modes = [self.replicas.controls[name].state.links[LINK].settings.mode for name in "AB"]
+        if modes[0] == modes[1] and modes[0].value is LinkMode.SYNCHRONOUS:
+            recorded = self.replicas.controls["B"].state.sync_records.get(LINK, {})
+            self.reached |= {partition for _, partition in recorded}
         for partition in range(PARTITIONS):
             if self.says_in_sync(partition):
-                if self.replicas.controls["A"].state.links[LINK].mode is LinkMode.SYNCHRONOUS:
-                    self.reached.add(partition)
                 assert target is not None
                 has = target.partitions[partition].high_watermark
                 assert has >= self.acked[partition], f"In-Sync at {has}, and {self.acked[partition]} was acked"
@@ -201,6 +203,7 @@ class Scene:
         await replicas.until("equal", replicas.equal)
         await replicas.until("all is answered", lambda: self.look() or not self.asked)
         await replicas.until("In-Sync again", lambda: self.in_sync() and self.holds())
+        await replicas.until("read at B", lambda: self.look() or len(self.reached) == PARTITIONS)
         before = sum(self.acked)
         for _ in range(20):
             self.produce()

@@ -47,6 +47,7 @@ from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.link_mirror import LinkMirror
 from isthmus_plugins.replication.sync_leader import SyncLeader
 from isthmus_plugins.replication.sync_lease import SyncLeases
+from isthmus_plugins.replication.syncing import SyncingTopics
 from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import is_links_own
@@ -205,7 +206,12 @@ class End:
         self.sync_leader = SyncLeader(self.context, self.leader, self.group_leader, self.mirror.agreed)
         self.decisions = Decisions(self.context, self.leader, self.peers, self.sync_leader)
         self.acks = AckGate(self.context, self.sync_leader)
-        self.sync_leases = SyncLeases(self.context, self.follower, self.group_follower, self.store)
+        self.syncing = SyncingTopics(self.context)
+        control.subscribe(self.syncing.control_changed)
+        self.syncing.control_changed(control.state)
+        self.sync_leases = SyncLeases(
+            self.context, self.follower, self.group_follower, self.store, self.syncing.reached
+        )
         self.handlers = {
             "prepare_topics": self.topics.prepare_topics,
             "open_stream": self.follower.open_stream,
@@ -273,6 +279,7 @@ class End:
     async def stop(self) -> None:
         await self.group_leader.stop()
         await self.sync_leases.stop()
+        await self.syncing.stop()
         await self.decisions.stop()
         await self.acks.stop()
         await self.sync_leader.stop()

@@ -66,6 +66,7 @@ from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
 from isthmus_plugins.replication.sync_leader import SyncLeader
 from isthmus_plugins.replication.sync_lease import SyncLeases
+from isthmus_plugins.replication.syncing import SyncingTopics
 from isthmus_plugins.replication.time_offsets import TimeOffsets
 from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
@@ -124,6 +125,7 @@ class ReplicationPlugin:
         self._context = context
         self._withheld = WithheldTopics()
         self._leader_epochs = LeaderEpochs()
+        self._syncing = SyncingTopics(context)
         self._follower_end = FollowerEnd(context)
         self._store = TransactionStore(context, self._follower_end.decided)
         self._follower_end.awaits = self._store.awaits
@@ -189,7 +191,9 @@ class ReplicationPlugin:
         self._group_leader = GroupLeader(context, self._peers)
         self._sync_leader = SyncLeader(context, self._leader_end, self._group_leader, self._mirror.agreed)
         self._decisions = Decisions(context, self._leader_end, self._peers, self._sync_leader)
-        self._sync_leases = SyncLeases(context, self._follower_end, self._group_follower, self._store)
+        self._sync_leases = SyncLeases(
+            context, self._follower_end, self._group_follower, self._store, self._syncing.reached
+        )
         self._group_status = GroupStatuses(context, self._group_leader, self._group_follower, self._sync_leader.sync_of)
         self._service = LinkService(
             context,
@@ -251,6 +255,7 @@ class ReplicationPlugin:
         self._transaction_verification.control_changed(state)
         self._group_follower.control_changed(state)
         self._withheld.control_changed(state)
+        self._syncing.control_changed(state)
         self._leader_epochs.control_changed(state)
         self._wake_leaders()
 
@@ -261,6 +266,7 @@ class ReplicationPlugin:
         await self._truncations.stop()
         await self._group_leader.stop()
         await self._sync_leases.stop()
+        await self._syncing.stop()
         await self._decisions.stop()
         await self._sync_leader.stop()
         await self._mirror.stop()
@@ -278,6 +284,7 @@ class ReplicationPlugin:
             *self._sync_leader.hooks(),
             *self._decisions.hooks(),
             *self._withheld.hooks(),
+            *self._syncing.hooks(),
             *self._leader_epochs.hooks(),
             *self._time_offsets.hooks(),
         ]

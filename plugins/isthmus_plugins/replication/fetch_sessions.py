@@ -6,6 +6,7 @@ a topic is to be forwarded without a session.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from isthmus_protocol.schema import ApiKey
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 NO_SESSION: Final = 0
 NO_SESSION_EPOCH: Final = -1
+WAIT_S_MAX: Final = 0.5
 CLEAR_MAX: Final = 100_000
 
 
@@ -47,6 +49,16 @@ class FetchSessions:
         if len(self._clear) > CLEAR_MAX:
             self._clear.clear()
         self._clear.add(session_id)
+
+
+async def answered_later(frame: bytes, wait_s: float, released: asyncio.Event, cause: str) -> Answer:
+    """An answer that says "try again", after a while, as if the broker had waited for records: clients ask at once."""
+    try:
+        async with asyncio.timeout(min(wait_s, WAIT_S_MAX)):
+            await released.wait()
+    except TimeoutError:
+        pass
+    return Answer(frame, cause)
 
 
 def without_session(payload: Any) -> Any:

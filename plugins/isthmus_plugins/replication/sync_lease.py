@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import Final
 
 from pydantic import ValidationError
 
+from isthmus_control.clock import Register
 from isthmus_control.commands import PartitionClaim, RecordClaims
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Claim, LinkMode, ResourceType, Role
@@ -68,11 +69,14 @@ class SyncLeases:
         follower_end: FollowerEnd,
         group_follower: GroupFollower,
         store: TransactionStore,
+        reached: Callable[[str, list[tuple[str, str, int]]], None],
     ) -> None:
+        """``reached`` is told of a link's partitions that are In-Sync: (topic, topic id, partition)."""
         self._context = context
         self._follower_end = follower_end
         self._group_follower = group_follower
         self._store = store
+        self._reached = reached
         self._tasks = Tasks("sync-leases")
         self._links: frozenset[str] = frozenset()
         """Synchronous ones over which topics follow."""
@@ -151,16 +155,21 @@ class SyncLeases:
 
     async def _ask(self, connection: LinkConnection, streams: Mapping[int, FollowerStream], groups: list[int]) -> None:
         asked_at, asked_ms = monotonic(), int(time() * 1000)
+        mode = self._mode(connection.link_name)
+        reached = []
         try:
             asked = {"streams": list(streams), "groups": groups}
             answer = await connection.call("sync_lease", asked, ASK_TIMEOUT_S)
             lease_ms = int(answer["lease_ms"])
             for stream_id in answer["in_sync"]:
                 if (stream := streams.get(int(stream_id))) is not None:
+                    reached.append((stream.topic, stream.topic_id, stream.partition))
                     lease = self._lease_of(stream)
                     if asked_at + lease_ms / 1000 > lease.until:
                         lease.until, lease.until_ms = asked_at + lease_ms / 1000, asked_ms + lease_ms
                         lease.end = stream.follower_log.end
+            if mode == self._mode(connection.link_name):  # else it may have been said of another time
+                self._reached(connection.link_name, reached)
             for partition in answer.get("groups_in_sync", ()):
                 key, until = (connection.link_name, int(partition)), asked_at + lease_ms / 1000
                 self.groups_until[key] = max(until, self.groups_until.get(key, until))
@@ -174,6 +183,11 @@ class SyncLeases:
             log.warning("lease not understood", extra={"link": connection.link_name, "detail": str(error)})
         finally:
             self._asking.discard(connection)
+
+    def _mode(self, link_name: str) -> Register[LinkMode] | None:
+        """A link's mode, and when it was set."""
+        link = self._context.control.state.links.get(link_name)
+        return link.settings.mode if link is not None else None
 
     def _lease_of(self, stream: FollowerStream) -> Lease:
         lease = self.lease(stream.topic, stream.topic_id, stream.partition)

@@ -25,7 +25,7 @@ from typing import Any, Final
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Close, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.replication.fetch_sessions import FetchSessions, without_session
+from isthmus_plugins.replication.fetch_sessions import FetchSessions, answered_later, without_session
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
@@ -42,8 +42,6 @@ COORDINATOR_LOAD_IN_PROGRESS: Final = 14
 OFFSET_NOT_AVAILABLE: Final = 78
 NO_EPOCH: Final = -1
 CAUSE: Final = "truncating_topic"
-WAIT_S_MAX: Final = 0.5
-"""How long an answer that only says "try again" is kept back: clients ask again at once."""
 
 CODES: Final = {
     ApiKey.FETCH: OFFSET_NOT_AVAILABLE,
@@ -137,18 +135,9 @@ class WithheldTopics:
         if refused is None:
             return None
         if refused.answer is not None:
-            return Hold(self._later(refused.answer, wait_ms / 1000))
+            return Hold(answered_later(refused.answer, wait_ms / 1000, self._released, CAUSE))
         refused = replace(refused, remaining=without_session(refused.remaining))
         return verdict_of(request, head, refused, CAUSE)
-
-    async def _later(self, frame: bytes, wait_s: float) -> Verdict:
-        """An answer after a while, as if the broker had waited for records."""
-        try:
-            async with asyncio.timeout(min(wait_s, WAIT_S_MAX)):
-                await self._released.wait()
-        except TimeoutError:
-            pass
-        return Answer(frame, CAUSE)
 
     def on_parts(self, request: Request) -> Verdict:
         """Answer for the partitions of withheld topics, and forward the rest."""
