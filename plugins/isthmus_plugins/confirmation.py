@@ -69,8 +69,8 @@ class Acks(Protocol):
     def changed(self) -> None:
         """:attr:`Confirmer.active` changed, or the answers of :meth:`Confirmer.concerns`."""
 
-    def oldest(self, place: Partition) -> float | None:
-        """Since when (monotonic seconds) the first answer for a partition waits; None: none does."""
+    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
+        """Since when (monotonic seconds) the first answer waits that ends behind an offset of a partition, or None."""
 
 
 class NoAcks:
@@ -82,7 +82,7 @@ class NoAcks:
 
     def changed(self) -> None: ...
 
-    def oldest(self, place: Partition) -> float | None:
+    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
         return None
 
 
@@ -157,8 +157,8 @@ class AckGate:
         self._leave = Leave(float("inf"))
         self.held.confirmed_all()
 
-    def oldest(self, place: Partition) -> float | None:
-        return self.held.oldest(place)
+    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
+        return self.held.oldest(place, beyond)
 
     # ---- requests ----
 

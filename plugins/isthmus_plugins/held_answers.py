@@ -237,14 +237,22 @@ class HeldAnswers:
     def has_untold(self) -> bool:
         return bool(self._untold)
 
-    def oldest(self, place: Partition) -> float | None:
-        """Since when the first answer for a partition waits, or waited in vain; None: none does."""
+    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
+        """Since when the first answer for a partition waits, or waited in vain, for what is at ``beyond`` or later.
+
+        None: none does.
+        """
         waiting = self._waiting.get(place)
         if waiting is None:
             return None
-        firsts = [wait for heap in waiting for wait in heap[:1]]  # what ends first was, as a rule, written first
+        firsts = []
+        for heap in waiting:  # what ends first was, as a rule, written first
+            if heap and heap[0].end <= beyond:
+                firsts += [wait for wait in heap if wait.end > beyond]
+            else:
+                firsts += heap[:1]
         began = [wait.answer.began for wait in (*firsts, *self._untold.get(place, ())) if not wait.answer.is_open]
-        if place in self._late:
+        if place in self._late and self._late[place].end > beyond:
             began.append(self._late[place].answer.began)
         return min(began, default=None)
 

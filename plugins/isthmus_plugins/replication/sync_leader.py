@@ -314,8 +314,11 @@ class SyncLeader(Confirmer):
         return True
 
     def _oldest(self, key: LedPartition) -> float | None:
-        """Since when the first answer for a partition waits."""
-        return self.commits.oldest(key) if key.topic == OFFSETS_TOPIC else self.acks.oldest(key.place)
+        """Since when the first answer waits for what a link has not confirmed of a partition."""
+        if key.topic == OFFSETS_TOPIC:
+            return self.commits.oldest(key)
+        epoch, end = self._confirmed.get(key, (-1, -1))
+        return self.acks.oldest(key.place, end if epoch == self.leader_epoch(key.place) else -1)
 
     def _pushed(self, key: LedPartition) -> SyncPlace | None:
         return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)

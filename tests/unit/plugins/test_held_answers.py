@@ -193,6 +193,8 @@ def test_the_oldest_that_waits_is_known() -> None:
     proxy.now += 5
     proxy.answered((0, 0, 11))
     assert proxy.held.oldest(("t", 0)) == 100.0
+    # Of several links, one has the first of them, or both: it waits for the others.
+    assert [proxy.held.oldest(("t", 0), beyond) for beyond in (10, 11, 12)] == [100.0, 105.0, None]
     proxy.confirm(0, 11)
     assert proxy.held.oldest(("t", 0)) == 105.0
     proxy.confirm(0, 12)
