@@ -204,7 +204,7 @@ class End:
         self.group_follower = GroupFollower(self.context, self.store)
         self.follower.on_stored = self.group_follower.data_came
         self.sync_leader = SyncLeader(self.context, self.leader, self.group_leader, self.mirror.agreed)
-        self.decisions = Decisions(self.context, self.leader, self.peers, self.sync_leader)
+        self.decisions = Decisions(self.context, self.leader, self.group_leader, self.peers, self.sync_leader)
         self.acks = AckGate(self.context, self.sync_leader)
         self.syncing = SyncingTopics(self.context)
         control.subscribe(self.syncing.control_changed)

@@ -190,7 +190,7 @@ class ReplicationPlugin:
         self._mirror = LinkMirror(context, self._peers.connections)
         self._group_leader = GroupLeader(context, self._peers)
         self._sync_leader = SyncLeader(context, self._leader_end, self._group_leader, self._mirror.agreed)
-        self._decisions = Decisions(context, self._leader_end, self._peers, self._sync_leader)
+        self._decisions = Decisions(context, self._leader_end, self._group_leader, self._peers, self._sync_leader)
         self._sync_leases = SyncLeases(
             context, self._follower_end, self._group_follower, self._store, self._syncing.reached
         )

@@ -23,6 +23,7 @@ from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldT
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 from isthmus_plugins.replication.marker_order import MarkerOrder
+from isthmus_plugins.replication.sync_places import GroupPlaces, OrderedPlace
 from isthmus_plugins.replication.transaction_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -98,7 +99,7 @@ class Decision:
         """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
         return self.ends is None or self.ends.get(key.place, 0) > offset
 
-    def is_sent(self, stream: LeaderStream) -> bool:
+    def is_sent(self, stream: OrderedPlace) -> bool:
         """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
         return stream.connection in self.sent_on or self.is_there(stream.key.link)
 
@@ -110,9 +111,12 @@ class Decision:
 class Decisions:
     """The decisions that the other sides may not have yet, and the answers to EndTxn that wait for them."""
 
-    def __init__(self, context: PluginContext, leader_end: LeaderEnd, peers: Connections, needs: Needs) -> None:
+    def __init__(
+        self, context: PluginContext, leader_end: LeaderEnd, groups: GroupPlaces, peers: Connections, needs: Needs
+    ) -> None:
         self._context = context
         self._leader_end = leader_end
+        self._groups = groups
         self._peers = peers
         self._needs = needs
         self._tasks = Tasks("decisions")
@@ -127,10 +131,11 @@ class Decisions:
         self.held = HeldTransactions(self, _now)
         self.held.on_untold = self._ask
         self._order = MarkerOrder(self._floor)
-        self._undecided: dict[LeaderStream, tuple[int, float]] = {}
+        self._undecided: dict[OrderedPlace, tuple[int, float]] = {}
         """Streams that wait for a decision: at which offset, and since when."""
         self._progressed = asyncio.Event()
         leader_end.may_pass = self.may_pass
+        groups.may_pass = self.may_be_told
         needs.settled = self.settled
 
     def start(self) -> None:
@@ -202,9 +207,13 @@ class Decisions:
         """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
         return all(
             self._needs.in_sync(key)
-            for key in self._leader_end.led
+            for key in self._pushed()
             if any(needed == key for needed in self._needs.needed(key.place, True))
         )
+
+    def _pushed(self) -> set[LedPartition]:
+        """All that this proxy pushes, or is to push."""
+        return {*self._leader_end.led, *self._groups.places()}
 
     def _missing(self, decision: Decision) -> set[str]:
         """Links that must have a decision and do not."""
@@ -263,9 +272,10 @@ class Decisions:
                 transaction.partitions,
                 frozenset(links),
             )
+            pushed = self._pushed()
             for link_name in links:
                 for place in transaction.partitions:
-                    if (key := LedPartition(link_name, *place)) in self._leader_end.led:
+                    if (key := LedPartition(link_name, *place)) in pushed:
                         self._order.decided(key, decision)
             self._keep(change.transactional_id, [*pending, decision])
             self._fresh.append(decision)
@@ -401,7 +411,14 @@ class Decisions:
 
     def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool) -> bool:
         """Whether a transactional batch may be sent now; else the stream is read on when its decision was."""
-        if not self._active or stream.copy is not None:
+        return stream.copy is not None or self._may_pass(stream, header, batch, plain)
+
+    def may_be_told(self, place: OrderedPlace, header: BatchHeader, batch: Frame) -> bool:
+        """The same of the offsets topic: what a marker commits there is told as any other commit, not in its order."""
+        return self._may_pass(place, header, batch, header.is_control)
+
+    def _may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool) -> bool:
+        if not self._active:
             return True
         if self._order.may_pass(stream, header, batch, plain):
             self._undecided.pop(stream, None)
@@ -414,15 +431,19 @@ class Decisions:
 
     def _go_on_reading(self) -> None:
         """Have streams that wait look again."""
-        for stream in self._undecided:
+        for stream in list(self._undecided):
             if stream.undecided:
                 stream.undecided = False
-                self._leader_end.resume_tails(stream.key.link)
+                if stream.key.topic == OFFSETS_TOPIC:
+                    self._groups.resume(stream.key.partition)
+                else:
+                    self._leader_end.resume_tails(stream.key.link)
+
+    def _is_pushed(self, stream: OrderedPlace) -> bool:
+        return self._leader_end.stream(stream.key) is stream or self._groups.is_told(stream)
 
     def _look_at_undecided(self, now: float) -> None:
-        self._undecided = {
-            stream: waits for stream, waits in self._undecided.items() if self._leader_end.stream(stream.key) is stream
-        }
+        self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
         for stream, (offset, since) in self._undecided.items():
             if now - since > UNDECIDED_S:
                 why = f"the decision that the marker at offset {offset} carries out is not known"
@@ -430,7 +451,7 @@ class Decisions:
                     self._order.waive(stream.key, offset)
         self._go_on_reading()
         self._order.forget(
-            lambda stream: self._leader_end.stream(stream.key) is stream,
+            self._is_pushed,
             lambda key: key in self._needs.needed(key.place, True),
         )
 

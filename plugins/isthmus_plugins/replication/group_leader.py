@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -22,10 +23,10 @@ from isthmus_plugins.replication.fed_partition import FedPartition
 from isthmus_plugins.replication.followed_group import Waiting
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.peers import LinkPeers
-from isthmus_plugins.replication.sync_places import SyncPlace, leads_positions
+from isthmus_plugins.replication.sync_places import OrderedPlace, SyncPlace, leads_positions
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Group, OffsetKey, OffsetsLog
-from isthmus_protocol.records import BatchError, walk
+from isthmus_protocol.records import BatchError, BatchHeader, Frame, walk
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -82,6 +83,7 @@ class Source:
         "partition",
         "problem",
         "retry_at",
+        "waiting",
     )
 
     def __init__(self, partition: int, broker_id: int, leader_epoch: int, offsets_log: OffsetsLog) -> None:
@@ -90,6 +92,9 @@ class Source:
         self.leader_epoch = leader_epoch
         self.offsets_log = offsets_log
         self.next_offset = 0
+        """What the log adds up to was taken up to this."""
+        self.waiting: deque[tuple[bytes, BatchHeader]] = deque()
+        """Batches that were read and not taken yet: the first is a commit marker whose decision is on its way."""
         self.log_end: int | None = None
         """Where the log ended once in this leader epoch; None: not known.
 
@@ -101,6 +106,10 @@ class Source:
         self.problem: str | None = None
         """Why it cannot be read on."""
         self.retry_at = 0.0
+
+    @property
+    def read_offset(self) -> int:
+        return self.waiting[-1][1].next_offset if self.waiting else self.next_offset
 
 
 class LedGroup(NamedTuple):
@@ -191,6 +200,8 @@ class GroupLeader:
         self._feeds: dict[str, Feed] = {}
         self.on_confirmed: Callable[[SyncPlace], None] = lambda place: None
         """Called when a follower end of a synchronous link has more."""
+        self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = lambda *batch: True
+        """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
         self.error: str | None = None
         """Why the offsets topic cannot be found."""
 
@@ -429,7 +440,7 @@ class GroupLeader:
         fetched = await connection.fetch(
             [
                 FetchPartition(
-                    self._topic_id, source.partition, source.next_offset, PARTITION_BYTES_MAX, source.leader_epoch
+                    self._topic_id, source.partition, source.read_offset, PARTITION_BYTES_MAX, source.leader_epoch
                 )
                 for source in sources
             ],
@@ -465,13 +476,31 @@ class GroupLeader:
                 source.log_end = ends.get((OFFSETS_TOPIC, source.partition))
 
     def _take(self, source: Source, part: Fetched, now: float) -> bool:
-        changed: set[OffsetKey] = set()
+        broken: BatchError | None = None
         try:
             for start, end, header in walk(part.records):
-                if header.next_offset > source.next_offset:
-                    changed |= source.offsets_log.take(part.records[start:end], header)
-                    source.next_offset = header.next_offset
+                if header.next_offset > source.read_offset:
+                    source.waiting.append((bytes(part.records[start:end]), header))
         except BatchError as error:
+            broken = error
+        self._take_waiting(source, now, broken)
+        return bool(len(part.records))
+
+    def _take_waiting(self, source: Source, now: float, broken: BatchError | None = None) -> None:
+        """Take what was read, up to a marker that may not be told yet; ``broken``: what comes behind it."""
+        changed: set[OffsetKey] = set()
+        try:
+            while source.waiting:
+                batch, header = source.waiting[0]
+                if header.is_transactional and not self._may_pass(source, header, batch):
+                    break
+                changed |= source.offsets_log.take(batch, header)
+                source.next_offset = header.next_offset
+                source.waiting.popleft()
+            if broken is not None and not source.waiting:
+                raise broken
+        except BatchError as error:
+            source.waiting.clear()
             source.problem = (
                 f"{OFFSETS_TOPIC}-{source.partition} cannot be read at offset {source.next_offset}: {error}"
             )
@@ -488,13 +517,29 @@ class GroupLeader:
             fed = feed.fed.get(source)
             if fed is not None:
                 fed.pending |= pending
-                fed.saw(source.next_offset, now)
+                fed.saw(source.read_offset, now)
                 feed.wake.set()
-        return bool(len(part.records))
+
+    def _may_pass(self, source: Source, header: BatchHeader, batch: Frame) -> bool:
+        """Whether a transactional batch may be told over all links that confirm."""
+        fed = [fed for feed in self._feeds.values() if (fed := feed.fed.get(source)) is not None]
+        return all(self.may_pass(each, header, batch) for each in fed)
+
+    def resume(self, partition: int) -> None:
+        """Look again at what may not have been told."""
+        source = self._sources.get(partition)
+        if source is not None and source.waiting:
+            self._take_waiting(source, monotonic())
+
+    def is_told(self, place: object) -> bool:
+        """Whether a place is told still."""
+        feeds = [feed for feed in self._feeds.values() if self._is_current(feed)]
+        return any(each is place for feed in feeds for each in feed.fed.values())
 
     async def _refused(self, source: Source, part: Fetched) -> None:
         if part.error_code == OFFSET_OUT_OF_RANGE and source.next_offset == 0:
             source.next_offset = await self._context.cluster.log_start(OFFSETS_TOPIC, source.partition)
+            source.waiting.clear()
         else:  # another leader, or the log was cut: read it again from its start
             del self._sources[source.partition]
             self.wake()

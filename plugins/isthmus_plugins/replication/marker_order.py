@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_places import OrderedPlace
 from isthmus_protocol.record_codec import Marker, decode_control
 from isthmus_protocol.records import BatchHeader, Frame
 
@@ -27,7 +28,7 @@ class SentDecision(Protocol):
     def ends_after(self, key: LedPartition, offset: int) -> bool:
         """Whether what begins at an offset may be of its transaction."""
 
-    def is_sent(self, stream: LeaderStream) -> bool:
+    def is_sent(self, stream: OrderedPlace) -> bool:
         """Whether it comes before whatever the stream sends now, or is on the other side already."""
 
     def is_there(self, link_name: str) -> bool:
@@ -65,14 +66,14 @@ class MarkerOrder:
         self._floor = floor
         self._known: dict[tuple[LedPartition, int], list[_Known]] = {}
         """By partition and producer id, in the order of the transaction log."""
-        self._producers: dict[LeaderStream, _Producers] = {}
+        self._producers: dict[OrderedPlace, _Producers] = {}
         self._waived: dict[LedPartition, int] = {}
 
     def decided(self, key: LedPartition, decision: SentDecision) -> None:
         """A decision lists a partition that this proxy pushes."""
         self._known.setdefault((key, decision.producer_id), []).append(_Known(decision))
 
-    def forget(self, led: Callable[[LeaderStream], bool], needs: Callable[[LedPartition], bool]) -> None:
+    def forget(self, led: Callable[[OrderedPlace], bool], needs: Callable[[LedPartition], bool]) -> None:
         """Forget streams that have ended, and decisions of partitions that need none, or whose markers are there."""
         self._producers = {stream: known for stream, known in self._producers.items() if led(stream)}
         self._waived = {key: offset for key, offset in self._waived.items() if needs(key)}
@@ -89,7 +90,7 @@ class MarkerOrder:
         """Send the marker at an offset all the same."""
         self._waived[key] = offset
 
-    def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool = False) -> bool:
+    def may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool = False) -> bool:
         """Whether a transactional batch may be sent. To be asked for each of a stream, in order, also again.
 
         ``plain``: the records of a committed transaction go as plain ones, so that they count before their marker.
@@ -123,7 +124,7 @@ class MarkerOrder:
         place = known.index(used)
         known[:place] = [each for each in known[:place] if each.used_at is not None]
 
-    def _decided(self, stream: LeaderStream, producer_id: int, offset: int, begun: int, there: bool) -> _Known | bool:
+    def _decided(self, stream: OrderedPlace, producer_id: int, offset: int, begun: int, there: bool) -> _Known | bool:
         """The decision of what a batch is part of; True: it needs none, or may go without; NOT_DECIDED: it waits.
 
         ``there``: it must be on the other side, where being sent ahead is not enough.

@@ -8,6 +8,7 @@ from typing import Protocol
 from isthmus_control.model import Link, LinkMode
 from isthmus_plugins.replication.connection import LinkConnection
 from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_protocol.records import BatchHeader, Frame
 
 
 class SyncPlace(Protocol):
@@ -34,6 +35,12 @@ class SyncPlace(Protocol):
         """Whether the other side lacks nothing but what came just now."""
 
 
+class OrderedPlace(SyncPlace, Protocol):
+    """One whose commit markers wait for the decisions that they carry out."""
+
+    undecided: bool
+
+
 class GroupPlaces(Protocol):
     """Partitions of the offsets topic whose groups are led over synchronous links: :class:`GroupLeader`."""
 
@@ -56,6 +63,15 @@ class GroupPlaces(Protocol):
 
     def leader_epoch(self, partition: int) -> int:
         """The latest that is known, -1 for none."""
+
+    may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool]
+    """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
+
+    def is_told(self, place: object) -> bool:
+        """Whether a place is told still."""
+
+    def resume(self, partition: int) -> None:
+        """Look again at what may not have been told."""
 
 
 async def at_once(places: Sequence[tuple[str, int]]) -> None:

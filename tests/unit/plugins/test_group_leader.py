@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 from support.group_replicas import PLACE, in_replicas, log, position, until_at
-from support.offsets import commit
-from support.replicas import Replicas
+from support.offsets import commit, marker_batch, offsets_batch
+from support.replicas import LINK, Replicas
 
+from isthmus_control.commands import AlterLink
+from isthmus_control.model import LinkMode
 from isthmus_plugins.api import BrokerUnavailable
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_places import OrderedPlace
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.record_codec import Marker
+from isthmus_protocol.records import BatchHeader, Frame
 
 
 def replaced(replicas: Replicas) -> bool:
@@ -78,5 +84,37 @@ def test_a_log_end_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.Mo
         partition.move(partition.leader)
         await replicas.until("it is read", lambda: loaded(replicas), 10)
         assert not failures
+
+    in_replicas(monkeypatch, test)
+
+
+def test_what_a_marker_commits_waits_for_its_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(replicas: Replicas) -> None:
+        leader = replicas.ends["A"].group_leader
+        replicas.controls["A"].apply(AlterLink(LINK, mode=LinkMode.SYNCHRONOUS))
+        key = LedPartition(LINK, OFFSETS_TOPIC, 0)
+        await replicas.until("it confirms", lambda: leader.place(key) is not None)
+        asked: list[bool] = []
+
+        def may_pass(place: OrderedPlace, header: BatchHeader, batch: Frame) -> bool:
+            asked.append(header.is_control)
+            return not header.is_control
+
+        leader.may_pass = may_pass
+        partition = replicas.a.partition(OFFSETS_TOPIC)
+        partition.write(offsets_batch(partition.end, [commit("app-1", "local-t", 6)], 7))
+        partition.write(marker_batch(partition.end, 7, Marker.COMMIT))
+        log(replicas, commit("app-1", "local-t", 7))
+        await replicas.until("the marker was seen", lambda: True in asked)
+        await asyncio.sleep(1)
+        assert asked.count(True) == 1, "it is asked again when there is reason to"
+        await until_at(replicas, {PLACE: position(5)})
+        place = leader.place(key)
+        assert place is not None
+        assert place.acked < partition.end - 1
+        leader.may_pass = lambda *batch: True
+        leader.resume(0)
+        await until_at(replicas, {PLACE: position(7)})
+        await replicas.until("all is confirmed", lambda: place.acked == partition.end)
 
     in_replicas(monkeypatch, test)
