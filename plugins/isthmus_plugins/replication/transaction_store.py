@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -117,8 +116,11 @@ class TransactionStore:
         self._opened: TopicInfo | None = None
         self._latest: dict[tuple[Any, ...], tuple[int, int]] = {}
         """By key of a decision: its identity."""
-        self._under_way: dict[LinkConnection, Counter[int]] = {}
-        """By connection and the source's producer id: decisions that came and are not durable yet."""
+        self._under_way: dict[LinkConnection, dict[int, set[tuple[int, int]]]] = {}
+        """By connection and the source's producer id: decisions that came and are not durable yet.
+
+        One that is refused stays: it is told again, over this connection or another one.
+        """
         self._uncertain_until: float | None = monotonic() + LOST_REQUEST_MARGIN_S
         """Until then a request of ours, or of a process before this one, may still land. None: of unknown fate."""
         self._on_durable = on_durable
@@ -146,13 +148,13 @@ class TransactionStore:
 
     def announced(self, connection: LinkConnection, params: Mapping[str, Any]) -> None:
         """A ``decide`` call came in, and nothing that came behind it over the connection was looked at yet."""
-        counts = self._under_way.setdefault(connection, Counter())
-        counts.update(int(each["producer_id"]) for each in params["decisions"])
+        under_way = self._under_way.setdefault(connection, {})
+        for each in params["decisions"]:
+            under_way.setdefault(int(each["producer_id"]), set()).add(_identity(each))
 
     def awaits(self, connection: LinkConnection, producer_id: int) -> bool:
         """Whether a decision of the source's producer that came over the connection is not durable yet."""
-        counts = self._under_way.get(connection)
-        return counts is not None and bool(counts[producer_id])
+        return bool(self._under_way.get(connection, {}).get(producer_id))
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """What came over it is told again over another one."""
@@ -170,10 +172,12 @@ class TransactionStore:
             entries += self._entries(link.link_id, sender, each)
         await self.put(entries)
         self._check_follows(link.name, params)
-        counts = self._under_way.get(connection)
-        if counts is not None:
-            counts.subtract(int(each["producer_id"]) for each in params["decisions"])
-            self._under_way[connection] = +counts
+        under_way = self._under_way.get(connection, {})
+        for each in params["decisions"]:
+            left = under_way.get(int(each["producer_id"]), set())
+            left.discard(_identity(each))
+            if not left:
+                under_way.pop(int(each["producer_id"]), None)
         self._on_durable(connection)
         return {}
 
@@ -197,7 +201,7 @@ class TransactionStore:
 
     def _entries(self, link_id: str, sender: str, said: Mapping[str, Any]) -> Iterator[Entry]:
         """The entries of one decision, but those that a later one has replaced."""
-        identity = int(said["at"][0]), int(said["at"][1])
+        identity = _identity(said)
         common = {
             "id": str(said["id"]),
             "epoch": int(said["epoch"]),
@@ -362,6 +366,11 @@ def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stor
         if known is None or (known.identity, -known.end) < (found.identity, -found.end):
             decisions[place] = found
     return Stored(decisions, others)
+
+
+def _identity(said: Mapping[str, Any]) -> tuple[int, int]:
+    """Where a decision stands in the source's transaction log."""
+    return int(said["at"][0]), int(said["at"][1])
 
 
 def _batch(entries: Sequence[Entry]) -> bytes:

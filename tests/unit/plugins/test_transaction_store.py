@@ -110,18 +110,38 @@ def test_what_is_under_way_is_known_from_its_arrival_on() -> None:
         store = TransactionStore(context, durable.append)
         store.start()
         connection = scene.connection
-        params = {"decisions": [decision(1, ("t", 0, 10))]}
+        params, later = ({"decisions": [decision(number, ("t", 0, 10))]} for number in (1, 2))
         store.announced(connection, params)
-        store.announced(connection, params)
+        store.announced(connection, later)
         assert store.awaits(connection, X)
         assert not store.awaits(connection, X + 1)
         await store.on_decide(connection, params)
         assert store.awaits(connection, X)
-        await store.on_decide(connection, params)
+        await store.on_decide(connection, later)
         assert not store.awaits(connection, X)
         assert durable == [connection] * 2
         store.announced(connection, params)
         store.connection_lost(connection)
+        assert not store.awaits(connection, X)
+        await store.stop()
+
+    run(main)
+
+
+def test_what_was_refused_is_under_way_until_it_is_told_again() -> None:
+    async def main(scene: Scene) -> None:
+        context: Any = FakeContext(scene.cluster, scene.control)
+        store = TransactionStore(context, lambda connection: None)
+        store.start()
+        connection, params = scene.connection, {"decisions": [decision(1, ("t", 0, 10))]}
+        deadline, context.lease_deadline = context.lease_deadline, 0.0
+        store.announced(connection, params)
+        with pytest.raises(LinkRejected, match="lease"):
+            await store.on_decide(connection, params)
+        assert store.awaits(connection, X), "its marker may be behind it on the connection"
+        context.lease_deadline = deadline
+        store.announced(connection, params)
+        await store.on_decide(connection, params)
         assert not store.awaits(connection, X)
         await store.stop()
 
