@@ -10,7 +10,8 @@ from isthmus.errors import PeerFault
 from isthmus.kafka_client import ClusterClient
 from isthmus.kafka_results import TopicPartition
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import ResourceType
+from isthmus_control.model import ResourceType, contains
+from isthmus_protocol.producer_ids import is_replicated
 
 log = logging.getLogger("isthmus.transactions")
 
@@ -27,7 +28,8 @@ class OpenTransactions:
     async def ended(self, state: ControlState) -> None:
         """Return when no transaction is open in a topic of a reserved namespace that follows no link.
 
-        A namespace that follows has the source's transactions, which only the link ends.
+        A namespace that follows has the source's transactions, which only the link ends; what is promoted, or was
+        detached, may still have some, which end before its reservation does.
         """
         told = False
         while open_in := await self._open(state):
@@ -56,10 +58,14 @@ class OpenTransactions:
             return [
                 f"{place.topic}-{place.partition}"
                 for place, found in producers.items()
-                if any(each.current_txn_start_offset != NO_TRANSACTION for each in found.states)
+                if any(
+                    each.current_txn_start_offset != NO_TRANSACTION and not is_replicated(each.producer_id)
+                    for each in found.states
+                )
             ]
 
 
 def _reserved_here(state: ControlState, topic: str) -> bool:
     reservation = state.lookup.topic_reservation(topic)
-    return reservation is not None and reservation.link is None
+    promoted = any(contains(*key, topic) for key in state.promotions)
+    return reservation is not None and reservation.link is None and not promoted

@@ -23,7 +23,7 @@ from isthmus_plugins.links import (
     PartitionClaim,
 )
 from isthmus_plugins.replication.peers import PeerState
-from isthmus_plugins.replication.promotion import Promotions
+from isthmus_plugins.replication.promotion import Promotions, doubted
 from isthmus_plugins.replication.sync_lease import SyncLeases
 from isthmus_plugins.replication.sync_status import claimed
 
@@ -134,6 +134,7 @@ class Failovers:
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
         records = self._context.control.state.follower_topics
+        report.missing = [why for name in report.topics if name in records for why in doubted(records[name])]
         report.settings_kept = [name for name in report.topics if name in records and not records[name].settings]
         return report
 

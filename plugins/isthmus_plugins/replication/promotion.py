@@ -80,9 +80,13 @@ class Promotions:
         enforced: Callable[[], Awaitable[None]],
         compare_groups: Callable[[Link], Awaitable[Sequence[GroupVerdict]]],
         ends: TransactionEnds,
+        stopped: Callable[[Sequence[tuple[FollowerTopic, TopicInfo]]], Awaitable[None]],
+        promoted: Callable[[], Awaitable[None]],
     ) -> None:
         self._context = context
         self._ends = ends
+        self._stopped = stopped
+        self._promoted = promoted
         self._call = call
         self._append = append
         self._detach_here = detach_here
@@ -180,7 +184,7 @@ class Promotions:
             if here is None or record is None or not follows or record.source_topic_id != source["topic_id"]:
                 report.missing.append(f"{source['topic']} is not followed")
                 continue
-            report.missing += _doubted(record)
+            report.missing += doubted(record)
             there = (await self._call(link_name, "ends", {"topic": source["topic"]}))["partitions"]
             places = [(name, partition) for partition in range(len(here.partitions))]
             ends = await self._context.cluster.log_ends(places)
@@ -294,9 +298,10 @@ class Promotions:
                 if not promotion.without_source:
                     await self._call(promotion.link, "detach", _there(mapping))
                 await self._detach_here(link, mapping)
+        await self._enforced()  # whoever detached it may have been killed before it had waited for that
         ended = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
         await self._append(EndPromotion(promotion.type, promotion.prefix, ours))
-        await self._enforced()
+        await self._promoted()
         for key in promotion.keys:
             extra = {"link": promotion.link, "namespace": key.prefix, "failover": promotion.without_source}
             log.info("namespace promoted", extra=extra | ended[key]._asdict())
@@ -316,11 +321,14 @@ class Promotions:
                 moved = await apply_committed(self._context, of_groups(stored, promotion.prefix))
                 log.info("positions of transactions committed", extra={"groups": len(moved)})
             elif promotion.type is ResourceType.TOPIC:
-                topics = await self._context.cluster.topics()
-                for name, topic in sorted(topics.items()):
-                    if contains(promotion.type, promotion.prefix, name) and not topic.internal:
-                        ended += await self._ends.end(await self._markers(topic, stored))
-                        await self._restore(promotion, name)
+                found = (await self._context.cluster.topics()).values()
+                topics = [each for each in found if contains(*promotion.key, each.name) and not each.internal]
+                records = self._context.control.state.follower_topics
+                # What is the source's ends before the markers do, wherever it was killed before.
+                await self._stopped([(records[each.name], each) for each in topics if each.name in records])
+                for topic in topics:
+                    ended += await self._ends.end(await self._markers(topic, stored))
+                    await self._restore(promotion, topic.name)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
         return ended
@@ -396,7 +404,7 @@ class Promotions:
                 lacking.append(f"{source} is not followed")
             else:
                 ours |= {(name, partition): int(end) for partition, end in enumerate(told["ends"])}
-                lacking += _doubted(record)
+                lacking += doubted(record)
         ends = await self._context.cluster.log_ends(list(ours)) if ours else {}
         for (name, partition), source_end in ours.items():
             end = ends.get((name, partition))
@@ -443,7 +451,7 @@ class Promotions:
             await self._context.cluster.alter_topic_configs(topic, changes)
 
 
-def _doubted(record: FollowerTopic) -> list[str]:
+def doubted(record: FollowerTopic) -> list[str]:
     """Why a topic may have keys that its source has deleted."""
     return [str(why.message) for partition in sorted(record.doubted) if (why := reasons.doubted(record, partition))]
 

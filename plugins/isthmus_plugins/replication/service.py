@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic, time
 from typing import Any, Final, TypeVar
@@ -141,9 +141,11 @@ class LinkService:
             self._call,
             self._append,
             self._detach_here,
-            self._promoted,
+            self._enforced,
             self._compare_groups,
             TransactionEnds(context, store),
+            self._stopped_to_follow,
+            self._promoted,
         )
         self._failovers = Failovers(context, self._promotions, sync_leases, peers.state)
         self.offsets_topics = OffsetsTopics(
@@ -595,15 +597,20 @@ class LinkService:
             await self._enforced()
             await self._group_follower.left()
         if topics_follow:
-            try:
-                await self._follower_topics.detached(link.name, mapping)
-            except (BrokerUnavailable, KafkaRefused, Refusal) as error:
-                raise OperationError(
-                    "BROKER_UNAVAILABLE", f"detached, but log ends not recorded: {error}", 503
-                ) from error
+            await self._ends_recorded(self._follower_topics.detached(link.name, mapping))
         if mapping.role is Role.FOLLOWER:
             await self._verification_as_agreed("detached")
         self._leader_end.wake()
+
+    async def _ends_recorded(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except (BrokerUnavailable, KafkaRefused, Refusal) as error:
+            raise OperationError("BROKER_UNAVAILABLE", f"detached, but log ends not recorded: {error}", 503) from error
+
+    async def _stopped_to_follow(self, topics: Sequence[tuple[FollowerTopic, TopicInfo]]) -> None:
+        """Record where topics stopped to follow, as far as that is not recorded."""
+        await self._ends_recorded(self._follower_topics.close_provenance(topics))
 
     async def on_detach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         link = self._context.control.state.links.get(connection.link_name)
@@ -693,7 +700,8 @@ class LinkService:
                 status.source_end = stopped.source_end
                 if stopped.source_end is not None and stopped.end_offset is not None:
                     status.partition_mirror_lag = max(0, stopped.source_end - stopped.end_offset)
-            elif prepared is not None:
+            closed = stopped is None or stopped.code == reasons.CLOSED  # why, the other end says when it is asked again
+            if closed and prepared is not None and (stopped is None or prepared.code is not None):
                 status.reason, status.message = prepared.code, prepared.message
                 waiting = reasons.waiting_state(prepared.code or "")
             if stream is not None:

@@ -576,6 +576,10 @@ def _failed_over(report: dict[str, Any]) -> Iterator[str]:
                 for each in claims
             ),
         )
+    missing = [reason for each in report["namespaces"] for reason in each["missing"]]
+    if missing:
+        yield ""
+        yield from missing
     kept = [topic for each in report["namespaces"] for topic in each["settings_kept"]]
     if kept:
         yield ""

@@ -191,6 +191,7 @@ def test_once_begun_another_proxy_finishes_it(at: int) -> None:
         assert promoted(two)
         assert two.clusters["B"].partition("r-t").end == 5
         assert not two.clusters["B"].partition("r-t").aborted
+        assert two.controls["B"].state.histories["r-t"].partitions[0][-1].end_offset == 4
         assert settings(two) == SOURCES
 
     on_following(work)
