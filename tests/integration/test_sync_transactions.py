@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import threading
 import time
 from collections import Counter
@@ -14,7 +13,9 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
+from support.groups import commit as commit_alone
+from support.groups import group_status
 from support.kafka import unique
 from support.links import Linked, linked, until
 from support.raw_log import read_log
@@ -92,7 +93,7 @@ def test_the_ack_of_a_commit_waits_for_the_other_side(link: Linked, topic: str) 
     producer.begin_transaction()
     write(producer, topic, b"x")
     committed = threading.Event()
-    link.b.proxy.signal(signal.SIGSTOP)
+    link.b.proxy.pause()
     try:
         with ThreadPoolExecutor(1) as pool:
             commit = pool.submit(lambda: (producer.commit_transaction(60), committed.set()))
@@ -101,10 +102,10 @@ def test_the_ack_of_a_commit_waits_for_the_other_side(link: Linked, topic: str) 
             elsewhere.commit_transaction(30)
             assert not committed.wait(4), "acked, and the other side cannot have it"
             assert not decisions(link, mine)
-            link.b.proxy.signal(signal.SIGCONT)
+            link.b.proxy.resume()
             commit.result(60)
     finally:
-        link.b.proxy.signal(signal.SIGCONT)
+        link.b.proxy.resume()
     remote = topic.replace(link.local, link.remote)
     ends = decisions(link, mine)
     assert ends.keys() == {(remote, partition) for partition in range(PARTITIONS)}
@@ -166,10 +167,10 @@ def test_clients_that_are_told_to_ask_again_commit_once(link: Linked, topic: str
         try:
             until("all of them write", lambda: len({value.split()[0] for value in list(sent)}) == 2)
             until("Java, too", lambda: any(len(each.value or b"") == 10 for each in link.a.read(topic, direct=True)))
-            link.b.proxy.signal(signal.SIGSTOP)
+            link.b.proxy.pause()
             time.sleep(4)  # longer than an answer is held
         finally:
-            link.b.proxy.signal(signal.SIGCONT)
+            link.b.proxy.resume()
             written = len(sent)
             try:
                 until("they go on", lambda: len(sent) > written + 4)
@@ -185,3 +186,44 @@ def test_clients_that_are_told_to_ask_again_commit_once(link: Linked, topic: str
     assert {value: found[value] for value in sent} == dict(sent)
     assert sum(count for value, count in found.items() if value not in sent) == 60, "of Java"
     until("both sides are equal", lambda: link.verify(check=False)["equal"])
+
+
+def test_a_link_that_is_down_holds_no_commit_of_groups_that_it_does_not_lead(link: Linked, topic: str) -> None:
+    """Groups of several links, and of none, share the partitions of the offsets topic."""
+    led, alone = unique("led-") + "-", unique("not-linked-")
+    link.attach(led, led, "--type", "consumer-group", "--disable-transaction-verification")
+    link.a.create_topic(alone, PARTITIONS)
+    link.a.proxy.cli("link", "set-mode", link.name, "synchronous", "--confirm-timeout-ms", "2000")
+    groups = [f"{led}{number}" for number in range(8)]
+
+    def states() -> set[str]:
+        """What acks of the led groups' commits mean."""
+        found = [group_status(link.a, link.name, group) for group in groups]
+        return {str(each["sync"]["state"]) for each in found if each is not None and each["sync"] is not None}
+
+    def commit(number: int) -> None:
+        """A transaction of a group in some partition of the offsets topic."""
+        group = Consumer({"bootstrap.servers": link.a.bootstrap, "group.id": unique(f"free-{number}-")})
+        try:
+            producer = transactional(link, unique("txn-"))
+            producer.begin_transaction()
+            write(producer, alone, b"x")
+            offsets = [TopicPartition(alone, 0, 1)]
+            producer.send_offsets_to_transaction(offsets, group.consumer_group_metadata(), 30)
+            producer.commit_transaction(30)
+        finally:
+            group.close()
+
+    for group in groups:
+        commit_alone(link.a, group, {(topic, 0): 0})
+    until("commits are in sync", lambda: states() == {"In-Sync"})
+    link.b.proxy.kill()
+    try:
+        until("commits are out of sync", lambda: states() == {"Out-Of-Sync"})
+        for number in range(6):
+            commit(number)
+    finally:
+        link.b.proxy.start()
+        detach = "link", "detach", link.name, "--local", led, "--type", "consumer-group"
+        until("the link is there again", lambda: link.a.proxy.cli(*detach))
+    wait_in_sync(link, topic)

@@ -2,7 +2,7 @@
 
 ``python transform_app.py BOOTSTRAP GROUP INPUT OUTPUT TRANSACTIONAL_ID``. Each input record becomes one output record,
 with the input's partition and offset in its key. It ends with an error for whatever it cannot go on after, as such
-applications do, and is then started again.
+applications do, and is then started again. When a commit is acked it prints the keys of what it wrote.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 BATCH_RECORDS = 7
+ACKED = "acked:"
+"""Begins a line of the output that names what a transaction wrote whose commit was acked."""
 
 
 def run(bootstrap: str, group: str, source: str, sink: str, transactional_id: str) -> None:
@@ -38,10 +40,11 @@ def run(bootstrap: str, group: str, source: str, sink: str, transactional_id: st
             continue
         producer.begin_transaction()
         ends: dict[int, int] = {}
-        for message in messages:
+        keys = [b"%d:%d" % (message.partition(), message.offset()) for message in messages]
+        for key, message in zip(keys, messages, strict=True):
             producer.produce(
                 sink,
-                key=b"%d:%d" % (message.partition(), message.offset()),
+                key=key,
                 value=b"transformed " + message.value(),
                 partition=message.partition(),
             )
@@ -49,6 +52,7 @@ def run(bootstrap: str, group: str, source: str, sink: str, transactional_id: st
         offsets = [TopicPartition(source, partition, end) for partition, end in ends.items()]
         producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 30)
         producer.commit_transaction(30)
+        print(ACKED, *(key.decode() for key in keys), flush=True)
 
 
 if __name__ == "__main__":

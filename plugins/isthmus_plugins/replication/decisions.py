@@ -220,7 +220,12 @@ class Decisions:
         return (self._links_of(decision.places) & decision.links) - decision.confirmed
 
     def _links_of(self, places: Iterable[Partition]) -> set[str]:
-        return {key.link for place in places for key in self._needs.needed(place, True)}
+        """Which links a decision is needed over: none that is down because of groups that it may not be about.
+
+        A partition of the offsets topic is many groups', of several links. A link that is Out-Of-Sync there has not let
+        TxnOffsetCommit pass for the groups that it leads.
+        """
+        return {key.link for place in places for key in self._needs.needed(place, place[0] != OFFSETS_TOPIC)}
 
     def _ask(self) -> None:
         if not self._asking:
@@ -392,7 +397,8 @@ class Decisions:
             await answer(CALL_TIMEOUT_S)
         except (LinkRejected, LinkLost, TimeoutError) as error:
             log.warning("decisions not stored", extra={"link": connection.link_name, "detail": str(error)})
-            await asyncio.sleep(0 if isinstance(error, LinkLost) else STEP_S)
+            # Markers wait there for what came over this connection: over another one they do not.
+            connection.close(f"decisions not stored: {error}")
             for decision in decisions:
                 decision.sent_on.discard(connection)
             self._work.set()

@@ -1,0 +1,143 @@
+"""User story: the whole source cluster dies under an application that consumes, transforms and produces exactly once.
+
+The link is synchronous. Brokers and proxy of A are killed with kill -9 at a random moment of the application's
+transactions; B takes over, and the application goes on there. Whatever was acked while In-Sync is there: records,
+commits, positions; nothing is there twice, and no transaction is torn, acked or not. ISTHMUS_FAILOVERS is how often (1)
+and ISTHMUS_SEED what the moments come from.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message
+from support.kafka import unique
+from support.links import Linked, Side, linked, until
+from support.transforming import Application, committed, writing
+
+from isthmus_bench.kafka import KafkaCluster
+
+pytestmark = pytest.mark.brokers
+
+FAILOVERS = int(os.environ.get("ISTHMUS_FAILOVERS", "1"))
+SEED = int(os.environ.get("ISTHMUS_SEED", str(random.SystemRandom().randrange(10**6))))
+AFTER = 40
+"""Input records written at B."""
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[tuple[KafkaCluster, KafkaCluster]]:
+    """Of this module's own: their brokers are killed."""
+    with KafkaCluster(name="failover-a") as a, KafkaCluster(name="failover-b") as b:
+        yield a, b
+
+
+class Input:
+    """Records that are written at a side until it is gone, and which of them were acked."""
+
+    def __init__(self, side: Side, topic: str) -> None:
+        self._topic = topic
+        self._producer = side.producer(acks="all", enable_idempotence=True)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+        self.acked: set[tuple[int, int, bytes]] = set()
+        """Partition, offset and value."""
+
+    def _write(self) -> None:
+        number = 0
+        while not self._ended.is_set():
+            self._producer.produce(self._topic, b"%d" % number, partition=number % 2, on_delivery=self._delivered)
+            self._producer.poll(0.003)
+            number += 1
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.acked.add((message.partition(), message.offset(), message.value()))
+
+    def __enter__(self) -> Input:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self._thread.join(60)
+        self._producer.purge()
+        self._producer.flush(10)
+
+
+def in_sync(link: Linked, prefix: str) -> bool:
+    """Whether acks mean both sides: of the application's topics, and of the groups' positions."""
+    status: dict[str, Any] = link.a.link(link.name)
+    topics = {each["topic"] for each in status["partitions"]}
+    return {prefix + "input", prefix + "output"} <= topics and status["state"] == "In-Sync"
+
+
+def kill_cluster(side: Side, rng: random.Random) -> None:
+    """Brokers and proxies, in any order, within a moment."""
+    victims = [side.proxy.kill, *(lambda each=each: side.kafka.kill(each) for each in side.kafka.broker_ids)]
+    rng.shuffle(victims)
+    for victim in victims:
+        victim()
+        time.sleep(rng.choice((0.0, 0.0, 0.005, 0.05)))
+
+
+@pytest.mark.parametrize("failover", range(FAILOVERS))
+def test_what_was_acked_is_there_once(
+    clusters: tuple[KafkaCluster, KafkaCluster], failover: int, tmp_path: Path
+) -> None:
+    rng = random.Random(SEED + failover)
+    print(f"ISTHMUS_SEED={SEED} failover {failover}")
+    prefix = unique("app-") + "-"
+    names = prefix + "input", prefix + "output"
+    with linked(*clusters) as link:
+        consent = "--disable-transaction-verification"
+        link.attach(prefix, prefix, consent)
+        link.attach(prefix, prefix, "--type", "consumer-group", consent)
+        for name in names:
+            link.a.create_topic(name, 2)
+        until("synchronous", lambda: link.a.proxy.cli("link", "set-mode", link.name, "synchronous"))
+        application = Application(link.a, prefix, tmp_path / "application-a.log")
+        with Input(link.a, names[0]) as written, application:
+            until("commits are acked", lambda: application.acked)
+            until("acks mean both sides", lambda: in_sync(link, prefix))
+            before = len(application.acked)
+            until("commits are acked that mean both sides", lambda: len(application.acked) > before)
+            time.sleep(rng.uniform(0.0, 1.0))
+            if rng.random() < 0.3:
+                application.kill()
+                time.sleep(rng.uniform(0.0, 1.0))
+            kill_cluster(link.a, rng)
+        try:
+            link.b.proxy.cli("link", "failover", link.name, "--local", prefix, "--local-group", prefix)
+
+            there = {
+                (partition, record.offset, record.value)
+                for partition in range(2)
+                for record in link.b.read(names[0], partition)
+            }
+            assert written.acked <= there, f"acked and lost: {sorted(written.acked - there)[:5]}"
+            assert application.acked <= set(committed(link.b, names[1])), "acked commits that are lost"
+
+            with (
+                Application(link.b, prefix, tmp_path / "application-b.log"),
+                writing(link.b, names[0], range(AFTER)) as writer,
+            ):
+                writer.join()
+                inputs = [
+                    b"%d:%d" % (partition, record.offset)
+                    for partition in range(2)
+                    for record in link.b.read(names[0], partition)
+                ]
+                until("all is done", lambda: set(committed(link.b, names[1])) >= set(inputs), 120, 0.3)
+            assert Counter(committed(link.b, names[1])) == Counter(inputs)
+        finally:
+            for broker in link.a.kafka.broker_ids:
+                link.a.kafka.start_broker(broker)
