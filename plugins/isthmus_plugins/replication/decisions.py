@@ -95,6 +95,10 @@ class Decision:
     """Links whose other side has it."""
     sent_on: set[LinkConnection] = field(default_factory=set)
 
+    def end_of(self, key: LedPartition) -> int | None:
+        """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
+        return None if self.ends is None else self.ends.get(key.place)
+
     def ends_after(self, key: LedPartition, offset: int) -> bool:
         """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
         return self.ends is None or self.ends.get(key.place, 0) > offset
@@ -383,7 +387,7 @@ class Decisions:
 
     def _send(self, connection: LinkConnection, link: Link, decisions: Sequence[Decision]) -> None:
         """Put decisions on the way: what is sent over the connection after this comes behind them."""
-        told = [_said(link, decision) for decision in decisions]
+        told = [_said(link, decision, self._order.earlier) for decision in decisions]
         answer = connection.begin_call("decide", {"decisions": told})
         for decision in decisions:
             decision.sent_on.add(connection)
@@ -492,14 +496,16 @@ class Decisions:
         await self._progressed.wait()
 
 
-def _said(link: Link, decision: Decision) -> dict[str, Any]:
+def _said(
+    link: Link, decision: Decision, earlier: Callable[[LedPartition, Decision], list[tuple[int, int, int]]]
+) -> dict[str, Any]:
     """A decision as a call carries it: of its partitions those that the link has, by their names at the other end."""
     assert decision.ends is not None
     places = []
     for place, end in decision.ends.items():
         remote = OFFSETS_TOPIC if place[0] == OFFSETS_TOPIC else _remote_topic(link, place[0])
         if remote is not None:
-            places.append([remote, place[1], end])
+            places.append([remote, place[1], end, earlier(LedPartition(link.name, *place), decision)])
     return {
         "id": decision.transactional_id,
         "producer_id": decision.producer_id,

@@ -16,6 +16,8 @@ from isthmus_protocol.record_codec import Marker, decode_control
 from isthmus_protocol.records import BatchHeader, Frame
 
 NOT_DECIDED: Final = False
+UNUSED_MAX: Final = 8
+"""Decisions of a producer that are remembered of a partition without a marker of theirs: most had no record there."""
 PRODUCERS_MAX: Final = 10_000
 """That are remembered of a stream; of others more is asked for than might be needed."""
 
@@ -24,6 +26,11 @@ class SentDecision(Protocol):
     """A decision, as far as markers need it."""
 
     producer_id: int
+    producer_epoch: int
+    data_epoch: int
+
+    def end_of(self, key: LedPartition) -> int | None:
+        """Its records in a partition stand below this; None: that is not known yet, or nothing stands there."""
 
     def ends_after(self, key: LedPartition, offset: int) -> bool:
         """Whether what begins at an offset may be of its transaction."""
@@ -71,7 +78,25 @@ class MarkerOrder:
 
     def decided(self, key: LedPartition, decision: SentDecision) -> None:
         """A decision lists a partition that this proxy pushes."""
-        self._known.setdefault((key, decision.producer_id), []).append(_Known(decision))
+        known = self._known.setdefault((key, decision.producer_id), [])
+        known.append(_Known(decision))
+        unused = [each for each in known if each.used_at is None]
+        if len(unused) > UNUSED_MAX:
+            known.remove(unused[0])
+
+    def earlier(self, key: LedPartition, decision: SentDecision) -> list[tuple[int, int, int]]:
+        """Decisions of the same producer before this one, of other epochs, whose markers the follower may not have.
+
+        (Epoch of the markers, of the records, end.) They are forgotten when it has (:meth:`forget`).
+        """
+        found: list[tuple[int, int, int]] = []
+        for each in self._known.get((key, decision.producer_id), ()):
+            if each.decision is decision:
+                break
+            end = each.decision.end_of(key)
+            if end is not None and each.decision.data_epoch != decision.data_epoch:
+                found.append((each.decision.producer_epoch, each.decision.data_epoch, end))
+        return found
 
     def forget(self, led: Callable[[OrderedPlace], bool], needs: Callable[[LedPartition], bool]) -> None:
         """Forget streams that have ended, and decisions of partitions that need none, or whose markers are there."""

@@ -7,7 +7,8 @@ Nobody reads them until a failover; the topic is compacted by key.
     key     [kind, link id, the source's producer id, ..., sending proxy, storing proxy]
             kind "d" (a decision): ..., the topic as it is called here, partition
     value   JSON; of a decision {"id": transactional id, "epoch": of the markers, "data_epoch": of the records,
-            "at": [partition, offset] of it in the source's transaction log, "end": ...}
+            "at": [partition, offset] of it in the source's transaction log, "end": ..., "earlier": [[epoch,
+            data_epoch, end]] of those before it whose marker the follower may not have yet}
 
 No key is written by two processes: the storing proxy's name is in it, a process that has just come waits until no
 request of the one before it can land, and an append whose fate is unknown is made again only when it can land no more.
@@ -74,6 +75,8 @@ class PlaceDecision(NamedTuple):
     """Of its records."""
     end: int
     """Its records stand below, those of the producer's next transaction do not."""
+    earlier: tuple[tuple[int, int, int], ...] = ()
+    """Decisions before it that are not known to be carried out: (epoch of the markers, of the records, end)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,12 @@ class Stored:
         ``producer_id`` as the source has it; its markers have an epoch of their own.
         """
         found = self.decisions.get((producer_id, *place))
-        return found if found is not None and found.data_epoch == producer_epoch and start < found.end else None
+        if found is None:
+            return None
+        for epoch, data_epoch, end in ((found.producer_epoch, found.data_epoch, found.end), *found.earlier):
+            if data_epoch == producer_epoch and start < end:
+                return found._replace(producer_epoch=epoch, data_epoch=data_epoch, end=end)
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +122,8 @@ class TransactionStore:
         self._waiting: list[_Waiting] = []
         self._work = asyncio.Event()
         self._opened: TopicInfo | None = None
+        self._leader: int | None = None
+        """The broker that took the last append; None: to be looked for."""
         self._latest: dict[tuple[Any, ...], tuple[int, int]] = {}
         """By key of a decision: its identity."""
         self._under_way: dict[LinkConnection, dict[int, set[tuple[int, int]]]] = {}
@@ -208,12 +218,13 @@ class TransactionStore:
             "data_epoch": int(said["data_epoch"]),
             "at": list(identity),
         }
-        for topic, partition, end in said["places"]:
+        for topic, partition, end, *earlier in said["places"]:
             names = str(topic), int(partition), sender, self._context.proxy_name
             key = (DECISION, link_id, int(said["producer_id"]), *names)
             if self._latest.get(key, identity) <= identity:
                 self._latest[key] = identity
-                yield Entry(key, {**common, "end": int(end)})
+                carried = [[int(number) for number in each] for each in (earlier[0] if earlier else ())]
+                yield Entry(key, {**common, "end": int(end), **({"earlier": carried} if carried else {})})
 
     # ---- appending ----
 
@@ -254,14 +265,22 @@ class TransactionStore:
 
     async def _appended(self, taken: Sequence[_Waiting]) -> bool:
         """Append once; whether all of it is durable."""
+        durable = await self._append(taken)
+        if not durable:
+            self._leader = None
+        return durable
+
+    async def _append(self, taken: Sequence[_Waiting]) -> bool:
         entries = [entry for each in taken for entry in each.entries]
         try:
             await self.prepare()
             await self._certain()
             if monotonic() > self._context.lease_deadline:
                 raise BrokerUnavailable("this proxy has no lease now")
-            leader = await self._context.cluster.leader_of(*PLACE)
-            connection = await self._context.cluster.produce_connection(-1 if leader is None else leader, LANE)
+            if self._leader is None:
+                self._leader = await self._context.cluster.leader_of(*PLACE)
+            leader = -1 if self._leader is None else self._leader
+            connection = await self._context.cluster.produce_connection(leader, LANE)
         except (BrokerUnavailable, KafkaRefused, OperationError) as error:
             log.warning("decisions not stored", extra={"detail": str(error)})
             return False
@@ -360,11 +379,15 @@ def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stor
             continue
         identity = int(value["at"][0]), int(value["at"][1])
         epochs = int(value["epoch"]), int(value["data_epoch"])
+        earlier = {(int(epoch), int(data_epoch), int(end)) for epoch, data_epoch, end in value.get("earlier", ())}
         found = PlaceDecision(str(value["id"]), identity, *epochs, int(value["end"]))
         place = int(key[2]), str(key[3]), int(key[4])
         known = decisions.get(place)
-        if known is None or (known.identity, -known.end) < (found.identity, -found.end):
-            decisions[place] = found
+        if known is not None and known.identity == identity:
+            earlier |= set(known.earlier)
+            found = min(known, found, key=lambda copy: copy.end)
+        if known is None or known.identity <= identity:
+            decisions[place] = found._replace(earlier=tuple(sorted(earlier)))
     return Stored(decisions, others)
 
 

@@ -23,13 +23,17 @@ class _Stream:
 class _Decision:
     producer_id = X
 
-    def __init__(self, end: int | None = None, sent: bool = True, there: bool = False) -> None:
+    def __init__(self, end: int | None = None, sent: bool = True, there: bool = False, epoch: int = 0) -> None:
+        self.producer_epoch, self.data_epoch = epoch + 1, epoch
         self.end = end
         self.sent = sent
         self.there = there
 
     def ends_after(self, key: LedPartition, offset: int) -> bool:
         return self.end is None or self.end > offset
+
+    def end_of(self, key: LedPartition) -> int | None:
+        return self.end
 
     def is_sent(self, stream: Any) -> bool:
         return self.sent or self.there
@@ -139,3 +143,21 @@ def test_what_is_carried_out_is_forgotten() -> None:
     scene.order.decided(KEY, _Decision())
     scene.order.forget(lambda stream: False, lambda key: False)
     assert not scene.order._known
+
+
+def test_what_the_follower_may_lack_is_told_with_the_next_decision() -> None:
+    scene = Scene()
+    decisions = [_Decision(end=end, epoch=epoch) for epoch, end in ((3, 10), (5, 20), (7, 30), (7, 40))]
+    for decision in decisions:
+        scene.order.decided(KEY, decision)
+    assert scene.order.earlier(KEY, decisions[0]) == []
+    assert scene.order.earlier(KEY, decisions[2]) == [(4, 3, 10), (6, 5, 20)]
+    assert scene.order.earlier(KEY, decisions[3]) == [(4, 3, 10), (6, 5, 20)], "of one epoch, the end is enough"
+    assert scene.data(8)
+    assert scene.marker(9)
+    scene.stream.acked = 10
+    scene.order.forget(lambda stream: True, lambda key: True)
+    assert scene.order.earlier(KEY, decisions[3]) == [(6, 5, 20)]
+    for _ in range(20):
+        scene.order.decided(KEY, _Decision(end=50))
+    assert len(scene.order._known[KEY, X]) < 10

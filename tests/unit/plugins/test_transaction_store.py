@@ -221,8 +221,32 @@ def test_copies_are_put_together() -> None:
         value = {"id": "app", "epoch": 1, "data_epoch": 0, "at": [0, at], "end": end}
         return (DECISION, LINK_ID, X, "t", 0, sender, "q"), value
 
-    found = merged([entry("a", 7, 12), entry("b", 7, 11), entry("c", 7, 13), entry("d", 6, 1)])
-    assert found.decisions == {(X, "t", 0): PlaceDecision("app", (0, 7), 1, 0, 11)}
+    carried = entry("e", 7, 14)
+    carried[1]["earlier"] = [[9, 8, 5]]
+    stale = entry("f", 6, 1)
+    stale[1]["earlier"] = [[2, 1, 3]]
+    entries = [entry("a", 7, 12), entry("b", 7, 11), carried, entry("c", 7, 13), stale]
+    for order in (entries, entries[::-1]):
+        found = merged(order)
+        assert found.decisions == {(X, "t", 0): PlaceDecision("app", (0, 7), 1, 0, 11, ((9, 8, 5),))}
+
+
+def test_earlier_decisions_count_until_they_are_carried_out() -> None:
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        said = decision(9, ("t", 0, 50)) | {"epoch": 8, "data_epoch": 7}
+        said["places"][0].append([[4, 3, 20], [6, 5, 30]])
+        await decide(store, scene.connection, said)
+        found = await store.read(LINK_ID)
+        for epoch, end in ((7, 50), (5, 30), (3, 20)):
+            commit = found.commits(X, epoch, ("t", 0), end - 1)
+            assert commit is not None
+            assert (commit.producer_epoch, commit.end) == (epoch + 1, end)
+            assert not found.commits(X, epoch, ("t", 0), end)
+        await store.stop()
+
+    run(main)
 
 
 def test_a_topic_that_is_not_fit_for_it_is_not_used() -> None:
