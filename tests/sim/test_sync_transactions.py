@@ -100,7 +100,7 @@ class Scene:
                 await asyncio.sleep(0.005)
 
     async def fault(self) -> None:
-        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "trouble", "nothing"))
+        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "trouble", "lease", "nothing"))
         if what == "cut":
             self.replicas.cut()
         elif what == "kill A":
@@ -115,6 +115,11 @@ class Scene:
             self.slow_down()
         elif what == "stuck":
             self.replicas.b.down ^= {1}
+        elif what == "lease":  # B's proxy was paused, and takes nothing until it has a lease again
+            context = self.replicas.ends["B"].context
+            context.lease_deadline = float("-inf")
+            later = self.random.choice((0.3, 3.0, 12.0))
+            asyncio.get_running_loop().call_later(later, setattr, context, "lease_deadline", float("inf"))
         elif what == "trouble":
             self.replicas.b.trouble = self.random.choice((0.0, 0.1))
 
@@ -147,6 +152,7 @@ class Scene:
         await replicas.stop("A")
         replicas.b.down.clear()
         replicas.b.trouble = 0.0
+        replicas.ends["B"].context.lease_deadline = float("inf")
         await asyncio.sleep(30)  # what is on the way at the other side lands
         await self.look(await replicas.ends["B"].store.read(LINK_ID))
         await replicas.stop("B")
