@@ -22,6 +22,7 @@ from support.raw_log import read_log
 from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyFailed
 from isthmus_protocol.record_codec import decode_records
 
 pytestmark = pytest.mark.brokers
@@ -225,5 +226,14 @@ def test_a_link_that_is_down_holds_no_commit_of_groups_that_it_does_not_lead(lin
     finally:
         link.b.proxy.start()
         detach = "link", "detach", link.name, "--local", led, "--type", "consumer-group"
-        until("the link is there again", lambda: link.a.proxy.cli(*detach))
+        until("the link is there again", lambda: link.a.link(link.name)["state"] != "Disconnected")
+
+        def detached() -> bool:
+            try:
+                link.a.proxy.cli(*detach)
+            except ProxyFailed as error:  # the answer of the time before was lost
+                return "NOT_FOUND" in str(error)
+            return True
+
+        until("detached", detached)
     wait_in_sync(link, topic)
