@@ -129,6 +129,8 @@ def in_sync(scene: Scene) -> Iterator[State]:
     scene.link.wait_end(target, 1)
     scene.set_mode("synchronous")
     until("it is in sync", has_state(scene.link, source, IN_SYNC))
+    # Until B was told so itself, its consumers wait: it cannot know what a part of a transaction is.
+    until("B knows it, too", lambda: scene.link.follower_state(target) == IN_SYNC)
     yield State(IN_SYNC, scene.link, source, target, scene.groups)
     scene.set_mode("asynchronous")
     scene.detach(source)
