@@ -315,7 +315,7 @@ def test_junk_is_passed_over_and_a_newer_command_halts(broker: KafkaCluster) -> 
             assert one.log.vouching
 
             newer = json.loads(c.encode(c.Command(str(uuid.uuid4()), 1, "new", -1, namespace("b-"))))
-            newer["v"] = 2
+            newer["v"] = c.CreateNamespace.VERSION + 1
             await write_raw(client, json.dumps(newer).encode())
             async with asyncio.timeout(60):
                 await one.failed.wait()
