@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from isthmus_protocol.record_codec import Marker, Record, decode_control, decode_records
 from isthmus_protocol.records import BatchHeader, Frame
-from isthmus_protocol.wire import MalformedFrame, read_uvarint, skip_tags
+from isthmus_protocol.wire import MalformedFrame, read_compact_string, read_string, skip_tags
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -88,11 +88,11 @@ def decode_key(key: bytes) -> OffsetKey | GroupKey:
     try:
         (type_,) = _INT16.unpack_from(key)
         if type_ in _OFFSET_COMMIT_TYPES:
-            group, position = _string(key, 2)
-            topic, position = _string(key, position)
+            group, position = read_string(key, 2)
+            topic, position = read_string(key, position)
             return OffsetKey(group, topic, _INT32.unpack_from(key, position)[0])
         if type_ in _GROUP_TYPES:
-            return GroupKey(_string(key, 2)[0], _KINDS.get(type_))
+            return GroupKey(read_string(key, 2)[0], _KINDS.get(type_))
     except (struct.error, UnicodeDecodeError) as error:
         raise MalformedFrame(f"a key of the offsets log: {error}") from error
     raise UnknownRecord(f"type {type_}")
@@ -104,11 +104,11 @@ def decode_commit(value: bytes, log_offset: int) -> Position:
         (version,) = _INT16.unpack_from(value)
         (offset,) = _INT64.unpack_from(value, 2)
         if version in _TIMED:
-            metadata, position = _string(value, 10)
+            metadata, position = read_string(value, 10)
         elif version == 3:
-            metadata, position = _string(value, 14)
+            metadata, position = read_string(value, 14)
         elif version == 4:
-            metadata, position = _compact_string(value, 14)
+            metadata, position = read_compact_string(value, 14)
         else:
             raise UnknownRecord(f"offset commit of version {version}")
         (committed_ms,) = _INT64.unpack_from(value, position)
@@ -118,23 +118,6 @@ def decode_commit(value: bytes, log_offset: int) -> Position:
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedFrame(f"an offset commit: {error}") from error
     return Position(offset, metadata, committed_ms, log_offset)
-
-
-def _string(data: bytes, position: int) -> tuple[str, int]:
-    (size,) = _INT16.unpack_from(data, position)
-    return _text(data, position + 2, size)
-
-
-def _compact_string(data: bytes, position: int) -> tuple[str, int]:
-    size, position = read_uvarint(data, position)
-    return _text(data, position, size - 1)
-
-
-def _text(data: bytes, position: int, size: int) -> tuple[str, int]:
-    end = position + size
-    if size < 0 or end > len(data):
-        raise MalformedFrame(f"a string of {size} bytes, {len(data) - position} are left")
-    return data[position:end].decode(), end
 
 
 def partition_of(group: str, partitions: int) -> int:

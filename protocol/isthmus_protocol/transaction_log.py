@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from isthmus_protocol.offsets_log import UnknownRecord, partition_of
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.records import BatchHeader, Frame
-from isthmus_protocol.wire import MalformedFrame, read_uvarint
+from isthmus_protocol.wire import MalformedFrame, read_compact_string, read_string, read_uvarint
 
 __all__ = (
     "TRANSACTION_TOPIC",
@@ -93,7 +93,7 @@ def decode_key(key: bytes) -> str:
         (version,) = _INT16.unpack_from(key)
         if version != 0:
             raise UnknownRecord(f"key of version {version}")
-        transactional_id, end = _string(key, 2)
+        transactional_id, end = read_string(key, 2)
     except (struct.error, UnicodeDecodeError) as error:
         raise MalformedFrame(f"a key of the transaction log: {error}") from error
     if end != len(key):
@@ -129,7 +129,7 @@ def _partitions(value: bytes, position: int, flexible: bool) -> tuple[tuple[tupl
     found: list[tuple[str, int]] = []
     topics, position = _count(value, position, flexible)
     for _ in range(topics):
-        topic, position = _compact_string(value, position) if flexible else _string(value, position)
+        topic, position = read_compact_string(value, position) if flexible else read_string(value, position)
         indexes, position = _count(value, position, flexible)
         for _ in range(indexes):
             found.append((topic, _INT32.unpack_from(value, position)[0]))
@@ -161,23 +161,6 @@ def _tags(value: bytes, position: int) -> tuple[dict[int, bytes], int]:
         tags[tag] = value[position : position + size]
         position += size
     return tags, position
-
-
-def _string(data: bytes, position: int) -> tuple[str, int]:
-    (size,) = _INT16.unpack_from(data, position)
-    return _text(data, position + 2, size)
-
-
-def _compact_string(data: bytes, position: int) -> tuple[str, int]:
-    size, position = read_uvarint(data, position)
-    return _text(data, position, size - 1)
-
-
-def _text(data: bytes, position: int, size: int) -> tuple[str, int]:
-    end = position + size
-    if size < 0 or end > len(data):
-        raise MalformedFrame(f"a string of {size} bytes, {len(data) - position} are left")
-    return data[position:end].decode(), end
 
 
 class TransactionLog:

@@ -6,12 +6,15 @@ the frame ends by its size prefix, which may be more than the bytes at hand.
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 Frame = bytes | bytearray | memoryview
 
 VARINT_BYTES_MAX: Final = 5
 """An UNSIGNED_VARINT holds 32 bits (KIP-482)."""
+
+_INT16: Final = struct.Struct(">h")
 
 
 class MalformedFrame(ValueError):
@@ -42,6 +45,28 @@ def read_uvarint(frame: Frame, position: int) -> tuple[int, int]:
         shift += 7
         if shift == 7 * VARINT_BYTES_MAX:
             raise MalformedFrame(f"A varint at {position - VARINT_BYTES_MAX} is longer than {VARINT_BYTES_MAX} bytes")
+
+
+def read_string(data: bytes, position: int) -> tuple[str, int]:
+    """A string behind its size in 16 bits, and where it ends.
+
+    Raises MalformedFrame, and struct.error or UnicodeDecodeError for other bytes that are none.
+    """
+    (size,) = _INT16.unpack_from(data, position)
+    return _text(data, position + 2, size)
+
+
+def read_compact_string(data: bytes, position: int) -> tuple[str, int]:
+    """The same behind its size as an unsigned varint, which is one more than that."""
+    size, position = read_uvarint(data, position)
+    return _text(data, position, size - 1)
+
+
+def _text(data: bytes, position: int, size: int) -> tuple[str, int]:
+    end = position + size
+    if size < 0 or end > len(data):
+        raise MalformedFrame(f"a string of {size} bytes, {len(data) - position} are left")
+    return data[position:end].decode(), end
 
 
 def write_uvarint(value: int) -> bytes:

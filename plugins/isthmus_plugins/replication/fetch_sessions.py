@@ -7,11 +7,14 @@ a topic is to be forwarded without a session.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from isthmus_plugins.api import Answer, Request
-from isthmus_protocol.messages import build_response, encode_response
+from isthmus_plugins.api import Answer, Hold, Request, Verdict
+from isthmus_plugins.verdicts import verdict_of
+from isthmus_protocol.messages import build_response, decode_request, encode_response
+from isthmus_protocol.refusals import Part, Refusal, refuse
 from isthmus_protocol.schema import ApiKey
 
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
@@ -59,6 +62,19 @@ async def answered_later(frame: bytes, wait_s: float, released: asyncio.Event, c
     except TimeoutError:
         pass
     return Answer(frame, cause)
+
+
+def refused_in_part(
+    request: Request, decide: Callable[[Part], Refusal | None], wait_ms: int, released: asyncio.Event, cause: str
+) -> Verdict:
+    """A Fetch of which some partitions are refused: these are answered, and the rest goes on without a session."""
+    head, payload = decode_request(request.frame)
+    refused = refuse(head, payload, decide)
+    if refused is None:
+        return None
+    if refused.answer is not None:
+        return Hold(answered_later(refused.answer, wait_ms / 1000, released, cause))
+    return verdict_of(request, head, replace(refused, remaining=without_session(refused.remaining)), cause)
 
 
 def without_session(payload: Any) -> Any:

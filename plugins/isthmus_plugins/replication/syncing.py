@@ -11,15 +11,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import LinkMode, ResourceType, Role, SyncState, TopicState
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.api import BrokerUnavailable, Hold, PluginContext, Request, RequestHook, Verdict
-from isthmus_plugins.replication.fetch_sessions import FetchSessions, answered_later, without_session
+from isthmus_plugins.api import BrokerUnavailable, PluginContext, Request, RequestHook, Verdict
+from isthmus_plugins.replication.fetch_sessions import FetchSessions, refused_in_part
 from isthmus_plugins.tasks import Tasks
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
@@ -113,13 +112,7 @@ class SyncingTopics:
             return ended
         if not named:
             return None
-        head, payload = decode_request(request.frame)
-        refused = refuse(head, payload, self._decide)
-        if refused is None:
-            return None
-        if refused.answer is not None:
-            return Hold(answered_later(refused.answer, wait_ms / 1000, self._released, CAUSE))
-        return verdict_of(request, head, replace(refused, remaining=without_session(refused.remaining)), CAUSE)
+        return refused_in_part(request, self._decide, wait_ms, self._released, CAUSE)
 
     def on_list_offsets(self, request: Request) -> Verdict:
         """Answer for partitions that are Syncing, and forward the rest."""

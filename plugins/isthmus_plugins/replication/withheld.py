@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
-from isthmus_plugins.api import Answer, Close, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.replication.fetch_sessions import FetchSessions, answered_later, without_session
+from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.replication.fetch_sessions import FetchSessions, refused_in_part
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
@@ -130,14 +130,7 @@ class WithheldTopics:
             return ended
         if not named:
             return None
-        head, payload = decode_request(request.frame)
-        refused = refuse(head, payload, self._decide)
-        if refused is None:
-            return None
-        if refused.answer is not None:
-            return Hold(answered_later(refused.answer, wait_ms / 1000, self._released, CAUSE))
-        refused = replace(refused, remaining=without_session(refused.remaining))
-        return verdict_of(request, head, refused, CAUSE)
+        return refused_in_part(request, self._decide, wait_ms, self._released, CAUSE)
 
     def on_parts(self, request: Request) -> Verdict:
         """Answer for the partitions of withheld topics, and forward the rest."""
