@@ -39,6 +39,19 @@ from isthmus_protocol.schema import ApiKey
 Say = Callable[[str], None]
 
 RECORD_BYTES: Final = 1024
+HEAP_MB: Final = 1024
+JVM_FLAGS: Final = (
+    "-XX:TieredStopAtLevel=4",
+    "-XX:-UseSerialGC",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    f"-Xms{HEAP_MB}m",
+    "-XX:+AlwaysPreTouch",
+)
+"""As Kafka's own start script has them, and memory is there from the start, as in a broker that has run for long: the
+serial collector that tests start quickly with stops a broker for 25 to 100 ms under 500 requests/s."""
 BIG_BUFFER_BYTES: Final = 4 << 20
 PROBES: Final = 100
 """Exchanges over the WAN that its round trip is measured by."""
@@ -47,7 +60,7 @@ CONNECTIONS_MAX: Final = 900
 TOPIC_SETTINGS: Final = {"file.delete.delay.ms": "1000"}
 LINK: Final = "bench"
 LINK_TIMEOUT_S: Final = 60.0
-WARMUP_PER_S: Final = 1000
+WARMUP_PER_S: Final = 2000
 JAVA_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {"java-linger-0": ("acks=all", "linger.ms=0"), "java-stock": ()}
 ASYNCHRONOUS: Final = "asynchronous"
 SYNCHRONOUS: Final = "synchronous"
@@ -196,7 +209,7 @@ class Plan:
     loads: tuple[str, ...] = tuple(each.name for each in LOADS)
     seconds: float = 5.0
     """Of each load, after a fifth of it that does not count."""
-    warmup_s: float = 4.0
+    warmup_s: float = 5.0
     """Of an environment, so that compilers are done."""
 
     @classmethod
@@ -323,7 +336,8 @@ P99_OVER_RTT_MS: Final[Mapping[str, float]] = {"depth-1": 8.0, "depth-5": 8.0, "
 JAVA_OVER_RTT_MS: Final = 8.0
 ASYNC_OVER_PROXIED_MS: Final = 0.2
 EQUAL_MS: Final = 1.0
-"""At depth 1 a synchronous link need not be ahead of a stretched cluster; so much counts as equal."""
+"""At depth 1 (of commits, too) a synchronous link need not be ahead of a stretched cluster; so much counts as equal."""
+DEPTH_ONE: Final = ("depth-1", "commit")
 SUSTAINED: Final = 0.99
 """Of the rate that was asked for."""
 
@@ -361,7 +375,7 @@ def _ahead(found: Mapping[tuple[str, str], Figure], load: Load) -> Iterator[Verd
         limit = min((getattr(each, name) for each in theirs), default=None)
         measured = getattr(ours, name) if ours else None
         target = f"synchronous against the best stretched, {load.title}: {name.removesuffix('_ms')}, ms"
-        if limit is not None and load.name == "depth-1":
+        if limit is not None and load.name in DEPTH_ONE:
             limit += EQUAL_MS
         met = None if measured is None or limit is None else measured < limit
         yield Verdict(target, limit, measured, met)
@@ -398,8 +412,8 @@ class Environment:
             version=self._version,
             brokers=scenario.brokers,
             settings=broker_settings(scenario),
-            heap_mb=512,
-            jvm_flags=("-XX:TieredStopAtLevel=4",),
+            heap_mb=HEAP_MB,
+            jvm_flags=JVM_FLAGS,
             between_brokers=self._reach if scenario.brokers > 1 else None,
             say=lambda _: None,
         )

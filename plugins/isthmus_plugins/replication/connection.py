@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.congestion import CongestionControl
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
@@ -151,6 +152,8 @@ class LinkConnection(asyncio.Protocol):
         self.writable = True
         """Whether the peer keeps up with what is queued for it."""
         self._transport: asyncio.Transport
+        self.keep_steady: Callable[[bool], None]
+        """See :class:`~isthmus_plugins.replication.congestion.CongestionControl`; there once it is connected."""
 
     # ---- life ----
 
@@ -189,6 +192,7 @@ class LinkConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self.keep_steady = CongestionControl(transport.get_extra_info("socket")).keep_steady
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out)
         if self.dialled:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
-from isthmus_control.model import Link
+from isthmus_control.model import Link, LinkMode
 from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import PluginContext
@@ -126,6 +126,8 @@ class LinkPeers:
                 self._leaving = {other for other in self._leaving if not other.lost} | {connection}
         for link in wanted.values():
             state = self._states.setdefault(link.name, PeerState())
+            for connection in state.connections.values():
+                connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
             if link.dials:
                 for address in link.remote_addresses:
                     self._keep_dialling(link.name, state, address)
@@ -315,6 +317,7 @@ class LinkPeers:
         state.last_heard = monotonic()
         state.reason = state.message = None
         connection.link_name = link_name
+        connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
         connection.handlers = self._handlers
         connection.receiver = _Watched(
             self._receiver(link_name), lambda: self._gone(link_name, state, name, connection)
