@@ -13,7 +13,8 @@ from isthmus_bench.tables import markdown_lines, text_lines
 
 # Written out, so that --help need not load what measures.
 SCENARIO_NAMES: Final = (
-    "direct, proxied, async, sync, stretched-2, stretched-3, stretched-2-default, stretched-3-default"
+    "direct, proxied, async, sync, beside, beside-standstill, stretched-2, stretched-3, stretched-2-default, "
+    "stretched-3-default"
 )
 LOAD_NAMES: Final = (
     "depth-1, depth-5, depth-5-8p, open-100, open-500, open-2000, open-100-8p, open-500-8p, open-2000-8p, "
@@ -58,9 +59,11 @@ def sync(
     from isthmus_bench.kafka import DEFAULT_VERSION, EmbeddedKafkaError
     from isthmus_bench.load import LoadError
     from isthmus_bench.proxies import ProxyFailed
+    from isthmus_bench.sync_figures import Report
+    from isthmus_bench.sync_plan import LOADS, SCENARIOS, Plan
 
-    _known("--scenario", scenarios, [each.name for each in measured.SCENARIOS])
-    _known("--load", loads, [each.name for each in measured.LOADS])
+    _known("--scenario", scenarios, [each.name for each in SCENARIOS])
+    _known("--load", loads, [each.name for each in LOADS])
     chosen: dict[str, Any] = {
         "rtts_ms": tuple(rtt) if rtt else None,
         "scenarios": tuple(scenarios) if scenarios else None,
@@ -69,10 +72,10 @@ def sync(
         "seconds": seconds,
     }
     version = version or DEFAULT_VERSION
-    plan = measured.Plan.quick(version) if quick else measured.Plan(version)
+    plan = Plan.quick(version) if quick else Plan(version)
     plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
 
-    def measure(say: measured.Say) -> measured.Report:
+    def measure(say: measured.Say) -> Report:
         report = measured.run(plan, say)
         if html is not None:
             html.write_text(sync_report.page(report))

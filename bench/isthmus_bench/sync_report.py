@@ -7,7 +7,9 @@ from html import escape
 from typing import Final
 
 from isthmus_bench.svg import line_plot
-from isthmus_bench.sync import BIG_BUFFER_BYTES, LOADS, SCENARIOS, TARGET_RTT_MS, Figure, Report, Verdict
+from isthmus_bench.sync_environment import BIG_BUFFER_BYTES
+from isthmus_bench.sync_figures import TARGET_RTT_MS, Figure, Report, Verdict
+from isthmus_bench.sync_plan import LOADS, SCENARIOS
 from isthmus_bench.tables import Table, number
 
 PLACES: Final = ("p50", "p90", "p99", "p99.9", "max")

@@ -9,26 +9,21 @@ from xml.etree import ElementTree
 import pytest
 
 from isthmus_bench.svg import line_plot, log_ticks
-from isthmus_bench.sync import (
+from isthmus_bench.sync import java_said
+from isthmus_bench.sync_cli import LOAD_NAMES, SCENARIO_NAMES
+from isthmus_bench.sync_environment import broker_settings
+from isthmus_bench.sync_figures import Figure, Missing, Report, Verdict, WanFigure, figure_of, verdicts_of
+from isthmus_bench.sync_plan import (
     ASYNC,
+    BESIDE,
+    BESIDE_STANDSTILL,
     LOADS,
-    NOT_YET,
     PROXIED,
     SCENARIOS,
     SYNC,
-    Figure,
-    Missing,
     Plan,
-    Report,
-    Verdict,
-    WanFigure,
-    broker_settings,
     connections_for,
-    figure_of,
-    java_said,
-    verdicts_of,
 )
-from isthmus_bench.sync_cli import LOAD_NAMES, SCENARIO_NAMES
 from isthmus_bench.sync_report import page, tables
 from isthmus_bench.tables import text_lines
 from isthmus_bench.wan import RoundTrips, swapped
@@ -85,6 +80,18 @@ def test_an_asynchronous_link_adds_next_to_nothing() -> None:
     assert verdict.met is False
 
 
+@pytest.mark.parametrize(("p50_ms", "p99_ms", "met"), [(0.25, 2.5, [True, True]), (0.35, 3.1, [False, False])])
+def test_a_standstill_of_the_other_side_does_not_move_other_namespaces(
+    p50_ms: float, p99_ms: float, met: list[bool]
+) -> None:
+    got = judged(
+        replace(FIGURE, scenario=BESIDE, load="open-500", p50_ms=0.1, p99_ms=1.0),
+        replace(FIGURE, scenario=BESIDE_STANDSTILL, load="open-500", p50_ms=p50_ms, p99_ms=p99_ms),
+    )
+    target = "another namespace, the link's other side stands still: added to the {}, ms"
+    assert [got[target.format(name)].met for name in ("p50", "p99")] == met
+
+
 def test_figures_are_medians_over_the_rounds() -> None:
     names = ("requests", "per_s", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms", "late_p99_ms")
     said = [{**dict.fromkeys(names, value), "cpu": {"brokers": value}} for value in (3.0, 1.0, 2.0)]
@@ -119,7 +126,7 @@ def test_a_stretched_cluster_with_default_buffers_has_kafkas() -> None:
     assert "socket.send.buffer.bytes" not in big["stretched-2-default"]
     assert "replica.socket.receive.buffer.bytes" in big["stretched-3"]
     assert {name: each["min.insync.replicas"] for name, each in big.items() if "stretched" not in name} == {
-        "direct": "1", "proxied": "1", "async": "1", "sync": "1"
+        "direct": "1", "proxied": "1", "async": "1", "sync": "1", "beside": "1", "beside-standstill": "1"
     }  # fmt: skip
     assert {each["min.insync.replicas"] for name, each in big.items() if "stretched" in name} == {"2"}
 
@@ -136,7 +143,6 @@ def test_options_and_reports_name_everything_once() -> None:
         assert len({each.name for each in every}) == len({each.title for each in every}) == len(every)
     assert ", ".join(each.name for each in SCENARIOS) == SCENARIO_NAMES
     assert ", ".join(each.name for each in LOADS) == LOAD_NAMES
-    assert set(NOT_YET) <= {each.name for each in SCENARIOS}
     plan = Plan()
     assert plan.shape(LOADS[1], 20.0).depth == 5
     assert set(Plan.quick("4.3.0").scenarios) < set(plan.scenarios)
