@@ -160,6 +160,7 @@ class OffsetsLog:
         self._since: dict[int, tuple[int, int]] = {}
         """By producer id with such commits: its epoch, and where they begin."""
         self._pending_news: dict[tuple[int, OffsetKey], None] = {}
+        self._aborted = False
 
     def take(self, batch: Frame, header: BatchHeader) -> set[OffsetKey]:
         """Take one batch; the positions that it changed. Raises BatchError."""
@@ -170,6 +171,7 @@ class OffsetsLog:
             pending = self._open.pop(control.producer_id, {})
             self._since.pop(control.producer_id, None)
             if control.marker is Marker.ABORT:
+                self._aborted = self._aborted or bool(pending)
                 return set()
             return {key for key, found in pending.items() if self._put(key, found)}
         transaction = self._open.setdefault(header.producer_id, {}) if header.is_transactional else None
@@ -186,6 +188,15 @@ class OffsetsLog:
         """Commits of open transactions (by producer id) that came, or were deleted, since this was asked last."""
         news, self._pending_news = self._pending_news, {}
         return news
+
+    def take_aborted(self) -> bool:
+        """Whether a transaction with commits was aborted since this was asked last."""
+        aborted, self._aborted = self._aborted, False
+        return aborted
+
+    def open_since(self) -> dict[int, int]:
+        """By producer with commits of an open transaction: where these begin."""
+        return {producer_id: since for producer_id, (_, since) in self._since.items()}
 
     def pending(self) -> Iterator[tuple[int, OffsetKey]]:
         """All commits of open transactions, by producer id."""

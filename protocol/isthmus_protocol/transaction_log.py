@@ -75,7 +75,12 @@ class Transaction(NamedTuple):
     @property
     def data_epoch(self) -> int:
         """The epoch of the records of a decided one: the decision itself may have raised the producer's."""
-        return self.producer_epoch - (self.client_version >= EPOCH_FOR_EACH)
+        return self.producer_epoch - (not self.shares_epoch)
+
+    @property
+    def shares_epoch(self) -> bool:
+        """Whether the producer's next transaction may have the same epoch."""
+        return self.client_version < EPOCH_FOR_EACH
 
 
 class Change(NamedTuple):

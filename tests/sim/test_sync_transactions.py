@@ -71,6 +71,9 @@ class Scene:
         self.tasks = Tasks("sources")
         self.done: list[Done] = []
         self.numbers = 0
+        self.empty = self.random.choice((0.05, 0.4))
+        """How often a transaction lists a partition in which it has nothing."""
+        self.given_up = self.random.choice((0.2, 0.5))
         self.kills = 0
         self.violations: list[str] = []
 
@@ -123,20 +126,27 @@ class Scene:
         elif what == "trouble":
             self.replicas.b.trouble = self.random.choice((0.0, 0.1))
 
-    async def run(self) -> None:
+    async def begin(self) -> None:
         replicas = self.replicas
         replicas.start()
         self.slow_down()
         await replicas.connect()
         await replicas.until("copied", replicas.equal)
+
+    async def synchronous(self) -> None:
+        self.replicas.controls["A"].apply(AlterLink(LINK, mode=LinkMode.SYNCHRONOUS))
+        await self.replicas.until("In-Sync", self.in_sync)
+
+    async def run(self) -> None:
+        replicas = self.replicas
+        await self.begin()
         for index, partition in enumerate(replicas.b.found[REMOTE].partitions):
             self.look_at_markers(index, partition)
         apps = [App(self, number) for number in range(3)]
         for app in apps:
             self.tasks.start(f"app-{app.producer_id}", app.run())
         await asyncio.sleep(self.random.uniform(0, 1))
-        replicas.controls["A"].apply(AlterLink(LINK, mode=LinkMode.SYNCHRONOUS))
-        await replicas.until("In-Sync", self.in_sync)
+        await self.synchronous()
         for _ in range(self.random.randint(0, 4)):
             await asyncio.sleep(self.random.uniform(0, self.random.choice((0.1, 2.0, 15.0))))
             await self.fault()
@@ -146,6 +156,10 @@ class Scene:
             if self.random.random() < 0.5:
                 replicas.b.down.clear()
         await asyncio.sleep(self.random.uniform(0, self.random.choice((0.05, 1.0, 10.0))))
+        await self.end()
+
+    async def end(self) -> None:
+        replicas = self.replicas
         # The source is gone, between any two events.
         await self.tasks.close()
         replicas.cut()
@@ -265,9 +279,9 @@ class App:
         self.scene.done.append(done)
         partitions = set(self.random.sample(range(PARTITIONS), self.random.randint(1, PARTITIONS)))
         self.record(TransactionState.ONGOING, partitions)
-        acked = [await self.write(done, index) for index in partitions if self.random.random() < 0.95]
+        acked = [await self.write(done, index) for index in partitions if self.random.random() >= self.scene.empty]
         await asyncio.sleep(self.random.choice((0.0, 0.005, 0.1)))
-        if all(acked) and self.random.random() < 0.8:
+        if all(acked) and self.random.random() >= self.scene.given_up:
             await self.commit(done, partitions)
         else:
             await self.end(partitions, False)
@@ -357,3 +371,41 @@ class App:
 def test_no_acked_commit_is_missing_and_none_is_torn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_clock(monkeypatch)
     run_simulated(Scene(seed).run())
+
+
+@pytest.mark.parametrize("lasts_s", [0.2, None])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_aborted_is_not_committed_by_the_next_transaction(
+    seed: int, lasts_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer uses one epoch; the next transaction has nothing in the partition whose follower lacks the abort."""
+
+    async def main(scene: Scene) -> None:
+        await scene.begin()
+        await scene.synchronous()
+        app = App(scene, 0)
+        aborted, committed = Done(1), Done(2)
+        scene.done += [aborted, committed]
+        app.record(TransactionState.ONGOING, {0})
+        assert await app.write(aborted, 0)
+        assert scene.a is not None
+        stream = scene.a.leader.stream(LedPartition(LINK, TOPIC, 0))
+        assert stream is not None
+        stream.doubting = True  # it reads no further, once what is under way has come back
+        await asyncio.sleep(3)
+        await app.end({0}, False)
+        app.record(TransactionState.ONGOING, {0, 1})
+        assert await app.write(committed, 1)
+        committing = scene.tasks.start("commit", app.commit(committed, {0, 1}))
+        await asyncio.sleep(lasts_s or 0.9)
+        assert not committed.acked
+        if lasts_s is not None:
+            stream.doubting = False
+            scene.a.leader.resume_tails(LINK)
+            await committing
+            assert committed.acked
+            assert scene.in_sync()
+        await scene.end()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main(Scene(seed)))

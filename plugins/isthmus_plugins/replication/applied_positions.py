@@ -7,17 +7,22 @@ that it told is there, or something newer in its place. What is applied is confi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
+
+StillOpen = Mapping[int, int]
+"""By producer of the source with commits of an open transaction: where they begin."""
 
 
 class _Part:
-    __slots__ = ("number", "open", "settled", "upto")
+    __slots__ = ("number", "open", "settled", "still_open", "upto")
 
-    def __init__(self, number: int, upto: int | None, settled: int) -> None:
+    def __init__(self, number: int, upto: int | None, settled: int, still_open: StillOpen | None) -> None:
         self.number = number
         self.upto = upto
         self.settled = settled
+        self.still_open = still_open
+        """To be stored before this part counts."""
         self.open = 0
         """How much of what it told is not there yet."""
 
@@ -32,17 +37,25 @@ class AppliedPositions:
         """What the log adds up to at this offset is there; -1: the partition has not been told whole."""
         self.settled = -1
         """All transactions with commits before this offset have ended, and what they committed is there."""
+        self._storing = False
         self._parts: deque[_Part] = deque()
         self._open: dict[str, dict[Hashable, deque[_Part]]] = {}
         """By group, and position (or whatever else is told of it): the parts that told it and wait for it."""
 
-    def told(self, keys: Iterable[tuple[str, Hashable]], upto: int | None, settled: int = -1) -> None:
+    def told(
+        self,
+        keys: Iterable[tuple[str, Hashable]],
+        upto: int | None,
+        settled: int = -1,
+        still_open: StillOpen | None = None,
+    ) -> None:
         """A part: what it tells, each a group and a position of it. ``upto`` None: there is more to that offset.
 
-        ``settled``: where the first commit of a transaction stands that was open then.
+        ``settled``: where the first commit of a transaction stands that was open then. ``still_open``: see
+        :meth:`to_store`.
         """
         self.number += 1
-        part = _Part(self.number, upto, settled)
+        part = _Part(self.number, upto, settled, still_open if upto is not None else None)
         self._parts.append(part)
         for group, what in keys:
             waiting = self._open.setdefault(group, {}).setdefault(what, deque())
@@ -68,10 +81,27 @@ class AppliedPositions:
         for what in [what for what in self._open.get(group, ()) if is_there(what)]:
             self.has(group, what)
 
+    def to_store(self) -> tuple[int, StillOpen] | None:
+        """What is to be stored before more is applied: transactions that were open at an offset. Told once.
+
+        To be followed by :meth:`stored`.
+        """
+        if not self._parts or self._parts[0].open or self._storing:
+            return None
+        part = self._parts[0]
+        if part.still_open is None or part.upto is None:
+            return None
+        self._storing = True
+        return part.upto, part.still_open
+
+    def stored(self) -> None:
+        """What :meth:`to_store` said is."""
+        self._storing, self._parts[0].still_open = False, None
+
     def advance(self) -> bool:
         """Whether :attr:`upto` is another one now."""
         before = self.upto
-        while self._parts and not self._parts[0].open:
+        while self._parts and not self._parts[0].open and self._parts[0].still_open is None:
             part = self._parts.popleft()
             if part.upto is not None:
                 self.upto, self.settled = part.upto, part.settled

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, ResourceType, Role
+from isthmus_control.lookup import Lookup
+from isthmus_control.model import Link, Role
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.replication.abort_ends import AbortEnds, Connections, log_ends
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.decision import Decision, Partition, said
 from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 from isthmus_plugins.replication.marker_order import MarkerOrder
-from isthmus_plugins.replication.sync_places import GroupPlaces, OrderedPlace
+from isthmus_plugins.replication.sync_places import GroupPlaces, OrderedPlace, SyncPlace
 from isthmus_plugins.replication.transaction_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -41,15 +43,6 @@ CALL_TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 0.05
 UNDECIDED_S: Final = 1.0
 """How long a stream waits for a decision that must be there; then the partition is In-Sync no more."""
-SETTLED_S: Final = 10.0
-
-Partition = tuple[str, int]
-
-
-class Connections(Protocol):
-    """Of the link's peers what is used here."""
-
-    def connections(self, link_name: str) -> list[LinkConnection]: ...
 
 
 class Needs(Protocol):
@@ -61,6 +54,8 @@ class Needs(Protocol):
     def holds(self, link: Link) -> bool:
         """Whether acks may have to wait for a link."""
 
+    def concerns(self, topic: str) -> bool: ...
+
     def in_sync(self, key: LedPartition) -> bool: ...
 
     def floor(self, key: LedPartition) -> int | None:
@@ -70,46 +65,12 @@ class Needs(Protocol):
         """Have a partition leave; whether nothing says any more that it is In-Sync."""
 
     settled: Callable[[Sequence[Partition]], Awaitable[None]]
+    on_more: Callable[[], None]
+    """Called when more of a partition is confirmed."""
 
     @property
     def leased(self) -> bool:
         """Whether leases may still run of links that are synchronous no more."""
-
-
-@dataclass(slots=True, eq=False)
-class Decision:
-    """A decision to commit that touches partitions of synchronous links."""
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-    data_epoch: int
-    at: tuple[int, int]
-    """Where it stands in the transaction log: (partition, offset)."""
-    places: tuple[Partition, ...]
-    links: frozenset[str]
-    """Over which it has to go."""
-    ends: Mapping[Partition, int] | None = None
-    """Where the logs of its partitions ended after it was there: what comes later is another transaction's."""
-    confirmed: set[str] = field(default_factory=set)
-    """Links whose other side has it."""
-    sent_on: set[LinkConnection] = field(default_factory=set)
-
-    def end_of(self, key: LedPartition) -> int | None:
-        """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
-        return None if self.ends is None else self.ends.get(key.place)
-
-    def ends_after(self, key: LedPartition, offset: int) -> bool:
-        """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
-        return self.ends is None or self.ends.get(key.place, 0) > offset
-
-    def is_sent(self, stream: OrderedPlace) -> bool:
-        """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
-        return stream.connection in self.sent_on or self.is_there(stream.key.link)
-
-    def is_there(self, link_name: str) -> bool:
-        """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
-        return link_name in self.confirmed
 
 
 class Decisions:
@@ -131,16 +92,20 @@ class Decisions:
         self._fresh: list[Decision] = []
         """Those whose ends are to be read."""
         self._asking = False
-        self.tail = TransactionTail(context, self._on_change, self._on_progress)
+        self._aborts = AbortEnds(context, leader_end, groups, peers, needs, self._work.set)
+        self._held_back = False
+        """Whether a decision waits for what is aborted before it."""
+        self._lookup: Lookup | None = None
+        self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
         self.held = HeldTransactions(self, _now)
         self.held.on_untold = self._ask
         self._order = MarkerOrder(self._floor)
-        self._undecided: dict[OrderedPlace, tuple[int, float]] = {}
-        """Streams that wait for a decision: at which offset, and since when."""
-        self._progressed = asyncio.Event()
+        self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
+        """Streams that wait for a decision: of which producer, at which offset, and since when."""
         leader_end.may_pass = self.may_pass
         groups.may_pass = self.may_be_told
-        needs.settled = self.settled
+        needs.settled = self.tail.settled
+        needs.on_more = self._on_more
 
     def start(self) -> None:
         self.tail.start()
@@ -148,6 +113,7 @@ class Decisions:
 
     async def stop(self) -> None:
         await self.tail.stop()
+        await self._aborts.stop()
         await self._tasks.close()
 
     def control_changed(self, state: ControlState) -> None:
@@ -156,6 +122,9 @@ class Decisions:
         self._work.set()
 
     def _look_at(self, state: ControlState) -> None:
+        if state.lookup is not self._lookup:
+            self._lookup = state.lookup
+            self._aborts.begin_anew()
         leading = any(
             self._needs.holds(link) and any(mapping.role is Role.LEADER for mapping in link.mappings)
             for link in state.links.values()
@@ -264,6 +233,7 @@ class Decisions:
 
     def _on_change(self, partition: int, change: Change) -> None:
         """A transactional id has another state."""
+        self._aborts.take(change)
         transaction = change.transaction
         if transaction is None or transaction.state is not TransactionState.PREPARE_COMMIT:
             self._go_on(change)
@@ -314,8 +284,11 @@ class Decisions:
         else:
             self._pending.pop(transactional_id, None)
 
+    def _on_more(self) -> None:
+        if self._held_back:
+            self._work.set()
+
     def _on_progress(self) -> None:
-        self._progressed.set()
         if self.held:
             self.held.check()
 
@@ -339,25 +312,14 @@ class Decisions:
 
     async def _read_ends(self, decisions: Sequence[Decision]) -> None:
         """Read where the partitions of new decisions end, and tell the decisions."""
-        ends: dict[Partition, int] = {}
-        wanted = {place for decision in decisions for place in decision.places}
-        while wanted:
-            try:
-                ends |= await self._context.cluster.log_ends(sorted(wanted))
-                wanted -= ends.keys()
-                for topic in {topic for topic, _ in wanted}:
-                    if await self._context.cluster.topic(topic) is None:  # it was deleted: nothing is open in it
-                        wanted = {place for place in wanted if place[0] != topic}
-            except (BrokerUnavailable, KafkaRefused) as error:
-                log.warning("ends of partitions not read", extra={"detail": str(error)})
-            if wanted:
-                await asyncio.sleep(RETRY_S)
+        ends = await log_ends(self._context, {place for decision in decisions for place in decision.places})
         for decision in decisions:
             decision.ends = {place: ends[place] for place in decision.places if place in ends}
         self._tell(decisions)
 
     def _tell_again(self) -> None:
         """Tell what nobody was told of, or was told in vain; forget what is needed no more."""
+        self._held_back = False
         untold: list[Decision] = []
         for transactional_id, pending in list(self._pending.items()):
             left = [decision for decision in pending if self._missing(decision)]
@@ -370,9 +332,12 @@ class Decisions:
         calls: dict[LinkConnection, list[Decision]] = {}
         for decision in decisions:
             for link_name in self._missing(decision):
-                for connection in self._connections_for(decision, link_name):
-                    if connection not in decision.sent_on:
-                        calls.setdefault(connection, []).append(decision)
+                connections = self._connections_for(decision, link_name)
+                unsent = [connection for connection in connections if connection not in decision.sent_on]
+                if unsent and not self._aborts.are_there(decision, link_name, partial(self._is_held, decision)):
+                    self._held_back, unsent = True, []
+                for connection in unsent:
+                    calls.setdefault(connection, []).append(decision)
         for connection, told in calls.items():
             link = self._context.control.state.links.get(connection.link_name)
             if link is not None and not connection.lost:
@@ -387,7 +352,7 @@ class Decisions:
 
     def _send(self, connection: LinkConnection, link: Link, decisions: Sequence[Decision]) -> None:
         """Put decisions on the way: what is sent over the connection after this comes behind them."""
-        told = [_said(link, decision, self._order.earlier) for decision in decisions]
+        told = [said(link, decision, self._order.earlier) for decision in decisions]
         answer = connection.begin_call("decide", {"decisions": told})
         for decision in decisions:
             decision.sent_on.add(connection)
@@ -416,6 +381,13 @@ class Decisions:
 
     # ---- markers ----
 
+    def _is_held(self, decision: Decision, place: SyncPlace) -> bool:
+        """Whether all is there of a partition up to the marker that a decision is waited for at."""
+        for stream, (producer_id, offset, _) in self._undecided.items():
+            if stream is place and producer_id == decision.producer_id and place.acked >= offset:
+                return self._order.is_next(place.key, decision)
+        return False
+
     def _floor(self, key: LedPartition) -> int | None:
         return self._needs.floor(key) if key in self._needs.needed(key.place, True) else None
 
@@ -433,8 +405,8 @@ class Decisions:
         if self._order.may_pass(stream, header, batch, plain):
             self._undecided.pop(stream, None)
             return True
-        if self._undecided.get(stream, (-1, 0.0))[0] != header.base_offset:
-            self._undecided[stream] = header.base_offset, monotonic()
+        if self._undecided.get(stream, (-1, -1, 0.0))[1] != header.base_offset:
+            self._undecided[stream] = header.producer_id, header.base_offset, monotonic()
             self._work.set()  # it may have been told over another connection, and in vain
         stream.undecided = True
         return False
@@ -454,75 +426,17 @@ class Decisions:
 
     def _look_at_undecided(self, now: float) -> None:
         self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
-        for stream, (offset, since) in self._undecided.items():
+        for stream, (_, offset, since) in self._undecided.items():
             if now - since > UNDECIDED_S:
                 why = f"the decision that the marker at offset {offset} carries out is not known"
                 if self._needs.lose(stream.key, why):
                     self._order.waive(stream.key, offset)
         self._go_on_reading()
+        self._aborts.forget()
         self._order.forget(
             self._is_pushed,
             lambda key: key in self._needs.needed(key.place, True),
         )
-
-    async def settled(self, places: Sequence[Partition]) -> None:
-        """Return when transactions in these that were decided before the call are carried out.
-
-        Raises BrokerUnavailable: not within :data:`SETTLED_S`, or the transaction log cannot be read.
-        """
-        try:
-            async with asyncio.timeout(SETTLED_S):
-                await self._settled(places)
-        except TimeoutError:
-            raise BrokerUnavailable("transactions that were decided are not completed, or not read") from None
-
-    async def _settled(self, places: Sequence[Partition]) -> None:
-        topic = await self._context.cluster.topic(TRANSACTION_TOPIC)
-        if topic is None:
-            return
-        partitions = [(TRANSACTION_TOPIC, index) for index in range(len(topic.partitions))]
-        ends = await self._context.cluster.log_ends(partitions)
-        if len(ends) < len(partitions):
-            raise BrokerUnavailable(f"not all partitions of {TRANSACTION_TOPIC} can be read")
-        self.tail.wake()
-        while any(self.tail.reached(index) < end for (_, index), end in ends.items()):
-            await self._more_is_read()
-        decided = self.tail.completing(places).items()
-        while decided & self.tail.completing(places).items():
-            await self._more_is_read()
-
-    async def _more_is_read(self) -> None:
-        self._progressed.clear()
-        await self._progressed.wait()
-
-
-def _said(
-    link: Link, decision: Decision, earlier: Callable[[LedPartition, Decision], list[tuple[int, int, int]]]
-) -> dict[str, Any]:
-    """A decision as a call carries it: of its partitions those that the link has, by their names at the other end."""
-    assert decision.ends is not None
-    places = []
-    for place, end in decision.ends.items():
-        remote = OFFSETS_TOPIC if place[0] == OFFSETS_TOPIC else _remote_topic(link, place[0])
-        if remote is not None:
-            places.append([remote, place[1], end, earlier(LedPartition(link.name, *place), decision)])
-    return {
-        "id": decision.transactional_id,
-        "producer_id": decision.producer_id,
-        "epoch": decision.producer_epoch,
-        "data_epoch": decision.data_epoch,
-        "at": list(decision.at),
-        "places": places,
-    }
-
-
-def _remote_topic(link: Link, topic: str) -> str | None:
-    for mapping in link.mappings:
-        if mapping.type is ResourceType.TOPIC and mapping.role is Role.LEADER and mapping.offsets is None:
-            remote = mapping.remote_name(topic)
-            if remote is not None:
-                return remote
-    return None
 
 
 def _now() -> float:

@@ -12,7 +12,18 @@ from isthmus_protocol.offsets_log import OffsetKey
 class FedPartition:
     """How far a partition was told and confirmed: a :class:`~isthmus_plugins.replication.sync_places.SyncPlace`."""
 
-    __slots__ = ("_seen", "acked", "connection", "key", "leader_epoch", "pending", "told", "topic_id", "undecided")
+    __slots__ = (
+        "_seen",
+        "aborted",
+        "acked",
+        "connection",
+        "key",
+        "leader_epoch",
+        "pending",
+        "told",
+        "topic_id",
+        "undecided",
+    )
 
     def __init__(self, key: LedPartition, topic_id: bytes, leader_epoch: int, connection: LinkConnection) -> None:
         self.key = key
@@ -25,6 +36,8 @@ class FedPartition:
         """The follower's coordinators have that of this offset; -1: it has not had the whole of it once."""
         self.pending: dict[tuple[int, OffsetKey], None] = {}
         """Commits of open transactions that are to be told, by producer id."""
+        self.aborted = False
+        """Some transaction of theirs was aborted, and that is to be told."""
         self.undecided = False
         """The decision is not known to be on the other side that a commit marker carries out; it waits for that."""
         self._seen: deque[tuple[int, float]] = deque()

@@ -21,7 +21,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
 from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.applied_positions import AppliedPositions
+from isthmus_plugins.replication.applied_positions import AppliedPositions, StillOpen
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.followed_group import (
     BEYOND_FOLLOWER_END,
@@ -219,7 +219,9 @@ class GroupFollower:
         for each in pending:
             self._check(connection.link_name, each.group)
         names = [(each.group, each.name) for each in pending]
-        applied.told([*waited, *names], part.get("upto"), int(part.get("settled", -1)))
+        said = part.get("open")
+        still_open = None if said is None else {int(producer_id): int(since) for producer_id, since in said}
+        applied.told([*waited, *names], part.get("upto"), int(part.get("settled", -1)), still_open)
         if pending:
             number = applied.number
             self._tasks.start("prepare", self._prepare(connection, key[1], applied, number, pending))
@@ -247,7 +249,10 @@ class GroupFollower:
         """Tell leader ends how far their commits are here."""
         parts: dict[LinkConnection, list[tuple[int, int, int]]] = {}
         for key, applied in self._applied.items():
-            if applied.advance():
+            moved = applied.advance()
+            if (known := applied.to_store()) is not None:
+                self._tasks.start("still-open", self._store_open(self._feeds[key].connection, key[1], applied, *known))
+            if moved:
                 feed = self._feeds[key]
                 parts.setdefault(feed.connection, []).append((key[1], feed.epoch, applied.upto))
                 entries = self._prepared.settled(feed.connection, key[1], applied.settled)
@@ -255,6 +260,13 @@ class GroupFollower:
                     self._tasks.start("settled", self._prepared.forget(entries))
         for connection, told in parts.items():
             self._tasks.start("applied", self._told_applied(connection, told))
+
+    async def _store_open(
+        self, connection: LinkConnection, partition: int, applied: AppliedPositions, upto: int, still_open: StillOpen
+    ) -> None:
+        await self._prepared.still_open(connection, partition, upto, still_open)
+        applied.stored()
+        self._tell_applied()
 
     async def _told_applied(self, connection: LinkConnection, parts: list[tuple[int, int, int]]) -> None:
         try:

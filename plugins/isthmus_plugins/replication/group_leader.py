@@ -506,7 +506,7 @@ class GroupLeader:
             )
             source.retry_at = now + BROKEN_RETRY_S
             log.error("offsets topic not read", extra={"partition": source.partition, "detail": str(error)})
-        pending = source.offsets_log.take_pending_news()
+        pending, aborted = source.offsets_log.take_pending_news(), source.offsets_log.take_aborted()
         for feed in self._feeds.values():
             news = feed.told.get(source)
             if news is not None:
@@ -517,6 +517,7 @@ class GroupLeader:
             fed = feed.fed.get(source)
             if fed is not None:
                 fed.pending |= pending
+                fed.aborted = fed.aborted or aborted
                 fed.saw(source.read_offset, now)
                 feed.wake.set()
 
@@ -612,8 +613,8 @@ class GroupLeader:
                 part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
                 if fed is not None:
                     pending, fed.pending = fed.pending, {}
-                    part |= self._upto(feed, source, pending, all_told)
-                    fed.told = source.next_offset if all_told else fed.told
+                    part |= self._upto(feed, source, pending, all_told, fed.aborted)
+                    fed.told, fed.aborted = (source.next_offset, False) if all_told else (fed.told, fed.aborted)
                 changes.append(part)
         if not changes:
             return False
@@ -649,7 +650,7 @@ class GroupLeader:
         feed.fed.pop(source, None)
         upto: dict[str, Any] = {}
         if feed.confirms:
-            upto = self._upto(feed, source, source.offsets_log.pending(), not withheld)
+            upto = self._upto(feed, source, source.offsets_log.pending(), not withheld, True)
             key = LedPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
             fed = feed.fed[source] = FedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
             fed.saw(source.next_offset, monotonic())
@@ -686,9 +687,11 @@ class GroupLeader:
         return [*where, position.offset, position.metadata, int(age_s * 1000)]
 
     def _upto(
-        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool
+        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool, aborted: bool
     ) -> dict[str, Any]:
         """What a follower end that confirms is told beside positions: up to where that is all, and what is pending.
+
+        ``aborted``: transactions may have been aborted: the open ones are told, each with where its commits begin.
 
         Commits of open transactions: [producer id, its epoch, group, topic, partition, offset (None: it was deleted),
         metadata, where it stands in the log].
@@ -707,7 +710,13 @@ class GroupLeader:
                 told.append([producer_id, epoch, *where, *said])
         settled = source.offsets_log.first_open(source.next_offset)
         all_told = all_told and not source.offsets_log.has_unreadable_pending
-        return {"upto": source.next_offset if all_told else None, "settled": settled, "pending": told}
+        still_open = source.offsets_log.open_since().items() if all_told and aborted else None
+        return {
+            "upto": source.next_offset if all_told else None,
+            "settled": settled,
+            "pending": told,
+            "open": None if still_open is None else [[*each] for each in still_open],
+        }
 
     def _part(self, source: Source, positions: list[list[Any]]) -> dict[str, Any]:
         return {"partition": source.partition, "epoch": source.leader_epoch, "positions": positions}

@@ -84,6 +84,11 @@ class MarkerOrder:
         if len(unused) > UNUSED_MAX:
             known.remove(unused[0])
 
+    def is_next(self, key: LedPartition, decision: SentDecision) -> bool:
+        """Whether the next marker of its producer in a partition carries this decision out."""
+        known = self._known.get((key, decision.producer_id), ())
+        return next((each.decision is decision for each in known if each.used_at is None), False)
+
     def earlier(self, key: LedPartition, decision: SentDecision) -> list[tuple[int, int, int]]:
         """Decisions of the same producer before this one, of other epochs, whose markers the follower may not have.
 

@@ -8,6 +8,9 @@ coordinators have what it committed, they are void: all that stands below *settl
     value   {"epoch": of the producer, "positions": [[topic, partition, offset or null, metadata, where it stands]]}
     key     ["f", link id, -1, partition of the offsets topic, sending proxy, storing proxy]
     value   {"settled": ...}
+    key     ["v", link id, -1, partition of the offsets topic, sending proxy, storing proxy]
+    value   {"upto": ..., "open": [[producer id, where what it has open begins]]}: what stands before "upto" and is not
+            of these is void. Written where a transaction was aborted: the next one may have the same epoch.
 
 Each entry has a key of its own, so a producer's next transaction replaces nothing of the one before it.
 """
@@ -19,12 +22,14 @@ from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import ResourceType, contains
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, PluginContext
+from isthmus_plugins.replication.applied_positions import StillOpen
 from isthmus_plugins.replication.connection import LinkConnection
 from isthmus_plugins.replication.transaction_store import Entry, Stored, TransactionStore
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 POSITIONS: Final = "o"
 SETTLED: Final = "f"
+STILL_OPEN: Final = "v"
 
 Place = tuple[str, int]
 
@@ -104,19 +109,41 @@ class PreparedPositions:
         settled = (SETTLED, link.link_id, -1, partition, sender, self._context.proxy_name)
         return [Entry(settled, {"settled": offset}), *(Entry(key, None) for key in over)]
 
+    async def still_open(self, connection: LinkConnection, partition: int, upto: int, open_since: StillOpen) -> None:
+        """Store which transactions were open when the source's offsets log was applied up to an offset."""
+        link = self._context.control.state.links.get(connection.link_name)
+        if link is None:
+            return
+        stored = self._stored.get((link.link_id, partition), {})
+        key = (STILL_OPEN, link.link_id, -1, partition, str(connection.peer.get("proxy")), self._context.proxy_name)
+        value = {"upto": upto, "open": [[*each] for each in open_since.items()]}
+        void = [each for each, at in stored.items() if _is_void(value, int(each[2]), at)]
+        await self._store.put([Entry(key, value), *(Entry(each, None) for each in void)])
+        for each in void:
+            stored.pop(each, None)
+
     async def forget(self, entries: Sequence[Entry]) -> None:
         """Put what says that positions are void."""
         await self._store.put(entries)
 
 
+def _is_void(value: Mapping[str, Any], producer_id: int, at: int) -> bool:
+    """Whether an entry of what was still open says that what a producer committed at an offset counts no more."""
+    since = {int(each): int(begin) for each, begin in value["open"]}.get(producer_id, int(value["upto"]))
+    return at < since
+
+
 def committed_positions(stored: Stored) -> dict[str, dict[Place, CommittedOffset]]:
     """What transactions have committed that were decided and not carried out, by group as it is called here."""
     settled: dict[int, int] = {}
+    still_open: dict[int, list[Mapping[str, Any]]] = {}
     deleted: dict[tuple[int, str, PendingName], int] = {}
     pending: list[tuple[int, PendingPosition]] = []
     for key, value in stored.others.items():
         if key[0] == SETTLED:
             settled[int(key[3])] = max(int(value["settled"]), settled.get(int(key[3]), 0))
+        elif key[0] == STILL_OPEN:
+            still_open.setdefault(int(key[3]), []).append(value)
         elif key[0] == POSITIONS:
             for topic, index, offset, metadata, at in value["positions"]:
                 said = key[2], value["epoch"], key[3], topic, index, offset, metadata, at
@@ -128,6 +155,8 @@ def committed_positions(stored: Stored) -> dict[str, dict[Place, CommittedOffset
     found: dict[str, dict[Place, PendingPosition]] = {}
     for partition, each in pending:
         over = max(settled.get(partition, 0), deleted.get((partition, each.group, each.name), 0))
+        if any(_is_void(value, each.producer_id, each.at) for value in still_open.get(partition, ())):
+            continue
         decided = stored.commits(each.producer_id, each.producer_epoch, (OFFSETS_TOPIC, partition), each.at)
         newest = found.setdefault(each.group, {}).get(each.place)
         # Of two commits the one that stands later wins.

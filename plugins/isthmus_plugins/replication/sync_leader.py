@@ -96,6 +96,8 @@ class SyncLeader(Confirmer):
         """Leases of the process before this one may still run, of links that are asynchronous again."""
         self.settled: Callable[[Sequence[Partition]], Awaitable[None]] = at_once
         """Returns when transactions in these that were decided before the call are carried out."""
+        self.on_more: Callable[[], None] = lambda: None
+        """Called when more of a partition is confirmed."""
         leader_end.on_confirmed = self._on_stream
         groups.on_confirmed = self._on_confirmed
 
@@ -250,6 +252,7 @@ class SyncLeader(Confirmer):
         else:
             self.acks.confirmed(stream.key.place)
             self.reads.confirmed(stream.key.place)
+        self.on_more()
         progress = self._progress.get(stream.key)
         if progress is not None and not progress.level and progress.join_end is not None:
             self._work.set()

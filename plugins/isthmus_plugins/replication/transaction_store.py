@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -126,10 +127,10 @@ class TransactionStore:
         """The broker that took the last append; None: to be looked for."""
         self._latest: dict[tuple[Any, ...], tuple[int, int]] = {}
         """By key of a decision: its identity."""
-        self._under_way: dict[LinkConnection, dict[int, set[tuple[int, int]]]] = {}
-        """By connection and the source's producer id: decisions that came and are not durable yet.
+        self._under_way: dict[LinkConnection, Counter[int]] = {}
+        """By connection and the source's producer id: how many decisions came and are not durable yet.
 
-        One that is refused stays: it is told again, over this connection or another one.
+        One that is refused stays: who sent it ends the connection.
         """
         self._uncertain_until: float | None = monotonic() + LOST_REQUEST_MARGIN_S
         """Until then a request of ours, or of a process before this one, may still land. None: of unknown fate."""
@@ -158,13 +159,11 @@ class TransactionStore:
 
     def announced(self, connection: LinkConnection, params: Mapping[str, Any]) -> None:
         """A ``decide`` call came in, and nothing that came behind it over the connection was looked at yet."""
-        under_way = self._under_way.setdefault(connection, {})
-        for each in params["decisions"]:
-            under_way.setdefault(int(each["producer_id"]), set()).add(_identity(each))
+        self._under_way.setdefault(connection, Counter()).update(_producers(params))
 
     def awaits(self, connection: LinkConnection, producer_id: int) -> bool:
         """Whether a decision of the source's producer that came over the connection is not durable yet."""
-        return bool(self._under_way.get(connection, {}).get(producer_id))
+        return self._under_way.get(connection, Counter())[producer_id] > 0
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """What came over it is told again over another one."""
@@ -182,12 +181,8 @@ class TransactionStore:
             entries += self._entries(link.link_id, sender, each)
         await self.put(entries)
         self._check_follows(link.name, params)
-        under_way = self._under_way.get(connection, {})
-        for each in params["decisions"]:
-            left = under_way.get(int(each["producer_id"]), set())
-            left.discard(_identity(each))
-            if not left:
-                under_way.pop(int(each["producer_id"]), None)
+        if connection in self._under_way:
+            self._under_way[connection] -= Counter(_producers(params))
         self._on_durable(connection)
         return {}
 
@@ -389,6 +384,11 @@ def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stor
         if known is None or known.identity <= identity:
             decisions[place] = found._replace(earlier=tuple(sorted(earlier)))
     return Stored(decisions, others)
+
+
+def _producers(params: Mapping[str, Any]) -> list[int]:
+    """Whose decisions a call has."""
+    return [int(each["producer_id"]) for each in params["decisions"]]
 
 
 def _identity(said: Mapping[str, Any]) -> tuple[int, int]:

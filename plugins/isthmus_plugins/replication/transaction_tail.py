@@ -30,6 +30,7 @@ FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
 PARTITION_BYTES_MAX: Final = 1024 * 1024
 RETRY_DELAY_S: Final = 0.1
 LANE: Final = "transaction-log"
+SETTLED_S: Final = 10.0
 OFFSET_OUT_OF_RANGE: Final = 1
 
 
@@ -71,17 +72,21 @@ class TransactionTail:
         context: PluginContext,
         on_change: Callable[[int, Change], None],
         on_progress: Callable[[], None],
+        on_loaded: Callable[[], None],
     ) -> None:
-        """``on_change(partition, change)``: an id has another state. ``on_progress``: more was read."""
+        """``on_change(partition, change)``: an id has another state. ``on_progress``: more was read. ``on_loaded``: a
+        partition was read to its end for the first time; its latest states come next."""
         self._context = context
         self._on_change = on_change
         self._on_progress = on_progress
+        self._on_loaded = on_loaded
         self._tasks = Tasks("transaction-tail")
         self._active = False
         self._wake = asyncio.Event()
         self._topic_id = b""
         self._parts: dict[int, _Part] = {}
         self._readers: dict[int, asyncio.Event] = {}
+        self._progressed = asyncio.Event()
 
     def start(self) -> None:
         self._tasks.start("find", self._find_for_ever())
@@ -135,6 +140,36 @@ class TransactionTail:
             if transaction.state is TransactionState.PREPARE_COMMIT
             and not set(transaction.partitions).isdisjoint(places)
         }
+
+    async def settled(self, places: Collection[tuple[str, int]]) -> None:
+        """Return when transactions in these that were decided before the call are carried out.
+
+        Raises BrokerUnavailable: not within :data:`SETTLED_S`, or the transaction log cannot be read.
+        """
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                await self._settled(places)
+        except TimeoutError:
+            raise BrokerUnavailable("transactions that were decided are not completed, or not read") from None
+
+    async def _settled(self, places: Collection[tuple[str, int]]) -> None:
+        topic = await self._context.cluster.topic(TRANSACTION_TOPIC)
+        if topic is None:
+            return
+        partitions = [(TRANSACTION_TOPIC, index) for index in range(len(topic.partitions))]
+        ends = await self._context.cluster.log_ends(partitions)
+        if len(ends) < len(partitions):
+            raise BrokerUnavailable(f"not all partitions of {TRANSACTION_TOPIC} can be read")
+        self.wake()
+        while any(self.reached(index) < end for (_, index), end in ends.items()):
+            await self._more_is_read()
+        decided = self.completing(places).items()
+        while decided & self.completing(places).items():
+            await self._more_is_read()
+
+    async def _more_is_read(self) -> None:
+        self._progressed.clear()
+        await self._progressed.wait()
 
     # ---- leaders ----
 
@@ -228,6 +263,7 @@ class TransactionTail:
         for part in parts:
             if not part.loaded and part.load_end is not None and part.next_offset >= part.load_end:
                 self._has_loaded(part)
+        self._progressed.set()
         self._on_progress()
         if not loaded:
             await asyncio.sleep(0)  # a long log is read without holding up the sessions
@@ -253,6 +289,7 @@ class TransactionTail:
 
     def _has_loaded(self, part: _Part) -> None:
         part.loaded = True
+        self._on_loaded()
         for transactional_id, transaction in list(part.log.latest.items()):
             if transaction.state is TransactionState.COMPLETE_COMMIT:
                 part.past.add(transactional_id)

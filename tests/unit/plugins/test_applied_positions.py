@@ -49,6 +49,23 @@ def test_a_newer_position_stands_for_those_before_it() -> None:
     assert applied.upto == 12
 
 
+def test_what_was_still_open_is_stored_before_a_part_counts() -> None:
+    applied = AppliedPositions()
+    applied.told([("g", "p")], 10)
+    applied.told([("g", "q")], 20, 15, {7: 15})
+    applied.told([], 30)
+    assert applied.to_store() is None
+    applied.has("g", "q")
+    assert applied.to_store() is None
+    applied.has("g", "p")
+    assert (applied.advance(), applied.upto) == (True, 10)
+    assert applied.to_store() == (20, {7: 15})
+    assert applied.to_store() is None, "it is under way"
+    assert not applied.advance()
+    applied.stored()
+    assert (applied.advance(), applied.upto, applied.settled) == (True, 30, -1)
+
+
 def test_a_part_that_is_not_the_last_to_its_offset_confirms_nothing() -> None:
     applied = AppliedPositions()
     applied.told([], None)

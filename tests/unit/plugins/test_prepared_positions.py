@@ -58,6 +58,20 @@ def test_what_is_settled_is_void_whoever_knows_it() -> None:
     assert committed(prepared(10, 5), settled(3), settled(11, "c"), decisions=(decided(30),)) is None
 
 
+def still_open(upto: int, **since: int) -> tuple[Any, Any]:
+    open_since = [[int(name[1:]), begin] for name, begin in since.items()]
+    return ("v", "link", -1, PARTITION, "a", "b"), {"upto": upto, "open": open_since}
+
+
+def test_what_was_aborted_is_void_although_another_transaction_is_open() -> None:
+    next_one = prepared(20, 6, epoch=EPOCH)
+    assert committed(prepared(10, 5), still_open(15, x8=9), decisions=(decided(30),)) is None
+    assert committed(prepared(10, 5), still_open(15, x7=10), decisions=(decided(30),)) == 5
+    assert committed(prepared(10, 5), still_open(10), decisions=(decided(30),)) == 5
+    assert committed(prepared(10, 5), next_one, still_open(15), decisions=(decided(30),)) == 6
+    assert committed(prepared(10, 5), still_open(25, x7=20), decisions=(decided(30),)) is None
+
+
 def test_what_was_deleted_is_not_committed() -> None:
     assert committed(prepared(10, 5), prepared(12, None), decisions=(decided(30),)) is None
     assert committed(prepared(10, 5), prepared(12, None), prepared(15, 7), decisions=(decided(30),)) == 7

@@ -128,20 +128,18 @@ def test_what_is_under_way_is_known_from_its_arrival_on() -> None:
     run(main)
 
 
-def test_what_was_refused_is_under_way_until_it_is_told_again() -> None:
+def test_what_was_refused_is_under_way_until_the_connection_ends() -> None:
     async def main(scene: Scene) -> None:
         context: Any = FakeContext(scene.cluster, scene.control)
         store = TransactionStore(context, lambda connection: None)
         store.start()
         connection, params = scene.connection, {"decisions": [decision(1, ("t", 0, 10))]}
-        deadline, context.lease_deadline = context.lease_deadline, 0.0
+        context.lease_deadline = 0.0
         store.announced(connection, params)
         with pytest.raises(LinkRejected, match="lease"):
             await store.on_decide(connection, params)
         assert store.awaits(connection, X), "its marker may be behind it on the connection"
-        context.lease_deadline = deadline
-        store.announced(connection, params)
-        await store.on_decide(connection, params)
+        store.connection_lost(connection)
         assert not store.awaits(connection, X)
         await store.stop()
 
