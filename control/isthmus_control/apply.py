@@ -30,7 +30,7 @@ from isthmus_control.claim_rules import CLAIM_HANDLERS, without_claims
 from isthmus_control.clock import ZERO, Hlc, Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.deletion_rules import DELETION_HANDLERS
-from isthmus_control.demand_rules import DEMAND_HANDLERS, check_demands
+from isthmus_control.demand_rules import DEMAND_HANDLERS, check_demands, check_links
 from isthmus_control.model import (
     INTERNAL_TOPIC_PREFIXES,
     KAFKA_INTERNAL_TOPICS,
@@ -266,6 +266,7 @@ def _create_namespace(state: ControlState, offset: int, command: c.Command, body
         body.reserved or body.reason is None, Rejection.INVALID, "a reason is for a reservation, and there is none"
     )
     check_demands(key, body.informational, body.demands)
+    check_links(state, body.demands.confirm)
     namespace = Namespace(body.type, body.prefix, command.at_ms, informational=body.informational, demands=body.demands)
     if body.reserved:
         namespace = _reserve(namespace, offset, body.reason or BY_OPERATOR)

@@ -2,7 +2,8 @@
 
 Each proxy of the target has leases in memory. When one has run out it is recorded, once, so that a failover can say
 what an ack meant also after proxies were killed. A claim stays true for ever: whatever the source had acked by then is
-here. So the later of two counts, and one of another topic of that name counts for nothing.
+here, or on so many of the links that it names. So the later of two counts, and one of another topic of that name counts
+for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
+from isthmus_control.demand_rules import LINKS_MAX
 from isthmus_control.model import Claim, NamespaceMapping
 from isthmus_control.outcome import Change, ClaimsRecorded, Rejection, require
 
@@ -36,12 +38,17 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
             Rejection.INVALID,
             f"topic {entry.topic!r} has no such claim of partition {entry.partition}",
         )
+        require(
+            0 <= entry.terms.count <= len(entry.terms.links) <= LINKS_MAX and entry.terms.degrade_after_ms >= 0,
+            Rejection.INVALID,
+            f"acks of topic {entry.topic!r} cannot have meant {entry.terms.count} of {len(entry.terms.links)} links",
+        )
         topic = state.follower_topics.get(entry.topic)
         if topic is None or topic.link != body.link or topic.topic_id != entry.topic_id:
             continue  # it was made anew meanwhile
         known = state.claim(entry.topic, entry.topic_id, entry.partition)
         if known is None or known.until_ms < entry.until_ms:
-            after[entry.topic, entry.partition] = Claim(entry.topic_id, entry.until_ms, entry.end)
+            after[entry.topic, entry.partition] = Claim(entry.topic_id, entry.until_ms, entry.end, entry.terms)
     if after == state.claims:
         return state, ()
     return state.evolve(claims=after), (ClaimsRecorded(body.link, len(body.partitions)),)

@@ -22,8 +22,10 @@ from typing import Any, ClassVar
 from isthmus_control.acls import AclBinding
 from isthmus_control.codec import MalformedValue, UnknownField, canonical, from_json, parse, to_json
 from isthmus_control.demands import NONE as NO_DEMANDS
-from isthmus_control.demands import Consistency, Demands, Visibility
+from isthmus_control.demands import Confirm, Consistency, Demands, Visibility
 from isthmus_control.model import (
+    PLAIN_TERMS,
+    AckTerms,
     BrokerClaim,
     LinkMode,
     LinkSettings,
@@ -93,7 +95,7 @@ class Command:
 @dataclass(frozen=True, slots=True)
 class CreateNamespace(Body):
     KIND: ClassVar[str] = "create-namespace"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     type: ResourceType
     prefix: str
     reserved: bool = False
@@ -118,10 +120,13 @@ class AlterDemands(Body):
     """Changes what a namespace asks of synchronous links, where it is not None."""
 
     KIND: ClassVar[str] = "alter-demands"
+    VERSION: ClassVar[int] = 2
     type: ResourceType
     prefix: str
     consistency: Consistency | None = None
     visibility: Visibility | None = None
+    degrade_after_ms: int | None = None
+    confirm: Confirm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,6 +552,20 @@ class RecordSync(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class DegradeSync(Body):
+    """Partitions were Out-Of-Sync for ``after_ms``: acks that wait for that no longer go without the other side.
+
+    Each has the offset below which both sides have all.
+    """
+
+    KIND: ClassVar[str] = "degrade-sync"
+    link: str
+    link_id: str
+    partitions: tuple[PartitionSync, ...]
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionClaim:
     """See :class:`~isthmus_control.model.Claim`."""
 
@@ -555,6 +574,7 @@ class PartitionClaim:
     partition: int
     until_ms: int
     end: int
+    terms: AckTerms = PLAIN_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,6 +582,7 @@ class RecordClaims(Body):
     """Leases of partitions that follow have run out: until then they were In-Sync."""
 
     KIND: ClassVar[str] = "record-claims"
+    VERSION: ClassVar[int] = 2
     link: str
     link_id: str
     partitions: tuple[PartitionClaim, ...]
@@ -691,6 +712,7 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             HoldUpTruncation,
             RecordAcls,
             RecordSync,
+            DegradeSync,
             RecordClaims,
             RegisterProducerIds,
             ClaimBrokers,

@@ -8,9 +8,13 @@ from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
-from isthmus_control.demands import NONE, Demands
+from isthmus_control.demands import NEVER, NONE, Confirm, Demands
 from isthmus_control.model import NamespaceKey, ResourceType
 from isthmus_control.outcome import Change, NamespaceChanged, Refuse, Rejection, require
+
+DEGRADE_AFTER_MS_MIN = 1_000
+DEGRADE_AFTER_MS_MAX = 366 * 24 * 3600 * 1000
+LINKS_MAX = 16
 
 Result = tuple[ControlState, tuple[Change, ...]]
 
@@ -29,6 +33,29 @@ def check_demands(key: NamespaceKey, informational: bool, demands: Demands) -> N
         Rejection.INVALID,
         f"the {key} is informational: no synchronous link leads it, so it cannot ask for more of one",
     )
+    after_ms, confirm = demands.degrade_after_ms, demands.confirm
+    require(
+        after_ms == NEVER or DEGRADE_AFTER_MS_MIN <= after_ms <= DEGRADE_AFTER_MS_MAX,
+        Rejection.INVALID,
+        f"acks cannot go without a link after {after_ms} ms: say {DEGRADE_AFTER_MS_MIN} to {DEGRADE_AFTER_MS_MAX}",
+    )
+    require(
+        len(confirm.links) <= LINKS_MAX and confirm.links == tuple(sorted(set(confirm.links))),
+        Rejection.INVALID,
+        f"the {key} cannot be confirmed by {confirm}: name up to {LINKS_MAX} links, each once",
+    )
+    require(
+        confirm.count == 0 if not confirm else 1 <= confirm.count <= len(confirm.links),
+        Rejection.INVALID,
+        f"the {key} cannot be confirmed by {confirm}: an ack waits for 1 of the links at least, and for all at most",
+    )
+
+
+def check_links(state: ControlState, confirm: Confirm) -> None:
+    """Raises Refuse where there is no such link; one that is deleted later confirms nothing any more."""
+    for name in confirm.links:
+        if name not in state.links:
+            raise Refuse(Rejection.NOT_FOUND, f"there is no link {name!r}, so it can confirm nothing")
 
 
 def _alter(state: ControlState, offset: int, command: c.Command, body: c.AlterDemands) -> Result:
@@ -40,6 +67,11 @@ def _alter(state: ControlState, offset: int, command: c.Command, body: c.AlterDe
         demands = replace(demands, consistency=body.consistency)
     if body.visibility is not None:
         demands = replace(demands, visibility=body.visibility)
+    if body.degrade_after_ms is not None:
+        demands = replace(demands, degrade_after_ms=body.degrade_after_ms)
+    if body.confirm is not None:
+        demands = replace(demands, confirm=body.confirm)
+        check_links(state, body.confirm)
     check_demands(before.key, before.informational, demands)
     if demands == before.demands:
         return state, ()

@@ -63,7 +63,9 @@ class Lookup:
         for namespace in namespaces.values():
             if namespace.reserved:
                 self._reserved[namespace.type][namespace.prefix] = self._reservation(namespace)
-        self._demanding = [each for each in namespaces.values() if each.demands != NO_DEMANDS]
+        topics = [each for each in namespaces.values() if each.type is ResourceType.TOPIC]
+        self._demanding = topics if any(each.demands != NO_DEMANDS for each in topics) else []
+        """Also those that ask for nothing: a topic of theirs gets no less."""
         self._lengths = {kind: _descending(table) for kind, table in self._reserved.items()}
 
     def _reservation(self, namespace: Namespace) -> Reservation:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from isthmus_control.clock import Hlc, Register, merge_registers
 from isthmus_control.clock import latest as latest_register
@@ -328,12 +328,28 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class Degraded:
+    """Acks that would wait for no longer than ``after_ms`` go without a partition's other side, from here on.
+
+    ``since_offset``: the other side has what is below it. ``by``: the proxy that recorded it, at ``at_offset`` of the
+    command log.
+    """
+
+    after_ms: int
+    since_offset: int
+    since_ms: int
+    by: str
+    at_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class SyncRecord:
     """From ``since_offset`` on, what an ack for a partition of a synchronous link means (``docs/adr/0006``).
 
     ``since_offset`` is an offset of the partition: both sides have what is below it. ``at_offset`` is the record's own
     in the command log. OUT_OF_SYNC alone has a reason. ``reached``: since the mode was set, the other side has been
-    seen to have all; until then acks are held for a moment to try that, and the partition is Syncing.
+    seen to have all; until then acks are held for a moment to try that, and the partition is Syncing. ``degraded``: it
+    has been Out-Of-Sync for long, and not In-Sync since; it says nothing while acks are held.
     """
 
     topic_id: str
@@ -343,11 +359,29 @@ class SyncRecord:
     reason: Reason | None
     at_offset: int
     reached: bool = True
+    degraded: Degraded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AckTerms:
+    """What acks meant while a partition that follows was In-Sync.
+
+    With ``links`` (by name, at the source, the ids of their target clusters; this one is among them): ``count`` of
+    these clusters had each record that was acked. Without: this cluster had all. ``degrade_after_ms``: so long after
+    the partition gets Out-Of-Sync, acks that wait for it go without it (0: they do not), as it was set then.
+    """
+
+    count: int = 0
+    links: Mapping[str, str] = field(default_factory=dict)
+    degrade_after_ms: int = 0
+
+
+PLAIN_TERMS: Final = AckTerms()
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Until ``until_ms`` a partition that follows had all that the source had acked by then.
+    """Until ``until_ms`` a partition that follows had all that the source had acked by then, or what ``terms`` say.
 
     ``end``: where its log ended at least, as of the last lease; a log that ends before has lost some of it since.
     """
@@ -355,6 +389,7 @@ class Claim:
     topic_id: str
     until_ms: int
     end: int
+    terms: AckTerms = PLAIN_TERMS
 
 
 @dataclass(frozen=True, slots=True)

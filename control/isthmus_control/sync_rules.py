@@ -3,6 +3,8 @@
 At the source, a partition without a record is Syncing. It is recorded In-Sync when acks are to be held for it, and that
 it has *reached* that once the other side has all: only then leases are granted. One that has reached it once gets
 Out-Of-Sync, however often it tries to get back; one that has not gets Syncing again: nothing was promised to it.
+One that has been Out-Of-Sync for as long as its namespaces say is *degraded*, until it is recorded again that it has
+reached In-Sync.
 Whoever records must have seen what stands: a proxy that fronted the partition's leader once, and was late, changes
 nothing that a later one has granted leases for.
 
@@ -11,13 +13,14 @@ At the target, the record of a partition says only that it was In-Sync once: fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState
+from isthmus_control.demands import NEVER
+from isthmus_control.model import Degraded, Link, LinkMode, NamespaceMapping, ResourceType, Role, SyncRecord, SyncState
 from isthmus_control.outcome import Change, Refuse, Rejection, SyncChanged, require
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -41,7 +44,7 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
         key = entry.topic, entry.partition
         known = before.get(key)
         current = known if known is not None and known.topic_id == entry.topic_id else None
-        if current is not None and current.state is body.state and (current.reached or not body.reached):
+        if current is not None and current.state is body.state and not _is_news(current, body):
             continue
         followed = _followed_since(state, link, entry)
         attached = _led_since(link, entry.topic) if followed is None else followed
@@ -71,6 +74,11 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
     return (_with(state, link.name, after), tuple(changes)) if changes else (state, ())
 
 
+def _is_news(current: SyncRecord, body: c.RecordSync) -> bool:
+    """Whether a partition that stays In-Sync has all now, and had not, or acks went without it before."""
+    return body.reached and (not current.reached or current.degraded is not None)
+
+
 def _follows(
     current: SyncRecord | None, offset: int, at_ms: int, body: c.RecordSync, entry: c.PartitionSync
 ) -> SyncRecord | None:
@@ -84,10 +92,41 @@ def _follows(
     reached = current is not None and (current.reached or body.reached)
     if body.state is SyncState.OUT_OF_SYNC and not reached:
         return None
-    return SyncRecord(entry.topic_id, body.state, entry.offset, at_ms, body.reason, offset, reached)
+    degraded = current.degraded if current is not None and not body.reached else None
+    return SyncRecord(entry.topic_id, body.state, entry.offset, at_ms, body.reason, offset, reached, degraded)
 
 
-def _synchronous_link(state: ControlState, body: c.RecordSync) -> Link:
+def _degrade(state: ControlState, offset: int, command: c.Command, body: c.DegradeSync) -> Result:
+    """Only what has been Out-Of-Sync is degraded, and only as its namespaces say."""
+    link = _synchronous_link(state, body)
+    _check_entries(body.partitions)
+    before = state.sync_records.get(link.name, {})
+    after = dict(before)
+    changes: list[Change] = []
+    for entry in body.partitions:
+        known = before.get((entry.topic, entry.partition))
+        if known is None or known.topic_id != entry.topic_id or known.state is not SyncState.OUT_OF_SYNC:
+            raise Refuse(Rejection.CONFLICT, f"{_at(entry)} is not {SyncState.OUT_OF_SYNC} on link {link.name!r}")
+        require(
+            command.seen >= known.at_offset,
+            Rejection.CONFLICT,
+            f"{_at(entry)}: the proposer had not seen what changed at offset {known.at_offset} of the log",
+        )
+        asked = state.lookup.demands(entry.topic).degrade_after_ms
+        require(
+            NEVER < asked <= body.after_ms,
+            Rejection.CONFLICT,
+            f"{_at(entry)}: its namespaces do not let acks go without a link after {body.after_ms} ms",
+        )
+        if known.degraded is not None and known.degraded.after_ms >= body.after_ms:
+            continue
+        degraded = Degraded(body.after_ms, entry.offset, command.at_ms, command.by, offset)
+        after[entry.topic, entry.partition] = replace(known, degraded=degraded)
+        changes.append(SyncChanged(link.name, entry.topic, entry.partition, known, after[entry.topic, entry.partition]))
+    return (_with(state, link.name, after), tuple(changes)) if changes else (state, ())
+
+
+def _synchronous_link(state: ControlState, body: c.RecordSync | c.DegradeSync) -> Link:
     link = state.links.get(body.link)
     if link is None:
         raise Refuse(Rejection.NOT_FOUND, f"there is no link {body.link!r}")
@@ -121,16 +160,20 @@ def _check(body: c.RecordSync) -> None:
         Rejection.INVALID,
         "the reason is too long",
     )
-    require(0 < len(body.partitions) <= ENTRIES_MAX, Rejection.INVALID, f"a command has 1 to {ENTRIES_MAX} entries")
-    for entry in body.partitions:
+    _check_entries(body.partitions)
+
+
+def _check_entries(entries: Sequence[c.PartitionSync]) -> None:
+    require(0 < len(entries) <= ENTRIES_MAX, Rejection.INVALID, f"a command has 1 to {ENTRIES_MAX} entries")
+    for entry in entries:
         require(c.is_uuid(entry.topic_id), Rejection.INVALID, f"the topic id {entry.topic_id!r} is not a UUID")
         require(
             entry.partition >= 0 and entry.offset >= 0,
             Rejection.INVALID,
             f"topic {entry.topic!r} has no offset {entry.offset} of partition {entry.partition}",
         )
-    keys = {(entry.topic, entry.partition) for entry in body.partitions}
-    require(len(keys) == len(body.partitions), Rejection.INVALID, "a partition is recorded twice")
+    keys = {(entry.topic, entry.partition) for entry in entries}
+    require(len(keys) == len(entries), Rejection.INVALID, "a partition is recorded twice")
 
 
 def _led_since(link: Link, topic: str) -> int:
@@ -228,4 +271,5 @@ def _ends_with(topic: str, mapping: NamespaceMapping, link: Link) -> bool:
 
 SYNC_HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], Result]] = {
     c.RecordSync: _record,
+    c.DegradeSync: _degrade,
 }

@@ -229,6 +229,16 @@ class Failover(_Model):
     dry_run: bool = Field(default=False, description="change nothing, say what an ack meant and what would be ended")
 
 
+class AnyOf(_Model):
+    """An ack means that so many of these clusters have the record."""
+
+    count: int
+    links: dict[str, str]
+    """By the link's name at the source: the id of its target cluster."""
+    until_ms: int | None = None
+    """At the target: that is true of whatever the source acked before this moment of the target's clock."""
+
+
 class PartitionClaim(_Model):
     """What an ack of the source meant for one partition."""
 
@@ -239,6 +249,11 @@ class PartitionClaim(_Model):
     in_sync_until_ms: int | None = None
     """Whatever the source acked before this moment of this cluster's clock is here. None: nothing can be said."""
     in_sync_until_seconds_ago: float | None = None
+    any_of: AnyOf | None = None
+    """In place of that, where the source's namespaces ask for some of several links alone."""
+    degrade_after_ms: int | None = None
+    """So long after this side got Out-Of-Sync, transactional and strict producers were acked without it, if nobody
+    changed that after it was told last. None: never."""
     message: str
 
 
@@ -271,6 +286,10 @@ class SyncStatus(_Model):
     since_ms: int | None = None
     until_ms: int | None = None
     """At the target: whatever the source acked before this moment of the target's clock is here. None: not known."""
+    any_of: AnyOf | None = None
+    """In place of all synchronous links, where the namespaces ask for some of several."""
+    degraded_since_ms: int | None = None
+    """Out-Of-Sync for so long that transactional and strict producers are acked without it, too, since then."""
     reason: str | None = None
     message: str | None = None
     """Why it is Out-Of-Sync, or Unknown."""

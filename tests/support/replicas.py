@@ -30,8 +30,10 @@ from isthmus_plugins.replication import group_status as group_status_module
 from isthmus_plugins.replication import leader as leader_module
 from isthmus_plugins.replication import leader_stream as leader_stream_module
 from isthmus_plugins.replication import source_configs as source_configs_module
+from isthmus_plugins.replication import sync_grants as sync_grants_module
 from isthmus_plugins.replication import sync_leader as sync_leader_module
 from isthmus_plugins.replication import sync_lease as sync_lease_module
+from isthmus_plugins.replication import sync_needs as sync_needs_module
 from isthmus_plugins.replication import tail as tail_module
 from isthmus_plugins.replication import transaction_store as transaction_store_module
 from isthmus_plugins.replication import verify as verify_module
@@ -71,6 +73,8 @@ CLOCKED: Final = (
     leader_stream_module,
     tail_module,
     source_configs_module,
+    sync_grants_module,
+    sync_needs_module,
     sync_leader_module,
     confirmation_module,
     sync_lease_module,
@@ -218,7 +222,7 @@ class End:
             "close_stream": self.follower.close_stream,
             "doubt_deletions": self.follower.doubt_deletions,
             "ended_transactions": self.leader.ended_transactions,
-            "sync_lease": self.sync_leader.on_sync_lease,
+            "sync_lease": self.sync_leader.grants.on_sync_lease,
             "merge_settings": self.mirror.on_merge_settings,
             "decide": self.store.on_decide,
             "digest": self.verification.on_digest,

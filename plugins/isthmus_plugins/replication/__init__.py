@@ -168,7 +168,7 @@ class ReplicationPlugin:
                 "log_ends": lambda connection, params: self._links.on_log_ends(connection, params),
                 "topic_settings": lambda connection, params: self._links.on_topic_settings(connection, params),
                 "merge_settings": lambda connection, params: self._mirror.on_merge_settings(connection, params),
-                "sync_lease": lambda connection, params: self._sync_leader.on_sync_lease(connection, params),
+                "sync_lease": lambda connection, params: self._sync_leader.grants.on_sync_lease(connection, params),
                 "decide": self._store.on_decide,
                 "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
                 "acls": lambda connection, params: self._acls.follower.on_acls(connection, params),
@@ -323,6 +323,11 @@ class ReplicationPlugin:
             "At the target: until when a partition of a synchronous link is known to be, or to have been, In-Sync",
             labels=("link", "topic", "partition"),
         )
+        degraded = GaugeMetricFamily(
+            "isthmus_link_sync_degraded_since_timestamp_seconds",
+            "Since when transactional and strict producers are acked without a partition's other side",
+            labels=("link", "topic", "partition"),
+        )
         synchronous = GaugeMetricFamily("isthmus_link_synchronous", "1 of a synchronous link", labels=("link",))
         states = GaugeMetricFamily(
             "isthmus_link_partitions", "Partitions by state", labels=("link", "role", "state", "reason")
@@ -343,6 +348,8 @@ class ReplicationPlugin:
                     seconds.add_metric(labels, partition.lag_seconds)
                 if partition.sync is not None and partition.sync.since_ms is not None:
                     since.add_metric((*labels[:3], partition.sync.state), partition.sync.since_ms / 1000)
+                if partition.sync is not None and partition.sync.degraded_since_ms is not None:
+                    degraded.add_metric(labels[:3], partition.sync.degraded_since_ms / 1000)
                 if partition.sync is not None and partition.sync.until_ms is not None:
                     until.add_metric(labels[:3], partition.sync.until_ms / 1000)
         batches = CounterMetricFamily("isthmus_link_appended_batches", "Batches appended to follower topics")
@@ -356,7 +363,7 @@ class ReplicationPlugin:
             "isthmus_link_uncorrected_time_offsets", "Answers of ListOffsets by time that may be too early"
         )
         unsure.add_metric((), self._time_offsets.unsure)
-        own = (lag, seconds, connected, heard, states, synchronous, since, until, batches, size, unsure)
+        own = (lag, seconds, connected, heard, states, synchronous, since, until, degraded, batches, size, unsure)
         return (*own, *groups, *acls, *truncations)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext
@@ -17,6 +17,7 @@ from isthmus_plugins.replication.connection import LinkConnection, LinkLost, Lin
 from isthmus_plugins.replication.decision import Decision, Partition, remote_topic
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_needs import SyncNeeds
 from isthmus_plugins.replication.sync_places import GroupPlaces, SyncPlace
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -39,7 +40,8 @@ class Concerns(Protocol):
 
     def concerns(self, topic: str) -> bool: ...
 
-    def needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]: ...
+    @property
+    def who(self) -> SyncNeeds: ...
 
 
 async def log_ends(context: PluginContext, places: Iterable[Partition]) -> Mapping[Partition, int]:
@@ -108,7 +110,7 @@ class AbortEnds:
         there = True
         for place in decision.places:
             key = LedPartition(link_name, *place)
-            if key in self._needs.needed(place, place[0] != OFFSETS_TOPIC):
+            if key in self._needs.who.told(place):
                 end = self._order.before(decision.producer_id, place)
                 there = end is not None and self._is_there(key, end, held) and there
         self._read()
@@ -135,7 +137,7 @@ class AbortEnds:
         """Forget what is there."""
 
         def is_there(place: Partition, end: int) -> bool:
-            pushed = [self._place(key) for key in self._needs.needed(place, True)]
+            pushed = [self._place(key) for key in self._needs.who.ordered(place)]
             return all(each is not None and each.acked >= end for each in pushed)
 
         self._order.forget(is_there)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -25,6 +25,7 @@ from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldT
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 from isthmus_plugins.replication.marker_order import MarkerOrder
+from isthmus_plugins.replication.sync_needs import SyncNeeds
 from isthmus_plugins.replication.sync_places import GroupPlaces, OrderedPlace, SyncPlace
 from isthmus_plugins.replication.transaction_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
@@ -48,8 +49,8 @@ UNDECIDED_S: Final = 1.0
 class Needs(Protocol):
     """What synchronous links need."""
 
-    def needed(self, place: Partition, transactional: bool) -> Iterator[LedPartition]:
-        """Over which links a partition's records must be confirmed before they are acked."""
+    @property
+    def who(self) -> SyncNeeds: ...
 
     def holds(self, link: Link) -> bool:
         """Whether acks may have to wait for a link."""
@@ -174,31 +175,38 @@ class Decisions:
             return True
         if self.tail.is_past(transactional_id) and not self._all_in_sync():
             return True  # whether its decision got to the other side died with the process before this one
-        return any(self._missing(decision) for decision in self._pending.get(transactional_id, ()))
+        return not all(map(self._may_be_acked, self._pending.get(transactional_id, ())))
 
     def _all_in_sync(self) -> bool:
         """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
         return all(
-            self._needs.in_sync(key)
-            for key in self._pushed()
-            if any(needed == key for needed in self._needs.needed(key.place, True))
+            clause.holds(self._needs.in_sync)
+            for place in {key.place for key in self._pushed()}
+            for clause in self._needs.who.commit_needed(place)
         )
 
     def _pushed(self) -> set[LedPartition]:
         """All that this proxy pushes, or is to push."""
         return {*self._leader_end.led, *self._groups.places()}
 
+    def _may_be_acked(self, decision: Decision) -> bool:
+        """Whether all have a decision that must; whoever joined later has what it decided."""
+        return all(
+            clause.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
+            for place in decision.places
+            for clause in self._needs.who.commit_needed(place)
+        )
+
+    def _needs_none(self, key: LedPartition, decision: Decision) -> bool:
+        return key.link not in decision.links and key in self._needs.who.holding(key.place)
+
     def _missing(self, decision: Decision) -> set[str]:
-        """Links that must have a decision and do not."""
+        """Links that are to have a decision and do not."""
         return (self._links_of(decision.places) & decision.links) - decision.confirmed
 
     def _links_of(self, places: Iterable[Partition]) -> set[str]:
-        """Which links a decision is needed over: none that is down because of groups that it may not be about.
-
-        A partition of the offsets topic is many groups', of several links. A link that is Out-Of-Sync there has not let
-        TxnOffsetCommit pass for the groups that it leads.
-        """
-        return {key.link for place in places for key in self._needs.needed(place, place[0] != OFFSETS_TOPIC)}
+        """Over which links a decision goes."""
+        return {key.link for place in places for key in self._needs.who.told(place)}
 
     def _ask(self) -> None:
         if not self._asking:
@@ -389,7 +397,7 @@ class Decisions:
         return False
 
     def _floor(self, key: LedPartition) -> int | None:
-        return self._needs.floor(key) if key in self._needs.needed(key.place, True) else None
+        return self._needs.floor(key) if key in self._needs.who.ordered(key.place) else None
 
     def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool) -> bool:
         """Whether a transactional batch may be sent now; else the stream is read on when its decision was."""
@@ -433,10 +441,7 @@ class Decisions:
                     self._order.waive(stream.key, offset)
         self._go_on_reading()
         self._aborts.forget()
-        self._order.forget(
-            self._is_pushed,
-            lambda key: key in self._needs.needed(key.place, True),
-        )
+        self._order.forget(self._is_pushed, lambda key: key in self._needs.who.ordered(key.place))
 
 
 def _now() -> float:

@@ -25,7 +25,7 @@ from isthmus_plugins.links import (
 from isthmus_plugins.replication.peers import PeerState
 from isthmus_plugins.replication.promotion import Promotions, doubted
 from isthmus_plugins.replication.sync_lease import SyncLeases
-from isthmus_plugins.replication.sync_status import claimed
+from isthmus_plugins.replication.sync_status import claimed, some_of
 
 SOURCE_REACHABLE: Final = "SOURCE_REACHABLE"
 CLAIMS_SETTLE_S: Final = 4.0
@@ -154,11 +154,15 @@ class Failovers:
             known = self._sync_leases.claim(topic, record.topic_id if record is not None else None, partition)
             end = ends.get((topic, partition))
             claim = PartitionClaim(topic=topic, partition=partition, end=end, message=claimed(known))
-            if known is not None and end is not None and end < known.end:
+            lost = known is not None and end is not None and end < known.end
+            if known is not None and lost:
                 claim.message = (
                     f"the log ends at {end}, and ended at {known.end} once: what an ack meant is lost with it"
                 )
             elif known is not None:
+                claim.degrade_after_ms = known.terms.degrade_after_ms or None
+                claim.any_of = some_of(known)
+            if known is not None and claim.any_of is None and not lost:
                 claim.in_sync_until_ms = known.until_ms
                 claim.in_sync_until_seconds_ago = round(max(0.0, time() - known.until_ms / 1000), 1)
             claims.append(claim)

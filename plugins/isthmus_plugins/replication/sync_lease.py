@@ -17,9 +17,10 @@ from typing import Final
 from pydantic import ValidationError
 
 from isthmus_control.clock import Register
+from isthmus_control.codec import MalformedValue, UnknownField, from_json
 from isthmus_control.commands import PartitionClaim, RecordClaims
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Claim, LinkMode, ResourceType, Role
+from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType, Role
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.api import BrokerUnavailable, PluginContext
 from isthmus_plugins.links import SyncStatus
@@ -55,6 +56,8 @@ class Lease:
     """The same moment of this machine's wall clock, for people."""
     end: int = 0
     """Where the log ended when the lease came."""
+    terms: AckTerms = PLAIN_TERMS
+    """What acks mean until then, if it is not: all is here."""
     told: SyncStatus | None = None
     """What the source said of it when it granted no lease."""
     told_at: float = float("-inf")
@@ -126,7 +129,7 @@ class SyncLeases:
         lease = self.lease(topic, topic_id, partition)
         if lease is None or not lease.until_ms or (recorded is not None and recorded.until_ms >= lease.until_ms):
             return recorded
-        return Claim(lease.topic_id, lease.until_ms, lease.end)
+        return Claim(lease.topic_id, lease.until_ms, lease.end, lease.terms)
 
     # ---- asking ----
 
@@ -161,11 +164,13 @@ class SyncLeases:
             asked = {"streams": list(streams), "groups": groups}
             answer = await connection.call("sync_lease", asked, ASK_TIMEOUT_S)
             lease_ms = int(answer["lease_ms"])
-            for stream_id in answer["in_sync"]:
+            terms = answer.get("terms", {})
+            for stream_id in (*answer["in_sync"], *answer.get("in_sync_any", ())):
                 if (stream := streams.get(int(stream_id))) is not None:
                     reached.append((stream.topic, stream.topic_id, stream.partition))
                     lease = self._lease_of(stream)
                     if asked_at + lease_ms / 1000 > lease.until:
+                        lease.terms = from_json(AckTerms, terms.get(str(stream_id), {}))
                         lease.until, lease.until_ms = asked_at + lease_ms / 1000, asked_ms + lease_ms
                         lease.end = stream.follower_log.end
             if mode == self._mode(connection.link_name):  # else it may have been said of another time
@@ -179,7 +184,7 @@ class SyncLeases:
                     lease.told, lease.told_at = SyncStatus.model_validate(told), monotonic()
         except (LinkRejected, LinkLost, TimeoutError):
             pass  # then it is not known to be In-Sync any longer
-        except ValidationError as error:
+        except (ValidationError, MalformedValue, UnknownField) as error:
             log.warning("lease not understood", extra={"link": connection.link_name, "detail": str(error)})
         finally:
             self._asking.discard(connection)
@@ -216,7 +221,7 @@ class SyncLeases:
         self._record_from = monotonic() + RECORD_INTERVAL_S
         entries: dict[str, list[PartitionClaim]] = {}
         for (topic, partition), lease in due:
-            claim = PartitionClaim(topic, lease.topic_id, partition, lease.until_ms, lease.end)
+            claim = PartitionClaim(topic, lease.topic_id, partition, lease.until_ms, lease.end, lease.terms)
             entries.setdefault(lease.link, []).append(claim)
         try:
             for name, claims in entries.items():

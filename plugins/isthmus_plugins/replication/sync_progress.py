@@ -24,7 +24,11 @@ class Progress:
     """The log's end when every proxy held acks."""
     floor: int | None = None
     """From where on this proxy knows of every decision to commit in it; None: not yet."""
+    suspended: bool = False
+    """Transactions went on without it: until it joins again nobody knows of all decisions, nor does a marker wait."""
     level: bool = False
+    level_epoch: int = -1
+    """The source's leader epoch at which it was level."""
     in_sync: bool = False
     why: str | None = None
     """It leaves, for this. What was begun is carried through: a record may have been made whose answer was lost."""
@@ -32,6 +36,27 @@ class Progress:
     """Since when there is no stream."""
     confirmed: int = 0
     granted_at: float = float("-inf")
+    counted_at: float = float("-inf")
+    """When another link was granted a lease that counts on this one."""
+    out_since: float | None = None
+    """Since when it is Out-Of-Sync, for this process; until it is in sync."""
+    probe: tuple[int, float] | None = None
+    """An offset that was acked without it, and since when it lacks that."""
     retry_at: float = float("-inf")
+    late: bool = False
+    """It lacks something for so long that it may leave soon; as of the last look."""
     failed: str | None = None
     """Why it did not get In-Sync when it tried last."""
+
+    @property
+    def promised_at(self) -> float:
+        """When it was last said that it has something."""
+        return max(self.granted_at, self.counted_at, self.seen_at)
+
+    def late_since(self, confirmed: int, acked: int, now: float) -> float | None:
+        """Since when it lacks what was acked without it; no earlier than when it was last found."""
+        if self.probe is not None and confirmed >= self.probe[0]:
+            self.probe = None
+        if self.probe is None and confirmed < acked:
+            self.probe = acked, now
+        return None if self.probe is None else self.probe[1]

@@ -9,10 +9,12 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from isthmus_control.control_state import ControlState
+from isthmus_control.demands import Confirm
 from isthmus_control.model import Claim, Link, LinkMode, ResourceType, Role, SyncState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode, combine
-from isthmus_plugins.links import PartitionStatus, SyncStatus
+from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.ack_rules import is_degraded
 from isthmus_plugins.replication.leader_stream import LedPartition
 
 if TYPE_CHECKING:
@@ -69,49 +71,87 @@ def recorded_sync(
     ``in_sync``: whether the follower has been seen to have all that was acked before acks were held. ``why_not``: why
     that failed when it was tried last.
     """
-    record = None
+    record, demands = None, state.lookup.demands(key.topic)
     if topic_id is not None:
         record = state.sync_record(key.link, key.topic, str(uuid.UUID(bytes=topic_id)), key.partition)
+    any_of = _chosen(state, key, demands.confirm)
     if record is None:
-        return SyncStatus(state="Syncing", message=why_not(key))
+        return SyncStatus(state="Syncing", message=why_not(key), any_of=any_of)
     if record.state is SyncState.IN_SYNC and not in_sync(key):
         return SyncStatus(
             state="Out-Of-Sync" if record.reached else "Syncing",
             since_ms=record.since_ms,
             reason=ReasonCode.NOT_LEVEL_YET,
             message="acks are held until the follower is level",
+            any_of=any_of,
         )
-    why = record.reason
+    why = record.reason.message if record.reason is not None else None
+    degraded = record.degraded if is_degraded(demands, record) else None
+    if degraded is not None:
+        why = f"{why}; transactional and strict producers are acked without it since {_moment(degraded.since_ms)}"
     return SyncStatus(
         state=record.state.value,
         since_offset=record.since_offset,
         since_ms=record.since_ms,
-        reason=why.code if why is not None else None,
-        message=why.message if why is not None else None,
+        any_of=any_of,
+        degraded_since_ms=degraded.since_ms if degraded is not None else None,
+        reason=record.reason.code if record.reason is not None else None,
+        message=why,
     )
+
+
+def _chosen(state: ControlState, key: LedPartition, confirm: Confirm) -> AnyOf | None:
+    """The set of links that a partition's acks choose from, if this one is of it."""
+    if key.link not in confirm.links:
+        return None
+    clusters = {name: state.links[name].remote_cluster_id for name in confirm.links if name in state.links}
+    return AnyOf(count=confirm.count, links=clusters)
 
 
 def leased_sync(leases: SyncLeases, topic: str, topic_id: str | None, partition: int) -> SyncStatus:
     """What is known at the target of the acks of the source."""
     claim = leases.claim(topic, topic_id, partition)
-    until_ms = claim.until_ms if claim is not None else None
+    any_of = some_of(claim)
+    until_ms = claim.until_ms if claim is not None and any_of is None else None
     lease = leases.lease(topic, topic_id, partition)
     now = monotonic()
     if lease is not None and now < lease.until:
-        return SyncStatus(state="In-Sync", until_ms=until_ms)
+        return SyncStatus(state="In-Sync", until_ms=until_ms, any_of=any_of)
     told = lease.told if lease is not None and now - lease.told_at < TOLD_S else None
     if told is not None and told.state != "In-Sync":
-        return told.model_copy(update={"until_ms": until_ms})
-    return SyncStatus(state="Unknown", until_ms=until_ms, reason=ReasonCode.LEASE_RAN_OUT, message=claimed(claim))
+        return told.model_copy(update={"until_ms": until_ms, "any_of": any_of})
+    why = ReasonCode.LEASE_RAN_OUT
+    return SyncStatus(state="Unknown", until_ms=until_ms, any_of=any_of, reason=why, message=claimed(claim))
+
+
+def some_of(claim: Claim | None) -> AnyOf | None:
+    """What a claim says where not all that was acked needs to be here."""
+    if claim is None or not claim.terms.links:
+        return None
+    return AnyOf(count=claim.terms.count, links=dict(claim.terms.links), until_ms=claim.until_ms)
 
 
 def claimed(claim: Claim | None) -> str:
     """What may be said without the source, in words."""
     if claim is None:
         return "what an ack meant is not known here: no lease was recorded"
-    ago = max(0, time() - claim.until_ms / 1000)
-    until = datetime.fromtimestamp(claim.until_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    return f"In-Sync until {until} ({ago:.0f} s ago): what acks mean since then is not known here"
+    ago, terms = max(0, time() - claim.until_ms / 1000), claim.terms
+    said = f"In-Sync until {_moment(claim.until_ms)} ({ago:.0f} s ago): what acks mean since then is not known here"
+    if terms.links:
+        names = ", ".join(f"{name} (cluster {cluster_id})" for name, cluster_id in sorted(terms.links.items()))
+        compare = len(terms.links) - terms.count + 1
+        said += (
+            f"; what was acked by then is in {terms.count} of these, not in each: {names}. Compare the log ends of "
+            f"{compare} of them, and fail over to where they end last"
+        )
+    if terms.degrade_after_ms:
+        earliest = _moment(claim.until_ms + terms.degrade_after_ms)
+        said += f"; as it was set then, transactional and strict producers may be acked without it from {earliest} on"
+    return said
+
+
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def link_state(link: Link, connected: bool, partitions: Iterable[PartitionStatus]) -> LinkState:

@@ -39,7 +39,7 @@ from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus.metrics import exposition
 from isthmus_control.apply import PREFIX_CHARS_MAX
 from isthmus_control.commands import AlterDemands, AlterNamespace, Body, CreateNamespace, DeleteNamespace
-from isthmus_control.demands import Demands
+from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import Namespace, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.links import (
@@ -236,7 +236,8 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
 
     @app.post("/v1/namespaces", tags=["namespaces"], summary="Create a namespace", status_code=201, responses=accepted)
     async def create_namespace(request: CreateNamespaceRequest, response: Response, wait: Wait = True) -> NamespaceView:
-        demands = Demands(request.consistency, request.visibility)
+        confirm = ALL if request.confirm is None else Confirm.parse(request.confirm)
+        demands = Demands(request.consistency, request.visibility, request.degrade_after_ms or NEVER, confirm)
         body = CreateNamespace(
             request.type, request.prefix, request.reserved, request.reason, request.informational, demands
         )
@@ -255,7 +256,9 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         type: ResourceType, prefix: Prefix, request: AlterNamespaceRequest, response: Response, wait: Wait = True
     ) -> NamespaceView:
         control = _control(services)
-        demands = AlterDemands(type, prefix, request.consistency, request.visibility)
+        confirm = None if request.confirm is None else Confirm.parse(request.confirm)
+        said = request.consistency, request.visibility, request.degrade_after_ms, confirm
+        demands = AlterDemands(type, prefix, *said)
         more = demands != AlterDemands(type, prefix)
         if more:
             control = await _append(services, demands)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from isthmus_control.apply import PREFIX_CHARS_MAX, REASON_CHARS_MAX
-from isthmus_control.demands import Consistency, Visibility
+from isthmus_control.demands import Confirm, Consistency, Visibility
 from isthmus_control.model import ResourceType
 from isthmus_plugins.links import LinkStatus
 
@@ -16,6 +16,14 @@ T = TypeVar("T")
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+def _is_confirm(text: str | None) -> str | None:
+    return None if text is None else str(Confirm.parse(text))
+
+
+ConfirmText = Annotated[str | None, AfterValidator(_is_confirm), Field(max_length=2_000)]
+DegradeAfter = Annotated[int | None, Field(ge=0)]
 
 
 class ErrorBody(_Model):
@@ -73,6 +81,11 @@ class NamespaceView(_Model):
     """``strict``: producers without transactions wait as well while a synchronous link is Out-Of-Sync."""
     visibility: Visibility
     """``confirmed``: consumers of the source see nothing that a synchronous link has not confirmed."""
+    degrade_after_ms: int | None
+    """So long after a synchronous link got Out-Of-Sync, transactional and strict producers are acked without it. None:
+    never."""
+    confirm: str = Field(examples=["ALL", "ANY 1 (a-to-b, a-to-c)"])
+    """Which synchronous links an ack waits for: all, or so many of these and each other one."""
     created_ms: int = Field(examples=[1760000000000])
     mappings: list[NamespaceMappingView] = []
 
@@ -95,6 +108,8 @@ class CreateNamespaceRequest(_Model):
     """It cannot be part of a synchronous link."""
     consistency: Consistency = Consistency.AVAILABLE
     visibility: Visibility = Visibility.LOCAL
+    degrade_after_ms: DegradeAfter = None
+    confirm: ConfirmText = None
 
 
 class AlterNamespaceRequest(_Model):
@@ -106,6 +121,10 @@ class AlterNamespaceRequest(_Model):
     reason: str | None = Field(default=None, max_length=REASON_CHARS_MAX)
     consistency: Consistency | None = None
     visibility: Visibility | None = None
+    degrade_after_ms: DegradeAfter = None
+    """0: never."""
+    confirm: ConfirmText = None
+    """``ALL``, or ``ANY k (link, ...)``."""
 
 
 # --- topics

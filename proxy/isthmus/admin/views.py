@@ -43,6 +43,8 @@ def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceVi
         informational=namespace.informational,
         consistency=namespace.demands.consistency,
         visibility=namespace.demands.visibility,
+        degrade_after_ms=namespace.demands.degrade_after_ms or None,
+        confirm=str(namespace.demands.confirm),
         created_ms=namespace.created_ms,
         mappings=[
             NamespaceMappingView(link_name=link.name, role=mapping.role, remote=mapping.remote_prefix)

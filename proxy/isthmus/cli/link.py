@@ -426,6 +426,10 @@ def _acks(sync: dict[str, Any] | None) -> tuple[str | None, str | None]:
         known.append(f"offset {sync['since_offset']}, {_moment(sync['since_ms'])}")
     if sync["until_ms"] is not None:
         known.append(f"In-Sync until {_moment(sync['until_ms'])}")
+    if sync["degraded_since_ms"] is not None:
+        known.append(f"degraded {_moment(sync['degraded_since_ms'])}")
+    if sync["any_of"] is not None:
+        known.append(f"ANY {sync['any_of']['count']} ({', '.join(sorted(sync['any_of']['links']))})")
     return sync["state"], "; ".join(known) or None
 
 
@@ -571,7 +575,7 @@ def _failed_over(report: dict[str, Any]) -> Iterator[str]:
                     each["end"],
                     None if each["in_sync_until_ms"] is None else _moment(each["in_sync_until_ms"]),
                     None if each["in_sync_until_ms"] is None else f"{each['in_sync_until_seconds_ago']:.0f}s",
-                    each["message"] if each["in_sync_until_ms"] is None else None,
+                    each["message"] if each["in_sync_until_ms"] is None or each["degrade_after_ms"] else None,
                 )
                 for each in claims
             ),

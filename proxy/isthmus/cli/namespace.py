@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -21,6 +22,8 @@ from isthmus.cli.output import (
     show,
     shows_progress,
 )
+
+UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 ResourceType = Literal["topic", "consumer-group", "principal"]
 
@@ -52,6 +55,23 @@ VisibilityOption = Annotated[
         help="On a synchronous link: with confirmed, consumers here see a record when the other cluster has it, too.",
     ),
 ]
+DegradeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--degrade-after",
+        metavar="TIME|never",
+        help="When a synchronous link is Out-Of-Sync for so long (90s, 5m, 2h), transactional and strict producers "
+        "are acked without it.",
+    ),
+]
+ConfirmOption = Annotated[
+    str | None,
+    typer.Option(
+        "--confirm",
+        metavar="ALL|'ANY k (LINK, ...)'",
+        help="Of several synchronous links, acks wait for so many of these, and for each other one.",
+    ),
+]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Told to clients whose writes are refused.")]
 
 
@@ -72,13 +92,15 @@ def create(
     ] = False,
     consistency: ConsistencyOption = None,
     visibility: VisibilityOption = None,
+    degrade_after: DegradeOption = None,
+    confirm: ConfirmOption = None,
     wait: WaitOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a namespace."""
     body: dict[str, Any] = {"type": type, "prefix": prefix, "reserved": reserved, "reason": reason}
-    body |= {"informational": informational, **_demands(consistency, visibility)}
+    body |= {"informational": informational, **_demands(consistency, visibility, degrade_after, confirm, output)}
     with Admin(url, output) as admin:
         _say_waiting(reserved and wait, output)
         _show_enforced(admin.post("/v1/namespaces", body, wait=wait), wait, output)
@@ -108,7 +130,11 @@ def describe(
 
 
 @app.command(
-    epilog=example("isthmus namespace alter orders- --reserved", "isthmus namespace alter orders- --consistency strict")
+    epilog=example(
+        "isthmus namespace alter orders- --reserved",
+        "isthmus namespace alter orders- --consistency strict --degrade-after 5m",
+        "isthmus namespace alter orders- --confirm 'ANY 1 (a-to-b, a-to-c)'",
+    )
     + EXIT_CODES
 )
 def alter(
@@ -120,14 +146,17 @@ def alter(
     reason: ReasonOption = None,
     consistency: ConsistencyOption = None,
     visibility: VisibilityOption = None,
+    degrade_after: DegradeOption = None,
+    confirm: ConfirmOption = None,
     wait: WaitOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Reserve a namespace, or clear its reservation, or change what it asks of synchronous links."""
-    demands = _demands(consistency, visibility)
+    demands = _demands(consistency, visibility, degrade_after, confirm, output)
     if reserved is None and not demands:
-        raise CliError("USAGE", "say what to alter: --[no-]reserved, --consistency, --visibility", Exit.USAGE, output)
+        options = "--[no-]reserved, --consistency, --visibility, --degrade-after, --confirm"
+        raise CliError("USAGE", f"say what to alter: {options}", Exit.USAGE, output)
     with Admin(url, output) as admin:
         _say_waiting(wait, output)
         body = {"reserved": reserved, "reason": reason, **demands}
@@ -148,10 +177,24 @@ def delete(
         show(result, output, lambda _: [f"{type} namespace {prefix_cell(prefix)} deleted"])
 
 
-def _demands(consistency: str | None, visibility: str | None) -> dict[str, Any]:
-    """What was said of synchronous links, as the REST interface takes it."""
-    said = {"consistency": consistency, "visibility": visibility}
+def _demands(
+    consistency: str | None, visibility: str | None, degrade_after: str | None, confirm: str | None, output: Output
+) -> dict[str, Any]:
+    """What was said of synchronous links, as the REST interface takes it. Raises CliError."""
+    after_ms = None if degrade_after is None else _milliseconds(degrade_after, output)
+    said = {"consistency": consistency, "visibility": visibility, "degrade_after_ms": after_ms, "confirm": confirm}
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _milliseconds(text: str, output: Output) -> int:
+    """A time as people write it; 0 for never."""
+    if text == "never":
+        return 0
+    found = re.fullmatch(r"(\d{1,12})(ms|s|m|h|d)", text)
+    if found is None or not int(found[1]):
+        message = f"{text!r} is not a time: say 90s, 5m, 2h, or never"
+        raise CliError("USAGE", message, Exit.USAGE, output)
+    return int(found[1]) * UNITS_MS[found[2]]
 
 
 def _say_waiting(waits: bool, output: Output) -> None:
@@ -203,6 +246,10 @@ def _described(namespace: dict[str, Any]) -> Iterator[str]:
         pairs.append(("consistency", namespace["consistency"]))
     if namespace["visibility"] != "local":
         pairs.append(("visibility", namespace["visibility"]))
+    if namespace["degrade_after_ms"]:
+        pairs.append(("degrade after", f"{namespace['degrade_after_ms'] / 1000:g} s Out-Of-Sync"))
+    if namespace["confirm"] != "ALL":
+        pairs.append(("confirm", namespace["confirm"]))
     for each in namespace["mappings"]:
         pairs.append(("link", f"{each['link_name']}: {each['role']}, remote {prefix_cell(each['remote'])}"))
     yield from fields(pairs)

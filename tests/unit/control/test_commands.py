@@ -14,8 +14,9 @@ from isthmus_control import commands as c
 from isthmus_control.acls import AclBinding
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import DERIVED, MalformedValue, canonical, from_json, parse
-from isthmus_control.demands import Consistency, Demands
+from isthmus_control.demands import Confirm, Consistency, Demands
 from isthmus_control.model import (
+    AckTerms,
     BrokerClaim,
     LinkMode,
     LinkSettings,
@@ -61,6 +62,7 @@ BODIES: list[c.Body] = [
     c.DeleteLink("l"),
     c.CreateNamespace(TOPIC, "a-", demands=Demands(Consistency.STRICT)),
     c.AlterDemands(TOPIC, "a-", Consistency.AVAILABLE),
+    c.AlterDemands(TOPIC, "a-", None, None, 300_000, Confirm(1, ("l", "m"))),
     c.AttachNamespace("l", TOPIC, "a-", "b-", Role.FOLLOWER, (UID,), True, True),
     c.DetachNamespace("l", TOPIC, "a-"),
     c.HoldBrokerConfig("n", "false", None),
@@ -106,7 +108,9 @@ BODIES: list[c.Body] = [
     c.RecordAcls("l", "User:a-", (AclBinding(2, "t", 3, "User:a-1", "*", 3, 3),), ()),
     c.RecordSync("l", UID, SyncState.IN_SYNC, (c.PartitionSync("t", UID, 0, 5), c.PartitionSync("t", UID, 1, 6))),
     c.RecordSync("l", UID, SyncState.OUT_OF_SYNC, (c.PartitionSync("t", UID, 0, 5),), Reason("CODE", "words")),
+    c.DegradeSync("l", UID, (c.PartitionSync("t", UID, 0, 5),), 300_000),
     c.RecordClaims("l", UID, (c.PartitionClaim("t", UID, 0, 1_000, 5),)),
+    c.RecordClaims("l", UID, (c.PartitionClaim("t", UID, 0, 1_000, 5, AckTerms(1, {"l": "B", "m": "C"}, 5_000)),)),
     c.RegisterProducerIds("B", 4),
     c.ClaimBrokers("p", UID, (BrokerClaim(1, "h", 2),), True, "h:3", 10_000, "1", -1),
     c.RenewLease("p", UID, 5),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 
+import pytest
+
 from isthmus_control import commands as c
 from isthmus_control.apply import apply
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
-from isthmus_control.demands import NONE, Consistency, Demands
+from isthmus_control.demands import ALL, NEVER, NONE, Confirm, Consistency, Demands
 from isthmus_control.model import NamespaceKey, ResourceType
 from isthmus_control.outcome import Accepted, Outcome, Rejected, Rejection
 
@@ -75,6 +77,45 @@ def test_what_cannot_be_asked_for() -> None:
     )
     log.ok(c.CreateNamespace(TOPIC, "i-", informational=True))
     log.refused(c.AlterDemands(TOPIC, "i-", STRICT), Rejection.INVALID, "informational")
+
+
+def test_acks_go_without_a_link_only_where_all_namespaces_say_so() -> None:
+    log = Log()
+    for name in ("b", "c"):
+        log.ok(c.CreateLink(name, str(uuid.uuid4()), name.upper(), True, ("h:1",)))
+    any_of = Confirm.parse("ANY 1 (c, b)")
+    assert (any_of, str(any_of), str(ALL), Confirm.parse("all")) == (Confirm(1, ("b", "c")), "ANY 1 (b, c)", "ALL", ALL)
+    log.ok(c.CreateNamespace(TOPIC, "pay-", demands=Demands(degrade_after_ms=60_000, confirm=any_of)))
+    assert (log.demands("pay-t").degrade_after_ms, log.demands("pay-t").confirm) == (60_000, any_of)
+    log.ok(c.CreateNamespace(TOPIC, "pay-t"))
+    assert log.demands("pay-t") == NONE
+    assert log.demands("pay-u").confirm == any_of
+    log.ok(c.AlterDemands(TOPIC, "pay-t", degrade_after_ms=90_000, confirm=any_of))
+    assert (log.demands("pay-t").degrade_after_ms, log.demands("pay-t").confirm) == (90_000, any_of)
+    log.ok(c.AlterDemands(TOPIC, "pay-t", confirm=Confirm(2, ("b", "c"))))
+    assert log.demands("pay-t").confirm == ALL, "one asks for another set"
+    log.ok(c.AlterDemands(TOPIC, "pay-", degrade_after_ms=NEVER, confirm=ALL))
+    assert log.demands("pay-u") == NONE
+    assert from_json(ControlState, parse(canonical(log.state))) == log.state
+
+
+def test_sets_and_times_that_cannot_be() -> None:
+    log = Log()
+    log.ok(c.CreateLink("b", str(uuid.uuid4()), "B", True, ("h:1",)))
+    log.ok(c.CreateNamespace(TOPIC, "pay-"))
+    for confirm in (Confirm(0, ("b",)), Confirm(2, ("b",)), Confirm(1, ("b", "b")), Confirm(1, ())):
+        log.refused(c.AlterDemands(TOPIC, "pay-", confirm=confirm), Rejection.INVALID, "cannot be confirmed")
+    log.refused(c.AlterDemands(TOPIC, "pay-", confirm=Confirm(1, ("b", "x"))), Rejection.NOT_FOUND, "'x'")
+    unknown = Demands(confirm=Confirm(1, ("x",)))
+    log.refused(c.CreateNamespace(TOPIC, "x-", demands=unknown), Rejection.NOT_FOUND, "'x'")
+    for after_ms in (-1, 999, 10**12):
+        log.refused(c.AlterDemands(TOPIC, "pay-", degrade_after_ms=after_ms), Rejection.INVALID, "ms")
+
+
+@pytest.mark.parametrize("text", ["", "ANY", "ANY 1", "ANY 1 ()", "ANY (b)", "1 (b)", "ANY 1 (b,,c)", "ANY -1 (b)"])
+def test_what_is_not_a_set(text: str) -> None:
+    with pytest.raises(ValueError, match="neither ALL"):
+        Confirm.parse(text)
 
 
 def test_an_older_snapshot_asks_for_nothing() -> None:

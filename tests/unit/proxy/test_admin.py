@@ -175,6 +175,8 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
             "informational": False,
             "consistency": "available",
             "visibility": "local",
+            "degrade_after_ms": None,
+            "confirm": "ALL",
             "created_ms": created.json()["created_ms"],
             "mappings": [],
         }

@@ -147,6 +147,16 @@ def test_namespaces_are_created_listed_described_altered_and_deleted(admin: Runn
     strict = run("namespace", "alter", "orders-", "--consistency", "strict", "--no-wait", "-o", "json", url=admin.url)
     assert (ok(strict)["consistency"], ok(strict)["state"]) == ("strict", described["state"])
     assert "strict" in run("namespace", "describe", "orders-", url=admin.url).stdout
+    alter = "namespace", "alter", "orders-", "--no-wait", "-o", "json"
+    assert ok(run(*alter, "--degrade-after", "5m", url=admin.url))["degrade_after_ms"] == 300_000
+    assert "300 s" in run("namespace", "describe", "orders-", url=admin.url).stdout
+    assert ok(run(*alter, "--degrade-after", "never", url=admin.url))["degrade_after_ms"] is None
+    assert [run(*alter, "--degrade-after", text, url=admin.url).exit_code for text in ("5", "0s", "soon")] == [2] * 3
+    missing = run(*alter, "--confirm", "any 1 (c, b)", url=admin.url)
+    assert (missing.exit_code, "no link 'b'" in missing.stdout + missing.stderr) == (1, True)
+    unclear = run(*alter, "--confirm", "ANY 1", url=admin.url)
+    assert (unclear.exit_code, "neither ALL" in unclear.stdout + unclear.stderr) == (1, True)
+    assert ok(run(*alter, "--confirm", "ALL", url=admin.url))["confirm"] == "ALL"
     assert run("namespace", "alter", "orders-", url=admin.url).exit_code == 2
     ok(run("namespace", "create", "more-", "--consistency", "strict", "--no-wait", "-o", "json", url=admin.url))
     ok(run("namespace", "delete", "more-", "-o", "json", url=admin.url))

@@ -1,0 +1,108 @@
+"""Which links must have something before it is acked, and which before a marker goes (``docs/adr/0008``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
+
+from isthmus_control.model import SyncRecord, SyncState
+from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.replication.ack_rules import AckRules, Clause
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync_progress import Progress
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+
+class SyncNeeds:
+    """``links_of``: the links over which a topic is led that are synchronous, or may have been. ``record_of``: what
+    is recorded of a link's partition. ``progress``: of what this proxy pushes."""
+
+    def __init__(
+        self,
+        rules: AckRules,
+        links_of: Callable[[str], Sequence[str]],
+        record_of: Callable[[str, Partition], SyncRecord | None],
+        is_synchronous: Callable[[str], bool],
+        progress: Mapping[LedPartition, Progress],
+    ) -> None:
+        self._rules = rules
+        self._links_of = links_of
+        self._record_of = record_of
+        self._is_synchronous = is_synchronous
+        self._progress = progress
+        self.leased: dict[LedPartition, float] = {}
+        """What a link that is synchronous no more had granted, until when."""
+
+    # ---- acks ----
+
+    def needed(self, place: Partition, transactional: bool) -> Iterator[Clause]:
+        """What must be confirmed of a partition's records before they are acked."""
+        now = monotonic()
+        yield from self._rules.clauses(place, self.records(place), transactional, self._stays, now)
+        for key in self._unrecorded(place, now):
+            yield Clause(1, (key,))
+        if self._rules.confirm(place[0]):
+            for key in self.holding(place):
+                progress = self._progress.get(key)
+                if progress is None or now < progress.seen_at + LEASE_S + LEASE_MARGIN_S:
+                    yield Clause(1, (key,))  # what the process before this one promised may depend on it
+
+    def commit_needed(self, place: Partition) -> Iterator[Clause]:
+        """Who must have a decision to commit that lists a partition before it is acked, whichever proxy pushes that.
+
+        A partition of the offsets topic is many groups', of several links. A link that is Out-Of-Sync there may be down
+        because of groups that the decision is not about, and has not let TxnOffsetCommit pass for those that it leads.
+        """
+        if place[0] == OFFSETS_TOPIC:
+            yield from self.needed(place, False)
+            return
+        yield from self._rules.commit_clauses(place, self.records(place))
+        for key in self._unrecorded(place, monotonic()):
+            yield Clause(1, (key,))
+
+    # ---- decisions and markers ----
+
+    def ordered(self, place: Partition) -> Iterator[LedPartition]:
+        """Over which links no commit marker comes before the decision that it carries out, acked or not.
+
+        All with a record, but those without which transactions have gone on, until they join again.
+        """
+        records = self.records(place)
+        for link, record in records.items():
+            key = LedPartition(link, *place)
+            progress = self._progress.get(key)
+            suspended = progress is not None and progress.suspended and record.state is not SyncState.IN_SYNC
+            if not suspended and not self._rules.goes_without(key, records):
+                yield key
+        yield from self._unrecorded(place, monotonic())
+
+    def told(self, place: Partition) -> set[LedPartition]:
+        """Over which links a decision goes that lists a partition: where markers wait for it, or its ack."""
+        acks = {key for clause in self.commit_needed(place) for key in clause.keys}
+        return acks if place[0] == OFFSETS_TOPIC else acks.union(self.ordered(place))
+
+    # ---- what is recorded ----
+
+    def holding(self, place: Partition) -> list[LedPartition]:
+        """Over which links a partition is recorded In-Sync."""
+        records = self.records(place).items()
+        return [LedPartition(link, *place) for link, record in records if record.state is SyncState.IN_SYNC]
+
+    def records(self, place: Partition) -> dict[str, SyncRecord]:
+        """By link."""
+        found = ((link, self._record_of(link, place)) for link in self._links_of(place[0]))
+        return {link: record for link, record in found if record is not None}
+
+    def _stays(self, key: LedPartition) -> bool:
+        progress = self._progress.get(key)
+        return progress is not None and progress.in_sync and progress.why is None and not progress.late
+
+    def _unrecorded(self, place: Partition, now: float) -> Iterator[LedPartition]:
+        """Links without a record whose leases of before may still run."""
+        for link in self._links_of(place[0]):
+            if self._record_of(link, place) is None and not self._is_synchronous(link):
+                yield LedPartition(link, *place)
+        for key, until in self.leased.items():
+            if key.place == place and now < until:
+                yield key
