@@ -1,6 +1,6 @@
 """The answers of one connection that wait: one at a gate, and whatever comes behind it.
 
-No I/O: :class:`isthmus.session.Downstream` has one of these from the first gate on, until all have gone out.
+No I/O: :class:`isthmus.downstream.Downstream` has one of these from the first gate on, until all have gone out.
 """
 
 from __future__ import annotations

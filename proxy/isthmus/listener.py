@@ -15,9 +15,11 @@ from time import monotonic
 from typing import Final
 
 from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
+from isthmus.downstream import Downstream
 from isthmus.gated_answers import GateCounts
 from isthmus.memory import Trimmer, keep_heap
-from isthmus.session import Downstream, Session, SessionState, Upstream
+from isthmus.session import Session, SessionState
+from isthmus.upstream import Upstream
 from isthmus_plugins.api import Client, Leave
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.messages import encode_request

@@ -41,8 +41,10 @@ from support.sessions import (
 
 from isthmus import memory
 from isthmus.dispatch import compile_routes
+from isthmus.downstream import KNOWN_HEADS_MAX, Downstream
 from isthmus.listener import Limits
-from isthmus.session import KNOWN_HEADS_MAX, TRANSITIONS, Downstream, Session, SessionEvent, SessionState, Upstream
+from isthmus.session import TRANSITIONS, Session, SessionEvent, SessionState
+from isthmus.upstream import Upstream
 from isthmus_bench.kafka.security import Authority
 from isthmus_plugins.api import NEED_MORE, Answer, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
 from isthmus_protocol import schema
@@ -1066,7 +1068,7 @@ def test_own_answers_that_a_client_does_not_read_pause_it() -> None:
 
 
 def test_a_request_that_hooks_see_whole_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.session.WHOLE_FRAME_BYTES_MAX", 1_000)
+    monkeypatch.setattr("isthmus.downstream.WHOLE_FRAME_BYTES_MAX", 1_000)
 
     async def main() -> None:
         async with fronted(hook(lambda request: None)) as front:

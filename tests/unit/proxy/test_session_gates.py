@@ -29,9 +29,12 @@ from support.sessions import (
     until,
 )
 
+from isthmus.downstream import Downstream
 from isthmus.gated_answers import GatedAnswers
 from isthmus.listener import Limits
-from isthmus.session import WRITE_HIGH_WATER_BYTES, Downstream, Session, SessionState, Upstream
+from isthmus.peer import WRITE_HIGH_WATER_BYTES
+from isthmus.session import Session, SessionState
+from isthmus.upstream import Upstream
 from isthmus_plugins.api import Answer, Gate, Hold, Replace, Request, RequestHook, Verdict
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
