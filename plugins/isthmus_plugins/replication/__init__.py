@@ -31,7 +31,8 @@
 ``prepared_positions``  what open transactions have committed, in that store
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
 ``link_mirror``       the settings that both clusters of a link have; ``link_mode``: who may make it synchronous
-``service``           what operators can do
+``service``           what operators can do: ``link_creation``, ``attaching``; ``link_commands`` is what these share
+``link_status``       what operators are told
 ====================  ==================================================================================================
 """
 
@@ -159,9 +160,9 @@ class ReplicationPlugin:
                 "group_applied": lambda connection, params: self._group_leader.on_applied(connection, params),
                 "group_pending": self._group_follower.group_pending,
                 "end_group_offsets": self._group_follower.end_group_offsets,
-                "plan_attach": lambda connection, params: self._links.on_plan_attach(connection, params),
-                "attach": lambda connection, params: self._links.on_attach(connection, params),
-                "detach": lambda connection, params: self._links.on_detach(connection, params),
+                "plan_attach": lambda connection, params: self._links.attaching.on_plan_attach(connection, params),
+                "attach": lambda connection, params: self._links.attaching.on_attach(connection, params),
+                "detach": lambda connection, params: self._links.attaching.on_detach(connection, params),
                 "completing_transactions": lambda connection, params: self._links.on_completing_transactions(
                     connection, params
                 ),
@@ -170,17 +171,19 @@ class ReplicationPlugin:
                 "merge_settings": lambda connection, params: self._mirror.on_merge_settings(connection, params),
                 "sync_lease": lambda connection, params: self._sync_leader.grants.on_sync_lease(connection, params),
                 "decide": self._store.on_decide,
-                "led_topics": lambda connection, params: self._links.on_led_topics(connection, params),
+                "led_topics": lambda connection, params: self._links.attaching.on_led_topics(connection, params),
                 "acls": lambda connection, params: self._acls.follower.on_acls(connection, params),
-                "check_acls": lambda connection, params: self._links.on_check_acls(connection, params),
+                "check_acls": lambda connection, params: self._links.attaching.on_check_acls(connection, params),
                 "choose_offsets_topic": lambda connection, params: self._links.on_choose_offsets_topic(
                     connection, params
                 ),
-                "delete_link": lambda connection, params: self._links.on_delete_link(connection, params),
+                "delete_link": lambda connection, params: self._links.creation.on_delete_link(connection, params),
             },
             create_handlers={
-                "create_link": lambda connection, params: self._links.on_create_link(connection, params),
-                "undo_create_link": lambda connection, params: self._links.on_undo_create_link(connection, params),
+                "create_link": lambda connection, params: self._links.creation.on_create_link(connection, params),
+                "undo_create_link": lambda connection, params: self._links.creation.on_undo_create_link(
+                    connection, params
+                ),
             },
             receiver=lambda link_name: _Ends(self._leader_end, self._follower_end, self._group_follower, self._store),
             on_change=lambda link_name: self._wake_leaders(),
