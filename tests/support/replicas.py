@@ -35,6 +35,7 @@ from isthmus_plugins.replication import sync_leader as sync_leader_module
 from isthmus_plugins.replication import sync_lease as sync_lease_module
 from isthmus_plugins.replication import sync_needs as sync_needs_module
 from isthmus_plugins.replication import tail as tail_module
+from isthmus_plugins.replication import target_topics as target_topics_module
 from isthmus_plugins.replication import transaction_store as transaction_store_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication import writers as writers_module
@@ -72,6 +73,7 @@ CLOCKED: Final = (
     leader_module,
     leader_stream_module,
     tail_module,
+    target_topics_module,
     source_configs_module,
     sync_grants_module,
     sync_needs_module,

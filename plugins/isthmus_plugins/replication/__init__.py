@@ -4,6 +4,7 @@
 ``connection``        one connection between two proxies
 ``peers``             all of them: who dials, who is accepted, who is alive
 ``leader``            has this cluster's topics pushed: ``leader_stream`` a partition, ``tail`` the reads of a broker
+``target_topics``     has the target make the topics that it lacks
 ``follower``          takes batches and appends them; ``follower_log`` decides what may be appended
 ``log_ends``          what stands last in two logs, and whether it is the same
 ``reasons``           why a partition is where it is

@@ -33,6 +33,7 @@ from isthmus_plugins.replication.follower_topics import FollowerTopics, Refusal
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.link_commands import LinkCommands
+from isthmus_plugins.replication.target_topics import predecessors
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -255,7 +256,7 @@ class Attaching:
                 "topic": topic.name,
                 "topic_id": _text(topic),
                 "partitions": len(topic.partitions),
-                "predecessors": self._leader_end.predecessors(topic),
+                "predecessors": predecessors(self._context, topic),
             }
             for topic in topics.values()
             if (not topic.internal and mapping.remote_name(topic.name) is not None)

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -37,13 +37,14 @@ from isthmus_plugins.replication.leader_stream import (
     LeaderStream,
     LedPartition,
 )
-from isthmus_plugins.replication.log_ends import LastBatch, last_batch, still_in_log
+from isthmus_plugins.replication.log_ends import objection_to, still_in_log, truncated
 from isthmus_plugins.replication.offsets_keyring import KeyringFile
 from isthmus_plugins.replication.offsets_source import OffsetsSource
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.source_configs import SourceConfigs
 from isthmus_plugins.replication.tail import Tail
-from isthmus_plugins.replication.verify import CONTENTS, Verification
+from isthmus_plugins.replication.target_topics import PreparedTopic, TargetTopics
+from isthmus_plugins.replication.verify import Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -54,27 +55,10 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 DISCOVERY_INTERVAL_S: Final = 0.4
 """How often topics are looked for: one that is new is found, made on the target and followed within a second."""
-PREPARE_INTERVAL_S: Final = 3.0
-"""How often the target is told of all topics although nothing changed here: it may have lost or moved some."""
-PREPARE_TIMEOUT_S: Final = 60.0
 POLICY_KNOWN_S: Final = 5.0
 """How long a topic's cleanup policy is taken to be what it was."""
 OPENING_AT_ONCE: Final = 32
 OFFSET_MAX: Final = 2**63 - 1
-
-
-class PreparedTopic(NamedTuple):
-    """The follower end's answer for one topic."""
-
-    remote_topic: str
-    ready: bool
-    code: str | None
-    """Why it is not ready, or what is amiss all the same."""
-    message: str | None
-    leaders: tuple[int, ...]
-    """By partition: the target broker that leads it, -1 where there is none."""
-    filling: int | None = None
-    """What stands for the time since when the target does not compact it; None: it does, or never will."""
 
 
 class Stopped(NamedTuple):
@@ -88,24 +72,6 @@ class Stopped(NamedTuple):
     end_offset: int | None
     retry_at: float
     source_end: int | None = None
-
-
-class _Preparing:
-    """What is known of the target's topics of one link, and the call that asks."""
-
-    __slots__ = ("configured", "due_at", "ends", "fingerprint", "running")
-
-    def __init__(self) -> None:
-        self.running = False
-        self.ends: dict[str, tuple[int, tuple[int, ...]]] = {}
-        """By compacted topic that the target does not compact yet: since when, and the ends of its partitions then.
-
-        Beyond them all records have keys. Whoever starts again reads them again: they may be any later ones, too.
-        """
-        self.fingerprint: object = None
-        self.due_at = 0.0
-        self.configured: dict[str, Mapping[str, str]] = {}
-        """By topic: the settings that the target has taken over from this proxy."""
 
 
 class LeaderEnd:
@@ -122,11 +88,8 @@ class LeaderEnd:
         self._by_id: dict[tuple[LinkConnection, int], LeaderStream] = {}
         self._opening: set[LedPartition] = set()
         self._tails: dict[tuple[int, str], Tail] = {}
-        self._prepared: dict[tuple[str, str], PreparedTopic] = {}
-        self._preparing: dict[str, _Preparing] = {}
         self._configs = SourceConfigs(context, self.wake)
-        self._tells: Set[str] = frozenset()
-        """Topics whose settings are this proxy's to tell."""
+        self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake)
         self._flows: dict[LinkConnection, Flow] = {}
         self._lateness: dict[tuple[LedPartition, bytes], Lateness] = {}
         """By partition and topic id."""
@@ -201,7 +164,7 @@ class LeaderEnd:
         if not leading:
             self._keep({}, {})
             self._configs.watch(())
-            self._tells = frozenset()
+            self._targets.tells = frozenset()
             self._lateness.clear()
             self.led, self.topic_ids = {}, {}
             self.stopped.clear()
@@ -228,7 +191,7 @@ class LeaderEnd:
                     mine.setdefault(link_.name, {})[topic.name] = (mapping, topic)
                 for index in fronted:
                     key = LedPartition(link_.name, topic.name, index)
-                    led[key] = self._prepared.get((key.link, key.topic))
+                    led[key] = self._targets.prepared.get((key.link, key.topic))
         # Of a topic that several proxies push, one tells the settings: that of its first partition.
         firsts = {
             topic.name: topic
@@ -236,10 +199,10 @@ class LeaderEnd:
             for _, topic in wanted.values()
             if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))
         }
-        self._tells = firsts.keys()
+        self._targets.tells = firsts.keys()
         self._configs.watch([topic for wanted in mine.values() for _, topic in wanted.values()])
         for link_name, names in every.items():
-            self._prepare(link_name, mine.get(link_name, {}), sorted(names))
+            self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
         self.led, self.leader_epochs = led, epochs
         self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
         self._learn_retention(topics)
@@ -271,7 +234,7 @@ class LeaderEnd:
     ) -> None:
         """Push nothing of a topic that is truncated itself: it is frozen, or not whole, or will be another one."""
         remote_topic = mapping.remote_name(topic.name) or ""
-        self._prepared.pop((link_name, topic.name), None)
+        self._targets.prepared.pop((link_name, topic.name), None)
         message = reasons.source_truncating(topic.name, remote_topic)
         waiting = PreparedTopic(remote_topic, False, ReasonCode.SOURCE_TRUNCATING, message, ())
         for index, info in enumerate(topic.partitions):
@@ -349,156 +312,6 @@ class LeaderEnd:
         except (LinkRejected, LinkLost, TimeoutError):
             pass  # the follower end learns it from the connection, or from the next stream of the partition
 
-    # ---- topics of the target ----
-
-    def _prepare(
-        self, link_name: str, wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]], every: list[str]
-    ) -> None:
-        """Have the target make the topics that it lacks, and learn where its partitions are led. Does not wait.
-
-        ``every``: all led topics of the link, also those whose partitions other proxies push.
-        """
-        connections = self._peers.connections(link_name)
-        preparing = self._preparing.setdefault(link_name, _Preparing())
-        if not connections or preparing.running:
-            return
-        fingerprint = (
-            connections[0],
-            every,
-            {(name, mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()},
-            [name for name, (_, info) in wanted.items() if self._unconfigured(preparing, info) is not None],
-        )
-        now = monotonic()
-        if fingerprint == preparing.fingerprint and now < preparing.due_at:
-            return
-        preparing.fingerprint = fingerprint
-        preparing.running = True
-        self._tasks.start(
-            f"prepare-{link_name}", self._prepare_topics(link_name, preparing, connections[0], wanted, every)
-        )
-
-    async def _prepare_topics(
-        self,
-        link_name: str,
-        preparing: _Preparing,
-        connection: LinkConnection,
-        wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]],
-        every: list[str],
-    ) -> None:
-        ready = False
-        try:
-            requests = [await self._request(link_name, preparing, mapping, info) for mapping, info in wanted.values()]
-            await self._add_ends(link_name, preparing, wanted, requests)
-            truncating = self._context.control.state.truncations
-            asked = {
-                "topics": [request for request in requests if request["topic"] not in truncating],
-                "all": every,
-                "truncating": [name for name in every if name in truncating],
-            }
-            answer = await connection.call("prepare_topics", asked, PREPARE_TIMEOUT_S)
-            for name in wanted:
-                said = answer.get("topics", {}).get(name) or {}
-                self._prepared[link_name, name] = PreparedTopic(
-                    str(said.get("remote_topic", "")),
-                    bool(said.get("ready")),
-                    said.get("code"),
-                    said.get("message"),
-                    tuple(said.get("leaders", ())),
-                    said.get("filling"),
-                )
-            configured = {name: configs for name, configs in preparing.configured.items() if name in wanted}
-            for request in requests:
-                if "configs" in request and self._prepared[link_name, request["topic"]].code is None:
-                    configured[request["topic"]] = request["configs"]
-            preparing.configured = configured
-            ready = all(self._prepared[link_name, name].ready for name in wanted)
-        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
-            log.warning("target topics not prepared", extra={"link": link_name, "detail": str(error)})
-        finally:
-            preparing.running = False
-            preparing.due_at = monotonic() + (PREPARE_INTERVAL_S if ready else REOPEN_DELAY_S)
-            self.wake()
-
-    async def _add_ends(
-        self,
-        link_name: str,
-        preparing: _Preparing,
-        wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]],
-        requests: Sequence[dict[str, Any]],
-    ) -> None:
-        """Say up to where the target is to fill compacted topics before it compacts them. Raises BrokerUnavailable.
-
-        That is where the source's logs ended once, when the target did not compact them already; where a log was cut
-        since then, it is where it ends now.
-        """
-        filling: dict[str, tuple[int, int, Mapping[str, str]]] = {}
-        for request in requests:
-            name = request["topic"]
-            prepared, (_, info) = self._prepared.get((link_name, name)), wanted[name]
-            configs = self._configs.of(info) if name in self._tells else None
-            if configs is not None and prepared is not None and prepared.filling is not None and is_compacted(configs):
-                filling[name] = prepared.filling, len(info.partitions), configs
-        places = [(name, partition) for name, (_, count, _) in filling.items() for partition in range(count)]
-        now = await self._context.cluster.log_ends(places) if places else {}
-        before, preparing.ends = preparing.ends, {}
-        for request in requests:
-            name = request["topic"]
-            if name not in filling:
-                continue
-            since, count, configs = filling[name]
-            ends = tuple(now.get((name, partition), -1) for partition in range(count))
-            known_since, known = before.get(name, (since, ends))
-            if -1 in ends:
-                continue
-            if known_since == since:
-                ends = tuple(map(min, ends, (*known, *ends[len(known) :])))
-            preparing.ends[name] = since, ends
-            request["configs"] = configs
-            request["to_fill"] = {"since": since, "ends": ends}
-
-    def _unconfigured(self, preparing: _Preparing, info: TopicInfo) -> Mapping[str, str] | None:
-        """The settings of a topic, if the target has not taken them over yet."""
-        configs = self._configs.of(info) if info.name in self._tells else None
-        return None if configs is preparing.configured.get(info.name) else configs
-
-    async def _request(
-        self, link_name: str, preparing: _Preparing, mapping: NamespaceMapping, info: TopicInfo
-    ) -> dict[str, Any]:
-        """What the target is told of one topic; with its settings where they changed, or it may have to make it."""
-        prepared = self._prepared.get((link_name, info.name))
-        request: dict[str, Any] = {
-            "topic": info.name,
-            "topic_id": str(uuid.UUID(bytes=info.topic_id)),
-            "remote_topic": mapping.remote_name(info.name),
-            "partitions": len(info.partitions),
-            "replication_factor": info.replication_factor,
-        }
-        if predecessors := self.predecessors(info):
-            request["predecessors"] = predecessors
-        configs = self._unconfigured(preparing, info)
-        if configs is None and (prepared is None or not prepared.ready):
-            configs = self._configs.of(info)
-            if configs is None:
-                _, effective = await self._context.cluster.effective_configs([info.name])
-                configs = copied((effective or {}).get(info.name, {}))
-        if configs is not None:
-            request["configs"] = configs
-        return request
-
-    def predecessors(self, info: TopicInfo) -> list[list[Any]]:
-        """Which topics one of this cluster's succeeded, as this cluster's control log states it: oldest first.
-
-        Each as [former id, id, by partition the offset up to which both hold the same].
-        """
-        chain = self._context.control.state.predecessors(info.name, str(uuid.UUID(bytes=info.topic_id)))
-        return [[each.former, each.successor, list(each.offsets)] for each in chain]
-
-    def _prepare_again(self, link_name: str) -> None:
-        """The target's topics are not as it said."""
-        preparing = self._preparing.get(link_name)
-        if preparing is not None:
-            preparing.due_at = 0.0
-
     # ---- streams ----
 
     def _open(self, key: LedPartition, topic: TopicInfo) -> None:
@@ -566,7 +379,7 @@ class LeaderEnd:
                 empty = int(answer.get("start_offset", -1)) == stream.acked
                 stream.lateness.opened(stream.acked, empty, stream.leader_epoch, monotonic())
                 stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
-                objection = await self._objection(stream, answer)
+                objection = await objection_to(self._context, self._verification, stream, answer)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             if isinstance(error, LinkRejected):
                 code = error.code
@@ -575,7 +388,7 @@ class LeaderEnd:
             else:
                 code = ReasonCode.TIMEOUT_ERROR if isinstance(error, TimeoutError) else reasons.SOURCE_UNAVAILABLE
             if code == reasons.NOT_LEADER:
-                self._prepare_again(key.link)
+                self._targets.prepare_again(key.link)
             self._note(key, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S)
             if isinstance(error, BrokerUnavailable | KafkaRefused | TimeoutError):
                 self._close(stream, (reasons.CLOSED, "the leader end could not go on"))
@@ -610,64 +423,6 @@ class LeaderEnd:
             compacts = await self._verification.compacts(topic, topic_id)
             self._policies[topic_id] = (monotonic(), compacts)
         return compacts
-
-    async def _objection(self, stream: LeaderStream, answer: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Why the source's log does not go on where the follower's ends; None if it does. Raises BrokerUnavailable.
-
-        ``answer``: what the follower said of its log.
-        """
-        said, end = answer.get("last"), stream.acked
-        if said is None and int(answer.get("start_offset", end)) >= end:
-            return None  # it has no batch
-        theirs = None if said is None else LastBatch(*said[:5])
-        if stream.copy is not None:  # a copy in another form, cleaned at its own times, is equal in its offsets alone
-            log_end = await self._context.cluster.log_end(stream.key.topic, stream.key.partition)
-            return _truncated(end, log_end) if log_end < end else None
-        ours = await last_batch(
-            self._context, stream.topic_id, stream.key.partition, stream.broker_id, end, stream.leader_epoch
-        )
-        if ours is not None and theirs is not None and ours[:4] == theirs[:4]:
-            return None
-        if ours is None or ours.base_offset >= end:
-            # The source has nothing there (any more, or not yet, or not to be read): the log's limits say which.
-            cluster, key = self._context.cluster, stream.key
-            log_start = await cluster.log_start(key.topic, key.partition)
-            log_end = await cluster.log_end(key.topic, key.partition)
-            if log_end < end:
-                return _truncated(end, log_end)
-            if log_start >= end or ours is not None:
-                return None  # it expired: what comes after it is the source's
-            return reasons.SOURCE_UNAVAILABLE, f"the source's batch at offset {end - 1} cannot be read now"
-        cleaned = theirs is None or theirs.holes
-        if ours.control and theirs is not None and theirs.control:
-            if ours.holes or cleaned:
-                return None  # a marker that a cleaner has taken
-        elif not await self._differs(stream, end - 1, ours.holes, cleaned):
-            return None
-        return (
-            ReasonCode.TARGET_WRITTEN_BY_OTHERS,
-            f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",
-        )
-
-    async def _differs(self, stream: LeaderStream, offset: int, cleaned_here: bool, cleaned_there: bool) -> bool:
-        """Whether the follower has another record at an offset: one that was encoded again is equal all the same."""
-        key = stream.key
-        theirs = await stream.connection.call(
-            "digest",
-            {
-                "topic": stream.remote_topic,
-                "partition": key.partition,
-                "from": offset,
-                "to": offset + 1,
-                "level": CONTENTS,  # the end of a transaction may not be copied yet
-            },
-        )
-        ours = await self._verification.digest_of(key.topic, key.partition, offset, offset + 1)
-        if ours.digest == theirs["digest"] or (cleaned_here and not ours.records):
-            return False
-        if not cleaned_there or theirs["records"]:
-            return True
-        return not await self._verification.may_be_gone(key.topic, key.partition, offset)
 
     async def ended_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         """Which of the follower's open transactions have no records left in the source's log before a gap.
@@ -738,7 +493,7 @@ class LeaderEnd:
         stream.acked = int(said.get("end_offset", stream.acked))
         waiting = reasons.waiting_state(code) is not None
         if not waiting:
-            self._prepare_again(stream.key.link)
+            self._targets.prepare_again(stream.key.link)
         self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, tell=False)
 
     def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, tell: bool = True) -> None:
@@ -827,7 +582,7 @@ class LeaderEnd:
             self.resume_tails(key.link)
         elif log_end < offset:
             stream.source_end = log_end
-            self.stop_stream(stream, *_truncated(offset, log_end), STOPPED_RETRY_S)
+            self.stop_stream(stream, *truncated(offset, log_end), STOPPED_RETRY_S)
         else:
             self.stop_stream(stream, reasons.SOURCE_UNAVAILABLE, f"offset {offset} was out of range", REOPEN_DELAY_S)
 
@@ -837,11 +592,3 @@ class LeaderEnd:
             self._close(stream)
         self._flows.pop(connection, None)
         self.wake()
-
-
-def _truncated(end: int, log_end: int) -> tuple[str, str]:
-    return (
-        ReasonCode.UNEXPECTED_TRUNCATION,
-        f"the follower's log ends at {end}, beyond the source's, which ends at {log_end}: the source lost records, or "
-        "somebody else wrote to the follower",
-    )

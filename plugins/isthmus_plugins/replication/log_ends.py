@@ -8,9 +8,13 @@ entry's term in Raft). Each new stream begins with this question.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import BrokerUnavailable, FetchPartition, PluginContext
+from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.leader_stream import LeaderStream
+from isthmus_plugins.replication.verify import CONTENTS, Verification
 from isthmus_protocol.record_equality import batch_digest
 from isthmus_protocol.records import BatchError, walk
 
@@ -98,3 +102,74 @@ async def still_in_log(
             break
         position = read
     return found
+
+
+async def objection_to(
+    context: PluginContext, verification: Verification, stream: LeaderStream, answer: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """Why the source's log does not go on where the follower's ends; None if it does. Raises BrokerUnavailable.
+
+    ``answer``: what the follower said of its log.
+    """
+    said, end = answer.get("last"), stream.acked
+    if said is None and int(answer.get("start_offset", end)) >= end:
+        return None  # it has no batch
+    theirs = None if said is None else LastBatch(*said[:5])
+    if stream.copy is not None:  # a copy in another form, cleaned at its own times, is equal in its offsets alone
+        log_end = await context.cluster.log_end(stream.key.topic, stream.key.partition)
+        return truncated(end, log_end) if log_end < end else None
+    ours = await last_batch(context, stream.topic_id, stream.key.partition, stream.broker_id, end, stream.leader_epoch)
+    if ours is not None and theirs is not None and ours[:4] == theirs[:4]:
+        return None
+    if ours is None or ours.base_offset >= end:
+        # The source has nothing there (any more, or not yet, or not to be read): the log's limits say which.
+        cluster, key = context.cluster, stream.key
+        log_start = await cluster.log_start(key.topic, key.partition)
+        log_end = await cluster.log_end(key.topic, key.partition)
+        if log_end < end:
+            return truncated(end, log_end)
+        if log_start >= end or ours is not None:
+            return None  # it expired: what comes after it is the source's
+        return reasons.SOURCE_UNAVAILABLE, f"the source's batch at offset {end - 1} cannot be read now"
+    cleaned = theirs is None or theirs.holes
+    if ours.control and theirs is not None and theirs.control:
+        if ours.holes or cleaned:
+            return None  # a marker that a cleaner has taken
+    elif not await _differs(verification, stream, end - 1, ours.holes, cleaned):
+        return None
+    return (
+        ReasonCode.TARGET_WRITTEN_BY_OTHERS,
+        f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",
+    )
+
+
+async def _differs(
+    verification: Verification, stream: LeaderStream, offset: int, cleaned_here: bool, cleaned_there: bool
+) -> bool:
+    """Whether the follower has another record at an offset: one that was encoded again is equal all the same."""
+    key = stream.key
+    theirs = await stream.connection.call(
+        "digest",
+        {
+            "topic": stream.remote_topic,
+            "partition": key.partition,
+            "from": offset,
+            "to": offset + 1,
+            "level": CONTENTS,  # the end of a transaction may not be copied yet
+        },
+    )
+    ours = await verification.digest_of(key.topic, key.partition, offset, offset + 1)
+    if ours.digest == theirs["digest"] or (cleaned_here and not ours.records):
+        return False
+    if not cleaned_there or theirs["records"]:
+        return True
+    return not await verification.may_be_gone(key.topic, key.partition, offset)
+
+
+def truncated(end: int, log_end: int) -> tuple[str, str]:
+    """The objection to a follower's log that ends beyond the source's."""
+    return (
+        ReasonCode.UNEXPECTED_TRUNCATION,
+        f"the follower's log ends at {end}, beyond the source's, which ends at {log_end}: the source lost records, or "
+        "somebody else wrote to the follower",
+    )
