@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from isthmus_control import commands as c
 from isthmus_control.acl_rules import ACL_HANDLERS, own_again
+from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS_MAX, SYNC_CONFIRM_TIMEOUT_MS_MIN
 from isthmus_control.claim_rules import CLAIM_HANDLERS, without_claims
 from isthmus_control.clock import ZERO, Hlc, Register, tick
 from isthmus_control.control_state import ControlState
@@ -94,8 +95,6 @@ REASON_CHARS_MAX = 1_000
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 120_000
 AT_MS_MAX = 2**53
 """Beyond it a wall clock is broken, and the hybrid logical clock would follow it."""
-SYNC_CONFIRM_TIMEOUT_MS_MIN = 2_000
-"""Shorter, and the lease of those that are In-Sync would not fit in."""
 SNAPSHOT_INTERVAL = 512
 """A snapshot is due at every offset that is one less than a multiple of this."""
 
@@ -113,8 +112,9 @@ def _positive(value: str) -> str | None:
 
 
 def _confirm_timeout(value: str) -> str | None:
-    right = re.fullmatch(r"[1-9][0-9]{3,6}", value) and int(value) >= SYNC_CONFIRM_TIMEOUT_MS_MIN
-    return None if right else f"a number of milliseconds from {SYNC_CONFIRM_TIMEOUT_MS_MIN} to 9999999"
+    least, most = SYNC_CONFIRM_TIMEOUT_MS_MIN, SYNC_CONFIRM_TIMEOUT_MS_MAX
+    right = re.fullmatch(r"[1-9][0-9]{3,6}", value) and least <= int(value) <= most
+    return None if right else f"a number of milliseconds from {least} to {most}"
 
 
 LINK_CONFIGS: Mapping[str, Callable[[str], str | None]] = {

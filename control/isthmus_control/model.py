@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS
 from isthmus_control.clock import Hlc, Register, merge_registers
 from isthmus_control.clock import latest as latest_register
 from isthmus_control.demands import NONE as NO_DEMANDS
@@ -39,7 +40,6 @@ TRANSACTION_VERIFICATION = "transaction.partition.verification.enable"
 
 SYNC_CONFIRM_TIMEOUT = "sync.confirm.timeout.ms"
 """The setting of a link: how long an ack may wait for the other side."""
-SYNC_CONFIRM_TIMEOUT_MS = 10_000
 
 
 class ResourceType(StrEnum):

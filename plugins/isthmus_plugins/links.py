@@ -11,7 +11,12 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from isthmus_control.model import SYNC_CONFIRM_TIMEOUT_MS, ResourceType
+from isthmus_control.bounds import (
+    SYNC_CONFIRM_TIMEOUT_MS,
+    SYNC_CONFIRM_TIMEOUT_MS_MAX,
+    SYNC_CONFIRM_TIMEOUT_MS_MIN,
+)
+from isthmus_control.model import ResourceType
 
 
 class _Model(BaseModel):
@@ -60,8 +65,8 @@ class SetMode(_Model):
     mode: Mode = Field(description="when clients of this cluster are acked: before or after the other one has a record")
     confirm_timeout_ms: int | None = Field(
         default=None,
-        ge=2_000,
-        le=9_999_999,
+        ge=SYNC_CONFIRM_TIMEOUT_MS_MIN,
+        le=SYNC_CONFIRM_TIMEOUT_MS_MAX,
         description="how long an ack may wait for the other cluster until the partition is Out-Of-Sync "
         "(sync.confirm.timeout.ms); unset: as it is",
     )

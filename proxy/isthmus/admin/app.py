@@ -38,6 +38,7 @@ from isthmus.admin.operations import Operation, Operations
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus.metrics import exposition
 from isthmus_control.apply import PREFIX_CHARS_MAX
+from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS
 from isthmus_control.commands import AlterDemands, AlterNamespace, Body, CreateNamespace, DeleteNamespace
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import Namespace, ResourceType
@@ -79,7 +80,7 @@ _LINK_EXAMPLE: Final = {
     "remote": ["proxy-b.example.org:19192"],
     "dials": True,
     "mode": "asynchronous",
-    "sync_confirm_timeout_ms": 10000,
+    "sync_confirm_timeout_ms": SYNC_CONFIRM_TIMEOUT_MS,
     "state": "Following",
     "last_heard_seconds": 0.2,
     "mappings": [{"type": "topic", "local": "orders-", "remote": "orders-", "role": "leader"}],

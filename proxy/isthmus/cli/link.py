@@ -25,6 +25,11 @@ from isthmus.cli.output import (
     prefix_cell,
     show,
 )
+from isthmus_control.bounds import (
+    SYNC_CONFIRM_TIMEOUT_MS,
+    SYNC_CONFIRM_TIMEOUT_MS_MAX,
+    SYNC_CONFIRM_TIMEOUT_MS_MIN,
+)
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -128,10 +133,10 @@ def set_mode(
         int | None,
         typer.Option(
             "--confirm-timeout-ms",
-            min=2_000,
-            max=9_999_999,
+            min=SYNC_CONFIRM_TIMEOUT_MS_MIN,
+            max=SYNC_CONFIRM_TIMEOUT_MS_MAX,
             help="How long an ack may wait for the other cluster until the partition is Out-Of-Sync "
-            "(sync.confirm.timeout.ms; 10000 where it was never set).",
+            f"(sync.confirm.timeout.ms; {SYNC_CONFIRM_TIMEOUT_MS} where it was never set).",
         ),
     ] = None,
     dry_run: Annotated[
