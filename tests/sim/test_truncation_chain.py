@@ -47,6 +47,7 @@ class Chain:
         self.wires: dict[str, Wire] = {}
         self.kill_at: dict[str, set[TruncationPhase]] = {"B": set(), "C": set()}
         self.kills: list[asyncio.Task[None]] = []
+        self._killing = {name: asyncio.Lock() for name in "ABC"}
         self.waited: set[str] = set()
         """Reasons that C's topic showed."""
         for name, control in self.controls.items():
@@ -82,6 +83,7 @@ class Chain:
         control.append = watched  # type: ignore[method-assign]
 
     def start(self, name: str) -> None:
+        assert name not in self.ends, "leases keep a second one from being there"
         self.ends[name] = Truncating(self.clusters[name], self.controls[name], self.directory / name)
 
     def connect(self, link: str) -> None:
@@ -102,9 +104,10 @@ class Chain:
 
     async def kill(self, name: str) -> None:
         await asyncio.sleep(self.random.choice((0.0, 0.005, 0.02, 0.3)))
-        await self.stop(name)
-        await asyncio.sleep(self.random.choice((0.0, 1.0)))
-        self.start(name)
+        async with self._killing[name]:
+            await self.stop(name)
+            await asyncio.sleep(self.random.choice((0.0, 1.0)))
+            self.start(name)
         for link in (LINK, SECOND):
             if link not in self.wires or not self.wires[link].open:
                 self.connect(link)

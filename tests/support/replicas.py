@@ -357,6 +357,7 @@ class Replicas:
 
     def start(self, which: str = "AB") -> None:
         for name in which:
+            assert name not in self.ends, "leases keep a second one from being there"
             self.ends[name] = End(self.a if name == "A" else self.b, self.controls[name], self.keyring_file)
 
     async def stop(self, which: str = "AB") -> None:
