@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
+from isthmus.connecting import Connector, Unreachable
 from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
 from isthmus.downstream import Downstream
 from isthmus.gated_answers import GateCounts
+from isthmus.logs import Rarely
 from isthmus.memory import Trimmer, keep_heap
-from isthmus.session import Session, SessionState
-from isthmus.upstream import Upstream
+from isthmus.session import Session
 from isthmus_plugins.api import Client, Leave
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.messages import encode_request
@@ -28,7 +29,6 @@ from isthmus_protocol.wire import MalformedFrame
 
 log = logging.getLogger("isthmus.listener")
 
-UPSTREAM_CONNECT_TIMEOUT_S: Final = 10.0
 CLIENT_HANDSHAKE_TIMEOUT_S: Final = 10.0
 """For TLS; a connection counts as a session after it."""
 LOST_WRITE_MARGIN_S: Final = 10.0
@@ -38,6 +38,8 @@ FENCE_TIMEOUT_S: Final = 30.0
 """As long as a broker's own request timeout."""
 CONNECTION_LIMIT_LOGGED_EACH: Final = 1000
 """Refused connections between two lines of the log; a metric counts them all."""
+BACKLOG_MIN: Final = 1024
+"""Connections that wait to be accepted. The kernel has a limit of its own (net.core.somaxconn)."""
 FILE_DESCRIPTORS_RESERVED: Final = 64
 """For listeners, logs, the proxy's own connections."""
 
@@ -93,6 +95,7 @@ class Gateway:
         self._trimmer = Trimmer()
         self._newer_api_versions = newer_api_versions_route()
         self._draining: asyncio.Event | None = None
+        self._cut_off = Rarely(_log_cut_off)
 
     def set_routes(self, routes: dict[int, Route]) -> None:
         """Put another table in place, for open sessions too."""
@@ -123,6 +126,8 @@ class Gateway:
         self.sessions.discard(session)
         self.closed_by_cause[cause] += 1
         self._trimmer.closed()
+        if cause == "broker closed" and session.pending:
+            self._cut_off.one(f"broker {session.client.broker_id}")
         log.debug(
             "session closed",
             extra={"session": session.client.session_id, "cause": cause, "detail": detail},
@@ -175,6 +180,10 @@ class Gateway:
         return monotonic() > self.write_lost_at + self.lost_write_margin_s
 
 
+def _log_cut_off(connections: int, detail: str) -> None:
+    log.warning("broker closed connections with requests unanswered", extra={"connections": connections, "of": detail})
+
+
 def _resolve(future: asyncio.Future[None]) -> Callable[[], None]:
     def passed() -> None:
         if not future.done():
@@ -197,10 +206,10 @@ class Listener:
         self.gateway = gateway
         self.broker_id = broker_id
         self.bind = bind
-        self._targets = targets
         self._client_ssl = client_ssl
         self._server: asyncio.Server | None = None
-        self._turn = itertools.count()
+        self._connector = Connector(targets, gateway.upstream_ssl)
+        self._unreachable = Rarely(self._log_unreachable)
 
     async def start(self) -> None:
         """Bind the port, which ``bind`` then tells. Raises OSError. Clients come in after :meth:`accept`."""
@@ -210,7 +219,7 @@ class Listener:
             self.bind.host,
             self.bind.port,
             ssl=self._client_ssl,
-            backlog=1024,
+            backlog=max(BACKLOG_MIN, self.gateway.limits.connections_max),
             start_serving=False,
             ssl_handshake_timeout=CLIENT_HANDSHAKE_TIMEOUT_S if self._client_ssl is not None else None,
         )
@@ -244,35 +253,18 @@ class Listener:
         return session
 
     async def _connect(self, session: Session) -> None:
-        targets = self._targets()
-        turn = next(self._turn)
-        failures: list[str] = []
-        loop = asyncio.get_running_loop()
-        context = self.gateway.upstream_ssl
-        for offset in range(len(targets)):
-            if session.state is not SessionState.CONNECTING:
-                return
-            target = targets[(turn + offset) % len(targets)]
-            upstream = Upstream(session)
-            try:
-                transport, _ = await asyncio.wait_for(
-                    loop.create_connection(
-                        lambda upstream=upstream: upstream,
-                        target.host,
-                        target.port,
-                        ssl=context,
-                        server_hostname=target.host if context is not None else None,
-                    ),
-                    UPSTREAM_CONNECT_TIMEOUT_S,
-                )
-            except (OSError, TimeoutError) as error:
-                failures.append(f"{target}: {error or type(error).__name__}")
-            else:
+        try:
+            transport = await self._connector.connect(session)
+        except Unreachable as error:
+            self._unreachable.one(str(error))
+            session.close("broker unreachable", str(error))
+        else:
+            if transport is not None:
                 _keep_alive(transport)
-                return
-        detail = "; ".join(failures) or "no broker is known"
-        log.warning("broker unreachable", extra={"broker": self.broker_id, "detail": detail})
-        session.close("broker unreachable", detail)
+
+    def _log_unreachable(self, connections: int, detail: str) -> None:
+        extra = {"broker": self.broker_id, "connections": connections, "detail": detail}
+        log.warning("broker unreachable", extra=extra)
 
 
 def _keep_alive(transport: asyncio.BaseTransport) -> None:

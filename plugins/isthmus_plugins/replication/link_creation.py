@@ -62,8 +62,8 @@ class LinkCreation:
         except (OSError, TimeoutError, LinkLost) as error:
             raise OperationError(
                 "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR",
-                f"{request.remote} does not answer as a link listener ({error or type(error).__name__}): --remote is "
-                "the [link_listener] address of a proxy of the other cluster",
+                f"{request.remote} does not answer as a link listener ({str(error) or type(error).__name__}): "
+                "--remote is the [link_listener] address of a proxy of the other cluster",
                 503,
             ) from error
         except LinkRejected as error:

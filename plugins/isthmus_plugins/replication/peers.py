@@ -217,7 +217,7 @@ class LinkPeers:
 
     def _dial_failed(self, state: PeerState, address: str, error: Exception) -> None:
         code = _reason_of(error)
-        message = f"{address}: {error or type(error).__name__}"
+        message = f"{address}: {str(error) or type(error).__name__}"
         if (state.reason, state.message) != (code, message):
             log.warning("link peer not reached", extra={"address": address, "code": str(code), "detail": message})
         if not state.connections:  # else the link is up, over another address

@@ -371,7 +371,7 @@ class Comparison:
             try:
                 return await self._compare(counter)
             except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, OperationError, BatchError) as error:
-                return self._verdict(0, 0, Ends(0, 0, 0), f"not compared: {error or type(error).__name__}")
+                return self._verdict(0, 0, Ends(0, 0, 0), f"not compared: {str(error) or type(error).__name__}")
 
     @property
     def _topic(self) -> TopicInfo:

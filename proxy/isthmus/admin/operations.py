@@ -98,7 +98,7 @@ class Operations:
             raise
         except Exception as error:
             log.exception("operation failed", extra={"operation": operation.kind, "target": operation.target})
-            message = f"{operation.kind} of {operation.target} failed: {error or type(error).__name__}"
+            message = f"{operation.kind} of {operation.target} failed: {str(error) or type(error).__name__}"
             operation.end(None, ErrorSummary(code="OPERATION_FAILED", message=message))
         else:
             operation.end(result.model_dump(mode="json"), None)

@@ -66,7 +66,7 @@ class Admin:
             raise self.error("INVALID_URL", message, Exit.USAGE) from None
         except errors.TransportError as error:
             message = (
-                f"no answer from a proxy at {self.url} ({error or type(error).__name__}):"
+                f"no answer from a proxy at {self.url} ({str(error) or type(error).__name__}):"
                 " is it running? --url or ISTHMUS_URL says where"
             )
             raise self.error("NOT_REACHABLE", message, Exit.NOT_REACHABLE) from None

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import random
+import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -958,6 +959,50 @@ def test_an_unreachable_broker_closes_the_client() -> None:
             assert await client.closed() == b""
             assert front.gateway.closed_by_cause == {"broker unreachable": 1}
 
+    run(main())
+
+
+def test_a_broker_that_takes_no_connections_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue of new connections is full."""
+
+    async def main() -> None:
+        monkeypatch.setattr("isthmus.connecting.ATTEMPTS_S", (0.1,) * 100)
+        async with fronted() as front:
+            port = front.broker.server.sockets[0].getsockname()[1]
+            front.broker.server.close()
+            await front.broker.server.wait_closed()
+            with socket.create_server(("127.0.0.1", port), backlog=0) as full, socket.socket() as other:
+                other.connect(("127.0.0.1", port))
+                client = await front.dial()
+                await asyncio.sleep(0.5)  # several attempts
+                (session,) = front.gateway.sessions
+                assert session.state is SessionState.CONNECTING
+                full.accept()[0].close()
+                await until(lambda: session.state is SessionState.SERVING)
+                await client.close()
+            assert not front.gateway.closed_by_cause["broker unreachable"]
+
+    run(main())
+
+
+def test_a_broker_that_takes_no_connections_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr("isthmus.connecting.ATTEMPTS_S", (0.1, 0.1))
+        async with fronted() as front:
+            port = front.broker.server.sockets[0].getsockname()[1]
+            front.broker.server.close()
+            await front.broker.server.wait_closed()
+            with socket.create_server(("127.0.0.1", port), backlog=0), socket.socket() as other:
+                other.connect(("127.0.0.1", port))
+                clients = [await front.dial() for _ in range(3)]
+                for client in clients:
+                    assert await client.closed() == b""
+                assert front.gateway.closed_by_cause == {"broker unreachable": 3}
+                await until(lambda: sum(each.connections for each in caplog.records) == 3)
+
+    caplog.set_level("WARNING", "isthmus.listener")
     run(main())
 
 
