@@ -151,6 +151,10 @@ class MappingStatus(_Model):
     role: str
     disable_transaction_verification: bool = False
     """Of a follower: the consent stands."""
+    state: str
+    """That of the worst partition, group or binding of the namespace; which of them are worse on their own is named."""
+    reason: str | None = None
+    message: str | None = None
 
 
 class TransactionVerificationStatus(_Model):

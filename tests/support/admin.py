@@ -308,7 +308,7 @@ def _status(name: str, remote: str = "127.0.0.1:39192") -> LinkStatus:
         mode="asynchronous",
         state="Following",
         last_heard_seconds=0.25,
-        mappings=[MappingStatus(type="topic", local="orders-", remote="orders-", role="leader")],
+        mappings=[MappingStatus(type="topic", local="orders-", remote="orders-", role="leader", state="Following")],
         acls=[
             AclStatus(
                 role="leader",

@@ -8,7 +8,7 @@ from time import monotonic
 from isthmus_control.model import FollowerTopic, Link, Role, TopicState
 from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins.api import PluginContext
-from isthmus_plugins.links import LinkStatus, MappingStatus, PartitionStatus
+from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.follower import FollowerEnd
@@ -18,6 +18,7 @@ from isthmus_plugins.replication.follower_topics import FollowerTopics
 from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.link_mirror import LinkMirror
+from isthmus_plugins.replication.mapping_status import mapping_statuses
 from isthmus_plugins.replication.offsets_service import status_of
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.sync_leader import SyncLeader
@@ -67,6 +68,7 @@ class LinkStatuses:
         note_truncations(self._context.control.state, link.name, partitions)
         note_led(link, self._sync_leader.sync_of, partitions)
         note_followed(self._context.control.state, link, self._sync_leases, partitions)
+        groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,
@@ -80,16 +82,7 @@ class LinkStatuses:
             reason=peer.reason,
             message=peer.message or self._mirror.refused.get(link.name) or self._trouble(),
             last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),
-            mappings=[
-                MappingStatus(
-                    type=mapping.type.value,
-                    local=mapping.local_prefix,
-                    remote=mapping.remote_prefix,
-                    role=mapping.role.value,
-                    disable_transaction_verification=mapping.disable_transaction_verification,
-                )
-                for mapping in link.mappings
-            ],
+            mappings=mapping_statuses(link, connected, partitions, groups, acls),
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
             else None,
@@ -98,10 +91,10 @@ class LinkStatuses:
                 for promotion in self._context.control.state.promotions.values()
                 if promotion.link == link.name
             ),
-            acls=self._acls.statuses(link),
+            acls=acls,
             offsets_topics=[status_of(mapping) for mapping in link.offsets_topics],
             partitions=partitions,
-            groups=self._group_statuses.of(link, connected),
+            groups=groups,
             group_warnings=self._group_statuses.warnings(link),
         )
 

@@ -501,10 +501,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             ("remote cluster", link["remote_cluster_id"]),
             ("remote", link["remote"]),
             ("peer heard", _heard(link)),
-            *(
-                ("mapping", f"{m['type']} {prefix_cell(m['local'])} ({m['role']}), remote {prefix_cell(m['remote'])}")
-                for m in link["mappings"]
-            ),
+            *(("mapping", _mapping(each)) for each in link["mappings"]),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *_verification_fields(link["transaction_verification"]),
             *(
@@ -523,6 +520,13 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
     if link["groups"]:
         yield ""
         yield from group_lines(link["groups"])
+
+
+def _mapping(mapping: dict[str, Any]) -> str:
+    local, remote = prefix_cell(mapping["local"]), prefix_cell(mapping["remote"])
+    why = mapping["message"] or mapping["reason"]
+    state = f"{mapping['state']} ({why})" if why else mapping["state"]
+    return f"{mapping['type']} {local} ({mapping['role']}), remote {remote}: {state}"
 
 
 def _promoted(report: dict[str, Any]) -> Iterator[str]:

@@ -1,0 +1,83 @@
+"""The state of each pair of namespaces of a link: as good as the worst of what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType
+from isthmus_control.states import LinkState, PartitionState, combine
+from isthmus_plugins.links import AclStatus, GroupStatus, MappingStatus, PartitionStatus
+
+
+class _Part(NamedTuple):
+    """Something that a namespace holds."""
+
+    state: PartitionState
+    reason: str | None
+    message: str | None
+
+
+def mapping_statuses(
+    link: Link,
+    connected: bool,
+    partitions: Sequence[PartitionStatus],
+    groups: Sequence[GroupStatus],
+    acls: Sequence[AclStatus],
+) -> list[MappingStatus]:
+    """Of all pairs of namespaces, from what is known of the partitions, groups and bindings of the link."""
+    found = []
+    for mapping in link.mappings:
+        if mapping.type is ResourceType.TOPIC:
+            mode, parts = link.mode, list(_topics(mapping, partitions))
+        elif mapping.type is ResourceType.CONSUMER_GROUP:
+            mode, parts = _groups(mapping, groups)
+        else:
+            mode, parts = LinkMode.ASYNCHRONOUS, list(_principals(mapping, acls))
+        state = combine(mode, connected, (part.state for part in parts))
+        why = _why(state, parts)
+        found.append(
+            MappingStatus(
+                type=mapping.type.value,
+                local=mapping.local_prefix,
+                remote=mapping.remote_prefix,
+                role=mapping.role.value,
+                disable_transaction_verification=mapping.disable_transaction_verification,
+                state=state,
+                reason=why.reason if why is not None else None,
+                message=why.message if why is not None else None,
+            )
+        )
+    return found
+
+
+def _topics(mapping: NamespaceMapping, partitions: Iterable[PartitionStatus]) -> Iterator[_Part]:
+    for each in partitions:
+        if each.role == mapping.role.value and mapping.holds(each.topic):
+            yield _Part(PartitionState(each.state), each.reason, each.message)
+
+
+def _groups(mapping: NamespaceMapping, groups: Iterable[GroupStatus]) -> tuple[LinkMode, list[_Part]]:
+    """Where acks of commits mean something, that counts; else whether positions are where they should be."""
+    held = [each for each in groups if each.role == mapping.role.value and mapping.holds(each.group)]
+    acked = [each.sync for each in held if each.sync is not None]
+    if held and len(acked) == len(held):
+        parts = [_Part(PartitionState(each.state), each.reason, each.message) for each in acked]
+        return LinkMode.SYNCHRONOUS, parts
+    return LinkMode.ASYNCHRONOUS, [_Part(PartitionState(each.state), each.reason, each.message) for each in held]
+
+
+def _principals(mapping: NamespaceMapping, acls: Iterable[AclStatus]) -> Iterator[_Part]:
+    for each in acls:
+        if each.role == mapping.role.value:
+            yield _Part(PartitionState(each.state), each.reason, each.message)
+
+
+def _why(state: LinkState, parts: Iterable[_Part]) -> _Part | None:
+    """What says the most of why a state is no better: something that waits for somebody, else what has the state."""
+    told = [part for part in parts if part.reason is not None or part.message is not None]
+    waiting = (part for part in told if part.state in _WAITING)
+    return next(waiting, None) or next((part for part in told if part.state.value == state.value), None)
+
+
+_WAITING = frozenset({PartitionState.DIVERGED, PartitionState.REFUSED, PartitionState.STOPPED})
