@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from isthmus_control import commands as c
 from isthmus_control.acl_rules import ACL_HANDLERS, own_again
 from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS_MAX, SYNC_CONFIRM_TIMEOUT_MS_MIN
-from isthmus_control.claim_rules import CLAIM_HANDLERS, without_claims
+from isthmus_control.claim_rules import CLAIM_HANDLERS, without_claims, without_group_claims
 from isthmus_control.clock import ZERO, Hlc, Register, tick
 from isthmus_control.control_state import ControlState
 from isthmus_control.deletion_rules import DELETION_HANDLERS
@@ -503,6 +503,7 @@ def _delete_link(state: ControlState, offset: int, command: c.Command, body: c.D
     for mapping in link.offsets_topics:
         state, more = offsets_topic_ended(state, link, mapping, command.at_ms)
         changes += more
+    state = without_group_claims(state, link.name)
     return state.evolve(links=_drop(state.links, link.name)), (*changes, LinkChanged(link, None))
 
 
@@ -552,8 +553,7 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
     changes: list[Change] = []
     after = namespace
     if body.role is Role.FOLLOWER:
-        if body.type is ResourceType.TOPIC:
-            state = without_claims(state, mapping)
+        state = without_claims(state, link.name, mapping)
         after = _reserve(namespace, offset, f"follows {body.remote_prefix!r} on link {link.name!r}")
     before = state.namespaces.get(key)
     if after != before:

@@ -578,14 +578,24 @@ class PartitionClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class OffsetsClaim:
+    """See :class:`~isthmus_control.model.GroupClaim`; ``partition`` of the source's offsets topic."""
+
+    partition: int
+    partitions: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordClaims(Body):
-    """Leases of partitions that follow have run out: until then they were In-Sync."""
+    """Leases of partitions that follow, and of groups, have run out: until then they were In-Sync."""
 
     KIND: ClassVar[str] = "record-claims"
     VERSION: ClassVar[int] = 2
     link: str
     link_id: str
     partitions: tuple[PartitionClaim, ...]
+    groups: tuple[OffsetsClaim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from isthmus_control.model import (
     BrokerClaim,
     Claim,
     FollowerTopic,
+    GroupClaim,
     HeldConfig,
     Link,
     Namespace,
@@ -47,9 +48,10 @@ class ControlState:
     ``past_truncations`` are the last that ended, in that order; ``epoch_shifts`` are those of topics that were made
     anew, and ``successions`` say from which ones, oldest first. ``sync_records``: by name of a synchronous link, then
     (topic, partition), what is recorded of those that are not Syncing. ``claims``: by
-    (topic, partition), what is recorded of leases that ran out, of topics that follow or did. ``recent_ids`` and
-    ``recent_offsets`` are the commands that a late retry is recognised by; anything made before ``forgotten_offset`` is
-    refused, so nothing counts twice.
+    (topic, partition), what is recorded of leases that ran out, of topics that follow or did. ``group_claims``: the
+    same of groups, by link and partition of the source's offsets topic. ``recent_ids`` and ``recent_offsets`` are the
+    commands that a late retry is recognised by; anything made before ``forgotten_offset`` is refused, so nothing counts
+    twice.
     """
 
     cluster_id: str
@@ -68,6 +70,7 @@ class ControlState:
     successions: Mapping[str, tuple[Succession, ...]] = field(default_factory=dict)
     sync_records: Mapping[str, Mapping[tuple[str, int], SyncRecord]] = field(default_factory=dict)
     claims: Mapping[tuple[str, int], Claim] = field(default_factory=dict)
+    group_claims: Mapping[tuple[str, int], GroupClaim] = field(default_factory=dict)
     proxies: Mapping[str, ProxyLease] = field(default_factory=dict)
     superseded: Mapping[str, ProxyLease] = field(default_factory=dict)
     producer_id_ranges: Mapping[str, int] = field(default_factory=dict)
@@ -142,6 +145,11 @@ class ControlState:
         """What is recorded of a partition's leases; None: nothing is known (or of another topic of that name)."""
         claim = self.claims.get((topic, partition))
         return claim if claim is not None and claim.topic_id == topic_id else None
+
+    def group_claim(self, link: str, link_id: str, partition: int) -> GroupClaim | None:
+        """What is recorded of leases of the groups of a partition of a source's offsets topic."""
+        claim = self.group_claims.get((link, partition))
+        return claim if claim is not None and claim.link_id == link_id else None
 
     def broker_addresses(self) -> dict[int, BrokerClaim]:
         """By broker id, where clients reach it. Brokers that no proxy fronts are missing."""

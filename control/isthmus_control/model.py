@@ -393,6 +393,19 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupClaim:
+    """Until ``until_ms`` this cluster had the positions that the source had acked by then.
+
+    Of the groups of one partition of the source's offsets topic, which has so many ``partitions``, and of the
+    namespaces that followed over the link then.
+    """
+
+    link_id: str
+    until_ms: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerTopic:
     """A local topic that follows, is about to, may not, or did. Topic ids are UUIDs as text; local names are unique.
 

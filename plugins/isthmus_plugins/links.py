@@ -7,7 +7,7 @@ are the specification's. All models go over REST as they are, so they are also t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,6 +17,9 @@ from isthmus_control.bounds import (
     SYNC_CONFIRM_TIMEOUT_MS_MIN,
 )
 from isthmus_control.model import ResourceType
+
+if TYPE_CHECKING:
+    from isthmus_plugins.failover_report import Failover, FailoverReport
 
 
 class _Model(BaseModel):
@@ -228,16 +231,6 @@ class PromoteReport(_Model):
     namespaces: list[PromotedNamespace]
 
 
-class Failover(_Model):
-    """Namespaces of one link that are to be promoted together, without their source."""
-
-    namespaces: list[NamespaceRef] = Field(default=[], description="none: all that follow over the link")
-    although_reachable: bool = Field(
-        default=False, description="go on although the other cluster is connected, so that it could be promoted"
-    )
-    dry_run: bool = Field(default=False, description="change nothing, say what an ack meant and what would be ended")
-
-
 class AnyOf(_Model):
     """An ack means that so many of these clusters have the record."""
 
@@ -246,41 +239,6 @@ class AnyOf(_Model):
     """By the link's name at the source: the id of its target cluster."""
     until_ms: int | None = None
     """At the target: that is true of whatever the source acked before this moment of the target's clock."""
-
-
-class PartitionClaim(_Model):
-    """What an ack of the source meant for one partition."""
-
-    topic: str
-    partition: int
-    end: int | None
-    """Where its log ends here."""
-    in_sync_until_ms: int | None = None
-    """Whatever the source acked before this moment of this cluster's clock is here. None: nothing can be said."""
-    in_sync_until_seconds_ago: float | None = None
-    any_of: AnyOf | None = None
-    """In place of that, where the source's namespaces ask for some of several links alone."""
-    degrade_after_ms: int | None = None
-    """So long after this side got Out-Of-Sync, transactional and strict producers were acked without it, if nobody
-    changed that after it was told last. None: never."""
-    message: str
-
-
-class FailedOverNamespace(PromotedNamespace):
-    claims: list[PartitionClaim] = []
-    settings_kept: list[str] = []
-    """Topics whose source never told its settings: they keep those of a follower."""
-
-
-class FailoverReport(_Model):
-    link_name: str
-    dry_run: bool
-    mode: str
-    reachable: bool
-    """The other cluster is connected, so `promote` may do."""
-    last_heard_seconds: float | None
-    """Time since the other cluster was heard by this proxy; None: never, since it started."""
-    namespaces: list[FailedOverNamespace]
 
 
 class SyncStatus(_Model):

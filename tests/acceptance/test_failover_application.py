@@ -2,8 +2,9 @@
 
 The link is synchronous. Brokers and proxy of A are killed with kill -9 at a random moment of the application's
 transactions; B takes over, and the application goes on there. Whatever was acked while In-Sync is there: records,
-commits, positions; nothing is there twice, and no transaction is torn, acked or not. ISTHMUS_FAILOVERS is how often (1)
-and ISTHMUS_SEED what the moments come from.
+commits, positions; nothing is there twice, and no transaction is torn, acked or not. The clock of A's proxy, and of who
+writes there, is an hour ahead of B's, or behind, or the same, in turn. ISTHMUS_FAILOVERS is how often (2) and
+ISTHMUS_SEED what the moments come from.
 """
 
 from __future__ import annotations
@@ -19,32 +20,38 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message
+from support.clocks import HOUR_S, apart
 from support.kafka import unique
-from support.links import Linked, Side, linked, until
+from support.links import Linked, Side, linked, until, whole
 from support.transforming import Application, committed, writing
 
 from isthmus_bench.kafka import KafkaCluster
 
 pytestmark = pytest.mark.brokers
 
-FAILOVERS = int(os.environ.get("ISTHMUS_FAILOVERS", "1"))
+FAILOVERS = int(os.environ.get("ISTHMUS_FAILOVERS", "2"))
 SEED = int(os.environ.get("ISTHMUS_SEED", str(random.SystemRandom().randrange(10**6))))
 AFTER = 40
 """Input records written at B."""
+CLOCKS_S = HOUR_S, -HOUR_S, 0
+"""How far A's are ahead."""
+ALLOWED_S = 600
+"""Brokers refuse records that are an hour ahead of their clock: these are ahead by so much less."""
 
 
 @pytest.fixture(scope="module")
-def clusters() -> Iterator[tuple[KafkaCluster, KafkaCluster]]:
-    """Of this module's own: their brokers are killed."""
-    with KafkaCluster(name="failover-a") as a, KafkaCluster(name="failover-b") as b:
-        yield a, b
+def b() -> Iterator[KafkaCluster]:
+    """Where all the applications go on."""
+    with KafkaCluster(name="failover-b") as cluster:
+        yield cluster
 
 
 class Input:
     """Records that are written at a side until it is gone, and which of them were acked."""
 
-    def __init__(self, side: Side, topic: str) -> None:
+    def __init__(self, side: Side, topic: str, clock_s: int) -> None:
         self._topic = topic
+        self._clock_s = clock_s
         self._producer = side.producer(acks="all", enable_idempotence=True)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write)
@@ -54,7 +61,13 @@ class Input:
     def _write(self) -> None:
         number = 0
         while not self._ended.is_set():
-            self._producer.produce(self._topic, b"%d" % number, partition=number % 2, on_delivery=self._delivered)
+            self._producer.produce(
+                self._topic,
+                b"%d" % number,
+                partition=number % 2,
+                timestamp=int((time.time() + self._clock_s) * 1000),
+                on_delivery=self._delivered,
+            )
             self._producer.poll(0.003)
             number += 1
 
@@ -77,7 +90,12 @@ def in_sync(link: Linked, prefix: str) -> bool:
     """Whether acks mean both sides: of the application's topics, and of the groups' positions."""
     status: dict[str, Any] = link.a.link(link.name)
     topics = {each["topic"] for each in status["partitions"]}
-    return {prefix + "input", prefix + "output"} <= topics and status["state"] == "In-Sync"
+    groups = {each["group"]: each["sync"] for each in status["groups"]}
+    return (
+        {prefix + "input", prefix + "output"} <= topics
+        and status["state"] == "In-Sync"
+        and groups.get(prefix + "group", {}).get("state") == "In-Sync"
+    )
 
 
 def kill_cluster(side: Side, rng: random.Random) -> None:
@@ -89,15 +107,24 @@ def kill_cluster(side: Side, rng: random.Random) -> None:
         time.sleep(rng.choice((0.0, 0.0, 0.005, 0.05)))
 
 
+def check_claims(report: dict[str, Any], killed_ms: float) -> None:
+    """Until when all that was acked is there: about when the source was killed, by B's clock."""
+    topics, groups = sorted(report["namespaces"], key=lambda each: str(each["type"]), reverse=True)
+    untils = [each["in_sync_until_ms"] for each in (*topics["claims"], *groups["group_claims"])]
+    assert len(untils) == 5, "of two topics with two partitions, and the group"
+    for until_ms in (*untils, groups["all_groups_until_ms"]):
+        assert until_ms is not None
+        assert abs(until_ms - killed_ms) < 30_000
+
+
 @pytest.mark.parametrize("failover", range(FAILOVERS))
-def test_what_was_acked_is_there_once(
-    clusters: tuple[KafkaCluster, KafkaCluster], failover: int, tmp_path: Path
-) -> None:
+def test_what_was_acked_is_there_once(b: KafkaCluster, failover: int, tmp_path: Path) -> None:
     rng = random.Random(SEED + failover)
+    clock_s = CLOCKS_S[failover % len(CLOCKS_S)]
     print(f"ISTHMUS_SEED={SEED} failover {failover}")
     prefix = unique("app-") + "-"
     names = prefix + "input", prefix + "output"
-    with linked(*clusters) as link:
+    with KafkaCluster(name="failover-a") as a, linked(a, b, a_proxies=[whole(a, apart(clock_s))]) as link:
         consent = "--disable-transaction-verification"
         link.attach(prefix, prefix, consent)
         link.attach(prefix, prefix, "--type", "consumer-group", consent)
@@ -105,7 +132,7 @@ def test_what_was_acked_is_there_once(
             link.a.create_topic(name, 2)
         until("synchronous", lambda: link.a.proxy.cli("link", "set-mode", link.name, "synchronous"))
         application = Application(link.a, prefix, tmp_path / "application-a.log")
-        with Input(link.a, names[0]) as written, application:
+        with Input(link.a, names[0], clock_s - (ALLOWED_S if clock_s > 0 else 0)) as written, application:
             until("commits are acked", lambda: application.acked)
             until("acks mean both sides", lambda: in_sync(link, prefix))
             before = len(application.acked)
@@ -115,29 +142,26 @@ def test_what_was_acked_is_there_once(
                 application.kill()
                 time.sleep(rng.uniform(0.0, 1.0))
             kill_cluster(link.a, rng)
-        try:
-            link.b.proxy.cli("link", "failover", link.name, "--local", prefix, "--local-group", prefix)
+            killed_ms = time.time() * 1000
+        report = link.b.proxy.cli("link", "failover", link.name, "--local", prefix, "--local-group", prefix)
+        check_claims(report, killed_ms)
+        there = {
+            (partition, record.offset, record.value)
+            for partition in range(2)
+            for record in link.b.read(names[0], partition)
+        }
+        assert written.acked <= there, f"acked and lost: {sorted(written.acked - there)[:5]}"
+        assert application.acked <= set(committed(link.b, names[1])), "acked commits that are lost"
 
-            there = {
-                (partition, record.offset, record.value)
+        with (
+            Application(link.b, prefix, tmp_path / "application-b.log", batch=100),
+            writing(link.b, names[0], range(AFTER)) as writer,
+        ):
+            writer.join()
+            inputs = [
+                b"%d:%d" % (partition, record.offset)
                 for partition in range(2)
                 for record in link.b.read(names[0], partition)
-            }
-            assert written.acked <= there, f"acked and lost: {sorted(written.acked - there)[:5]}"
-            assert application.acked <= set(committed(link.b, names[1])), "acked commits that are lost"
-
-            with (
-                Application(link.b, prefix, tmp_path / "application-b.log"),
-                writing(link.b, names[0], range(AFTER)) as writer,
-            ):
-                writer.join()
-                inputs = [
-                    b"%d:%d" % (partition, record.offset)
-                    for partition in range(2)
-                    for record in link.b.read(names[0], partition)
-                ]
-                until("all is done", lambda: set(committed(link.b, names[1])) >= set(inputs), 120, 0.3)
-            assert Counter(committed(link.b, names[1])) == Counter(inputs)
-        finally:
-            for broker in link.a.kafka.broker_ids:
-                link.a.kafka.start_broker(broker)
+            ]
+            until("all is done", lambda: set(committed(link.b, names[1])) >= set(inputs), 120, 0.3)
+        assert Counter(committed(link.b, names[1])) == Counter(inputs)

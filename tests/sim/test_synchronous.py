@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
-from support.replicas import LINK, End, Replicas, simulate_clock
+from support.replicas import HOUR_MS, LINK, End, Replicas, simulate_clock
 
 from isthmus_control.commands import AlterDemands, AlterLink
 from isthmus_control.control_state import ControlState
@@ -180,6 +180,7 @@ class Scene:
 
     async def run(self) -> None:
         replicas = self.replicas
+        replicas.clocks_apart()
         replicas.start()
         await replicas.connect()
         await replicas.until("copied", replicas.equal)
@@ -222,6 +223,30 @@ class Scene:
 def test_what_is_in_sync_has_all_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_clock(monkeypatch)
     run_simulated(Scene(seed, strict=seed % 4 == 3).run())
+
+
+def test_leases_of_the_process_before_hold_acks_where_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        replicas = scene.replicas
+        replicas.start()
+        await replicas.connect()
+        replicas.controls["A"].wall_ms -= HOUR_MS
+        scene.mode(LinkMode.SYNCHRONOUS)
+        await replicas.until("In-Sync", scene.in_sync)
+        scene.mode(LinkMode.ASYNCHRONOUS)
+        replicas.cut()
+        await replicas.stop("A")
+        replicas.start("A")
+        assert scene.says_in_sync(0)
+        before = scene.acked[0]
+        while scene.acked[0] == before:  # none is acked while B says In-Sync
+            scene.produce(0, transactional=False)
+            scene.look()
+            await asyncio.sleep(0.1)
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(work(Scene(1)))
 
 
 @pytest.mark.parametrize("fault", ["killed", "cut", "stuck"])

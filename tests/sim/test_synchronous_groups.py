@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, offsets_batch
+from support.partition_log import TIMESTAMP
 from support.replicas import LINK, End, Replicas, simulate_clock
 
-from isthmus_control.commands import AlterLink
-from isthmus_control.model import LinkMode
+from isthmus_control.commands import AlterLink, AttachNamespace
+from isthmus_control.model import LinkMode, ResourceType, Role
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_protocol import schema
@@ -54,6 +55,8 @@ class Scene:
         self.partitions = self.replicas.a.add_topic(OFFSETS_TOPIC, PARTITIONS).partitions
         self.asked: list[Asked] = []
         self.acked = dict.fromkeys(GROUPS, 0)
+        self.acks: list[tuple[float, str, int]] = []
+        """(When, by B's clock, which group, and its position) of each ack."""
         self.position = dict.fromkeys(GROUPS, 0)
         self.not_yet = 0
 
@@ -63,7 +66,7 @@ class Scene:
 
     def says_in_sync(self, partition: int) -> bool:
         b = self.replicas.ends.get("B")
-        return b is not None and b.sync_leases.groups_in_sync(LINK, partition)
+        return b is not None and b.sync_leases.groups.in_sync(LINK, partition)
 
     def in_sync(self) -> bool:
         keys = [LedPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
@@ -103,6 +106,7 @@ class Scene:
 
     def ack(self, group: str, offset: int) -> None:
         self.acked[group] = max(self.acked[group], offset)
+        self.acks.append((TIMESTAMP + simulated_now() * 1000, group, offset))
         self.check()
 
     def look(self) -> None:
@@ -133,6 +137,15 @@ class Scene:
                 assert has is not None, f"In-Sync, and {acked} of {group} was acked"
                 assert has.offset >= acked, f"In-Sync at {has}, and {acked} of {group} was acked"
 
+    def check_claims(self) -> None:
+        """What B's control log says of leases that ran out is so, whatever became of B's process."""
+        for (_, partition), claim in self.replicas.controls["B"].state.group_claims.items():
+            for at, group, offset in self.acks:
+                if partition_of(group, PARTITIONS) == partition and at <= claim.until_ms:
+                    has = self.replicas.b.offsets.get(f"far-{group}", {}).get(("remote-t", 0))
+                    assert has is not None, f"In-Sync until {claim.until_ms}, and {offset} of {group} was acked"
+                    assert has.offset >= offset, f"In-Sync until {claim.until_ms}: {has}, and {offset} was acked"
+
     async def fault(self) -> str:
         what = self.random.choice(("cut", "kill A", "kill B", "stuck", "control", "mode", "leader", "nothing"))
         if what == "cut":
@@ -160,6 +173,7 @@ class Scene:
 
     async def run(self) -> None:
         replicas = self.replicas
+        replicas.clocks_apart()
         replicas.start()
         await replicas.connect()
         await replicas.until("copied", replicas.equal)
@@ -174,6 +188,7 @@ class Scene:
                     await self.commit()
                 self.look()
                 await asyncio.sleep(self.random.uniform(0.001, 0.2))
+            self.check_claims()
             await self.connect_again()
         replicas.controls["A"].trouble = 0.0
         replicas.b.coordinator_trouble = 0.0
@@ -190,10 +205,38 @@ class Scene:
         assert simulated_now() - began < 3
         assert sum(self.acked.values()) + self.not_yet - refused >= before + 20
         assert self.not_yet == refused or fault == "leader", "whoever has come to lead tells"
+        replicas.cut()
+        began_ms = TIMESTAMP + simulated_now() * 1000
+        await replicas.until("claimed", lambda: self.claimed_since(began_ms))
+        self.check_claims()
         await replicas.stop()
+
+    def claimed_since(self, at_ms: float) -> bool:
+        claims = self.replicas.controls["B"].state.group_claims
+        return len(claims) == PARTITIONS and all(each.until_ms > at_ms for each in claims.values())
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_is_in_sync_has_all_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_clock(monkeypatch)
     run_simulated(Scene(seed).run())
+
+
+def test_nothing_is_claimed_of_a_namespace_that_the_source_does_not_lead_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(scene: Scene) -> None:
+        replicas, group = scene.replicas, ResourceType.CONSUMER_GROUP
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        scene.mode(LinkMode.SYNCHRONOUS)
+        await replicas.until("In-Sync", scene.in_sync)
+        replicas.controls["B"].apply(AttachNamespace(LINK, group, "far-x-", "x-", Role.FOLLOWER, create_missing=True))
+        for _ in range(50):  # the leases of before are about other groups, and so are those that A grants still
+            assert not any(scene.says_in_sync(partition) for partition in range(PARTITIONS))
+            await asyncio.sleep(0.1)
+        replicas.controls["A"].apply(AttachNamespace(LINK, group, "x-", "far-x-", Role.LEADER, create_missing=True))
+        await replicas.until("In-Sync with it", scene.in_sync)
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(work(Scene(1)))

@@ -22,6 +22,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.leases import LeaseView
 from isthmus_control.model import BrokerClaim, ResourceType
 from isthmus_control.outcome import Outcome
+from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import (
     AclNotMapped,
     AclStatus,
@@ -29,9 +30,6 @@ from isthmus_plugins.links import (
     Attach,
     AttachResult,
     CreateLink,
-    FailedOverNamespace,
-    Failover,
-    FailoverReport,
     GroupOffset,
     GroupOffsets,
     GroupStatus,
@@ -43,7 +41,6 @@ from isthmus_plugins.links import (
     OffsetsTopicStatus,
     OffsetsView,
     OperationError,
-    PartitionClaim,
     PartitionStatus,
     PartitionVerdict,
     Promote,
@@ -221,6 +218,13 @@ class MemoryLinks:
             in_sync_until_seconds_ago=12.0,
             message="In-Sync until",
         )
+        positions = GroupClaim(
+            group="orders-billing",
+            partition=3,
+            in_sync_until_ms=1_760_000_001_123,
+            in_sync_until_seconds_ago=11.0,
+            message="In-Sync until",
+        )
         names = request.namespaces or [NamespaceRef(local="orders-")]
         namespaces = [
             FailedOverNamespace(
@@ -231,6 +235,8 @@ class MemoryLinks:
                 transactions_open=2,
                 transactions_decided=1,
                 claims=[claim, PartitionClaim(topic="orders-eu", partition=1, end=3, message="not known")],
+                group_claims=[positions] if each.type == "consumer-group" else [],
+                all_groups_until_ms=1_760_000_000_123 if each.type == "consumer-group" else None,
                 settings_kept=["orders-eu"],
                 promoted=not request.dry_run,
             )

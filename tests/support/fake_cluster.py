@@ -48,6 +48,7 @@ from support.partition_log import (
     NONE,
     OUT_OF_ORDER,
     OUT_OF_RANGE,
+    TIMESTAMP,
     Partition,
 )
 
@@ -573,6 +574,8 @@ class FakeControl:
         self.state = ControlState(cluster_id)
         self.random = rng
         self.trouble = 0.0
+        self.wall_ms = TIMESTAMP
+        """What the proposers' clocks tell when the clock of the loop is at 0."""
         self.commands: list[Body] = []
         self._subscribers: list[Callable[[ControlState], None]] = []
 
@@ -580,12 +583,18 @@ class FakeControl:
         """Apply a command now."""
         offset = self.state.applied_offset + 1
         command_id = str(uuid.UUID(int=self.random.getrandbits(128), version=4))
-        before = self.state
-        self.state, outcome = rules.apply(before, offset, Command(command_id, 1000 + offset, "p", offset - 1, body))
+        command = Command(command_id, self._now_ms() + offset, "p", offset - 1, body)
+        self.state, outcome = rules.apply(self.state, offset, command)
         self.commands.append(body)
         for subscriber in self._subscribers:
             subscriber(self.state)
         return outcome
+
+    def _now_ms(self) -> int:
+        try:
+            return self.wall_ms + int(simulated_now() * 1000)
+        except RuntimeError:  # before the loop runs
+            return self.wall_ms
 
     async def append(self, body: Body) -> Outcome:
         await asyncio.sleep(self.random.uniform(0.001, 0.01))

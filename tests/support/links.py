@@ -343,9 +343,9 @@ def cleaning_often(*sides: Side) -> Iterator[None]:
             side.alter_brokers({"log.cleaner.backoff.ms": None})
 
 
-def whole(kafka: KafkaCluster, **more: Any) -> ProxyProcess:
+def whole(kafka: KafkaCluster, environment: Mapping[str, str] | None = None, **more: Any) -> ProxyProcess:
     """One proxy for all brokers of a cluster, started by whoever enters it."""
-    return ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=_extra(more))
+    return ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=_extra(more), environment=environment)
 
 
 def sidecars(kafka: KafkaCluster, **more: Any) -> list[ProxyProcess]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -73,6 +74,8 @@ class Two:
         self.controls = {name: FakeControl(name, rng) for name in "AB"}
         for cluster in self.clusters.values():
             cluster.add_topic("__isthmus_control")
+        for control in self.controls.values():
+            control.wall_ms = int((time.time() - asyncio.get_running_loop().time()) * 1000)
         self.a, self.b = (Proxy(self.clusters[name], self.controls[name], name.lower()) for name in "AB")
 
     async def create(self, name: str = "a-to-b", **more: Any) -> links.LinkStatus:

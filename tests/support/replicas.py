@@ -26,6 +26,7 @@ from isthmus_plugins.replication import follower as follower_module
 from isthmus_plugins.replication import follower_stream as follower_stream_module
 from isthmus_plugins.replication import group_follower as group_follower_module
 from isthmus_plugins.replication import group_leader as group_leader_module
+from isthmus_plugins.replication import group_leases as group_leases_module
 from isthmus_plugins.replication import group_status as group_status_module
 from isthmus_plugins.replication import leader as leader_module
 from isthmus_plugins.replication import leader_stream as leader_stream_module
@@ -79,6 +80,7 @@ CLOCKED: Final = (
     sync_needs_module,
     sync_leader_module,
     confirmation_module,
+    group_leases_module,
     sync_lease_module,
     transaction_store_module,
     verify_module,
@@ -86,6 +88,7 @@ CLOCKED: Final = (
 )
 """Modules that look at the clock."""
 INDEX: Final = {"A": 11, "B": 22}
+HOUR_MS: Final = 3_600_000
 
 
 def simulate_clock(monkeypatch: Any) -> None:
@@ -93,7 +96,8 @@ def simulate_clock(monkeypatch: Any) -> None:
     for module in CLOCKED:
         monkeypatch.setattr(module, "monotonic", simulated_now)
     monkeypatch.setattr(follower_module, "time", lambda: TIMESTAMP / 1000)
-    monkeypatch.setattr(sync_lease_module, "time", lambda: TIMESTAMP / 1000 + simulated_now())
+    for module in (sync_lease_module, group_leases_module):
+        monkeypatch.setattr(module, "time", lambda: TIMESTAMP / 1000 + simulated_now())
 
 
 def records_of(partition: Partition, start: int, end: int) -> list[tuple[Any, ...]]:
@@ -354,6 +358,10 @@ class Replicas:
             ("B", "far-app-", "app-", Role.FOLLOWER),
         ):
             self.controls[name].apply(AttachNamespace(LINK, group, local, remote, role, create_missing=True))
+
+    def clocks_apart(self) -> None:
+        """From now on A's proxies may be an hour behind, or ahead, of B's and of when the link was made."""
+        self.controls["A"].wall_ms += self.random.choice((-HOUR_MS, 0, HOUR_MS))
 
     def start(self, which: str = "AB") -> None:
         for name in which:

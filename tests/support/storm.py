@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
+from support.clocks import apart
 from support.kafka import unique
 from support.links import VERIFICATION, Linked, Read, linked, until, whole
 from support.relay import Relay
@@ -52,8 +53,8 @@ class Scene:
 
 
 @contextmanager
-def scene(a_brokers: int, b_brokers: int) -> Iterator[Scene]:
-    """Clusters of one's own: their brokers are killed."""
+def scene(a_brokers: int, b_brokers: int, a_clock_s: int = 0) -> Iterator[Scene]:
+    """Clusters of one's own: their brokers are killed. ``a_clock_s``: how far A's proxy is ahead of B's."""
     with ExitStack() as stack:
         a = stack.enter_context(KafkaCluster(name="storm-a", brokers=a_brokers))
         b = stack.enter_context(KafkaCluster(name="storm-b", brokers=b_brokers, settings={VERIFICATION: "false"}))
@@ -61,7 +62,8 @@ def scene(a_brokers: int, b_brokers: int) -> Iterator[Scene]:
         proxy = whole(b, link_listener={"advertised": relay.address})
         host, _, port = proxy.link_address.partition(":")
         relay.target = (host, int(port))
-        pair = stack.enter_context(linked(a, b, b_proxies=[proxy], remote=relay.address))
+        sides = {"a_proxies": [whole(a, apart(a_clock_s))], "b_proxies": [proxy]}
+        pair = stack.enter_context(linked(a, b, **sides, remote=relay.address))
         pair.attach()
         yield Scene(pair, relay)
 

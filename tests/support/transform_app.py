@@ -1,8 +1,9 @@
 """A consume-transform-produce application, to be run as a process and killed: exactly once, with transactions.
 
-``python transform_app.py BOOTSTRAP GROUP INPUT OUTPUT TRANSACTIONAL_ID``. Each input record becomes one output record,
-with the input's partition and offset in its key. It ends with an error for whatever it cannot go on after, as such
-applications do, and is then started again. When a commit is acked it prints the keys of what it wrote.
+``python transform_app.py BOOTSTRAP GROUP INPUT OUTPUT TRANSACTIONAL_ID BATCH``. Each input record becomes one output
+record, with the input's partition and offset in its key, BATCH of them in a transaction at most. It ends with an error
+for whatever it cannot go on after, as such applications do, and is then started again. When a commit is acked it prints
+the keys of what it wrote.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ import sys
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-BATCH_RECORDS = 7
 ACKED = "acked:"
 """Begins a line of the output that names what a transaction wrote whose commit was acked."""
 
 
-def run(bootstrap: str, group: str, source: str, sink: str, transactional_id: str) -> None:
+def run(bootstrap: str, group: str, source: str, sink: str, transactional_id: str, batch: str) -> None:
     """Work until killed."""
     consumer = Consumer(
         {
@@ -35,7 +35,7 @@ def run(bootstrap: str, group: str, source: str, sink: str, transactional_id: st
     producer.init_transactions(30)
     consumer.subscribe([source])
     while True:
-        messages = [each for each in consumer.consume(BATCH_RECORDS, 0.2) if each.error() is None]
+        messages = [each for each in consumer.consume(int(batch), 0.2) if each.error() is None]
         if not messages:
             continue
         producer.begin_transaction()
@@ -57,7 +57,7 @@ def run(bootstrap: str, group: str, source: str, sink: str, transactional_id: st
 
 if __name__ == "__main__":
     try:
-        run(*sys.argv[1:6])
+        run(*sys.argv[1:7])
     except KafkaException as failed:
         print(failed, file=sys.stderr)
         sys.exit(1)

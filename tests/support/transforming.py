@@ -18,9 +18,10 @@ from support.links import Side
 class Application:
     """The process, which is started again whenever it ends."""
 
-    def __init__(self, side: Side, prefix: str, log: Path) -> None:
+    def __init__(self, side: Side, prefix: str, log: Path, batch: int = 7) -> None:
+        """``batch``: how many records a transaction has at most."""
         names = (prefix + "group", prefix + "input", prefix + "output", prefix + "transform")
-        self._command = [sys.executable, transform_app.__file__, side.bootstrap, *names]
+        self._command = [sys.executable, transform_app.__file__, side.bootstrap, *names, str(batch)]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()

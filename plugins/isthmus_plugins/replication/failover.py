@@ -14,18 +14,13 @@ from typing import Final
 from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role, contains
 from isthmus_control.promotion_rules import followed_over
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TopicInfo
-from isthmus_plugins.links import (
-    FailedOverNamespace,
-    Failover,
-    FailoverReport,
-    NamespaceRef,
-    OperationError,
-    PartitionClaim,
-)
+from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
+from isthmus_plugins.links import NamespaceRef, OperationError
 from isthmus_plugins.replication.peers import PeerState
 from isthmus_plugins.replication.promotion import Promotions, doubted
 from isthmus_plugins.replication.sync_lease import SyncLeases
-from isthmus_plugins.replication.sync_status import claimed, some_of
+from isthmus_plugins.replication.sync_status import claimed, sayable, some_of
+from isthmus_protocol.offsets_log import partition_of
 
 SOURCE_REACHABLE: Final = "SOURCE_REACHABLE"
 CLAIMS_SETTLE_S: Final = 4.0
@@ -124,9 +119,12 @@ class Failovers:
         begun, mapping = self._context.control.state.promotions.get(key), link.mapping(*key)
         remote = mapping.remote_prefix if mapping is not None else begun.remote_prefix if begun is not None else ""
         report = FailedOverNamespace(type=key.type.value, local=key.prefix, remote=remote, begun=begun is not None)
-        if key.type is not ResourceType.TOPIC:
+        if key.type is ResourceType.PRINCIPAL:
             return report
         try:
+            if key.type is ResourceType.CONSUMER_GROUP:
+                await self._look_at_groups(link, key, report)
+                return report
             topics = await self._context.cluster.topics()
             report.topics = sorted(name for name, topic in topics.items() if self._holds(key, mapping, topic))
             await self._promotions.look_at_transactions(link.name, topics, report)
@@ -163,7 +161,35 @@ class Failovers:
                 claim.degrade_after_ms = known.terms.degrade_after_ms or None
                 claim.any_of = some_of(known)
             if known is not None and claim.any_of is None and not lost:
-                claim.in_sync_until_ms = known.until_ms
-                claim.in_sync_until_seconds_ago = round(max(0.0, time() - known.until_ms / 1000), 1)
+                claim.in_sync_until_ms = sayable(known)
+                claim.in_sync_until_seconds_ago = _seconds_ago(claim.in_sync_until_ms)
             claims.append(claim)
         return claims
+
+    async def _look_at_groups(self, link: Link, key: NamespaceKey, report: FailedOverNamespace) -> None:
+        """What the source's acks meant for positions."""
+        claims = self._sync_leases.groups.claims(link)
+        partitions = max((each.partitions for each in claims.values()), default=0)
+        for group in sorted(await self._context.cluster.groups()):
+            if not contains(*key, group):
+                continue
+            at = partition_of(report.remote + group.removeprefix(key.prefix), partitions) if partitions else None
+            known = None if at is None else claims.get(at)
+            until_ms = sayable(known)
+            ago = _seconds_ago(until_ms)
+            report.group_claims.append(
+                GroupClaim(
+                    group=group,
+                    partition=at,
+                    in_sync_until_ms=until_ms,
+                    in_sync_until_seconds_ago=ago,
+                    message=claimed(known),
+                )
+            )
+        every = [sayable(claims.get(each)) for each in range(partitions)]
+        if None not in every:
+            report.all_groups_until_ms = min((each for each in every if each is not None), default=None)
+
+
+def _seconds_ago(until_ms: int | None) -> float | None:
+    return None if until_ms is None else round(max(0.0, time() - until_ms / 1000), 1)

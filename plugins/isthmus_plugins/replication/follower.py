@@ -59,9 +59,9 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 PRODUCER_EXPIRATION: Final = "producer.id.expiration.ms"
 """How old a producer's latest record is when brokers forget the producer: a day by default."""
-RECENT_S: Final = 3600.0
-"""Batches with older records wait for each other's answers. Brokers must remember producers for twice as long at least,
-or all do."""
+RECENT_S: Final = 3 * 3600.0
+"""Batches with older records wait for each other's answers: those of a source whose clock is an hour behind do not.
+Brokers must remember producers for twice as long at least, or all do."""
 EXPIRATION_INTERVAL_S: Final = 60.0
 LOST_REQUEST_MARGIN_S: Final = 2.0
 """After its connection broke, a request may still be taken up by the broker. From when the broker answers again, it is

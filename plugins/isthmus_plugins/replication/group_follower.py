@@ -274,9 +274,9 @@ class GroupFollower:
         except (LinkRejected, LinkLost, TimeoutError) as error:
             log.info("commits not confirmed", extra={"link": connection.link_name, "detail": str(error)})
 
-    def confirmed_over(self) -> Iterator[tuple[LinkConnection, int]]:
-        """The partitions of sources' offsets topics that are confirmed, and to whom."""
-        return ((self._feeds[key].connection, key[1]) for key in self._applied)
+    def confirmed_over(self) -> Iterator[tuple[LinkConnection, int, int]]:
+        """The partitions of sources' offsets topics that are confirmed: to whom, and how many the topic has."""
+        return ((self._feeds[key].connection, key[1], self._feeds[key].partitions) for key in self._applied)
 
     def data_came(self, place: Place, end: int) -> None:
         """A partition of this cluster has more than it had, up to ``end``."""

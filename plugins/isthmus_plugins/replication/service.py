@@ -14,6 +14,7 @@ from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, Resource
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext
+from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import AttachResult, LinkStatus, OperationError, TopicDecision
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.attaching import Attaching
@@ -191,8 +192,8 @@ class LinkService:
         )
 
     async def fail_over(
-        self, link_name: str, request: links.Failover, progress: Callable[[int, int], None]
-    ) -> links.FailoverReport:
+        self, link_name: str, request: Failover, progress: Callable[[int, int], None]
+    ) -> FailoverReport:
         """Make follower namespaces writable without their source."""
         return await self._failovers.fail_over(self._commands.link(link_name), request, progress)
 

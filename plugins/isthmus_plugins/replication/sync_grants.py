@@ -16,6 +16,7 @@ from isthmus_plugins.api import PluginContext
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.replication.ack_rules import NOT_KNOWN, AckRules, Clause, Known
 from isthmus_plugins.replication.connection import LinkConnection
+from isthmus_plugins.replication.group_leases import led_namespaces
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_places import GroupPlaces, SyncPlace
@@ -74,7 +75,7 @@ class SyncGrants:
 
         Those of ``in_sync_any`` say what their ``terms`` say, in place of: this side has all that is acked.
         """
-        now = monotonic()
+        now, link = monotonic(), self._context.control.state.links.get(connection.link_name)
         streams = [self._leader_end.stream_of(connection, int(each)) for each in params["streams"]]
         records = {each.stream_id: each for each in streams if each is not None and each.copy is None}
         granted = {each: clause for each in records if (clause := self._grant(records[each], connection, now))}
@@ -86,6 +87,7 @@ class SyncGrants:
             "in_sync_any": [each for each, clause in granted.items() if clause.chooses],
             "terms": {str(each): to_json(said) for each, said in terms.items() if said != PLAIN_TERMS},
             "groups_in_sync": [key.partition for key in keys if self._grant(self._groups.place(key), connection, now)],
+            "groups_of": led_namespaces(() if link is None else link.mappings),
             "lease_ms": int(LEASE_S * 1000),
             "states": {
                 str(each): self._states.sync_of(key).model_dump(exclude_none=True)

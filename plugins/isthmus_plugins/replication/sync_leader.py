@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Final
 
+from isthmus_control.clock import ZERO
 from isthmus_control.commands import DegradeSync, PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
@@ -163,7 +164,7 @@ class SyncLeader(Confirmer):
         whether they do."""
         if link.mode is LinkMode.SYNCHRONOUS or any(key.link == link.name for key in self.who.leased):
             return True
-        return self._unsure and link.settings.mode.written.wall_ms > link.created_ms
+        return self._unsure and link.settings.mode.written > ZERO
 
     # ---- what an ack needs ----
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import Final
 
 from pydantic import ValidationError
 
+from isthmus_control.claim_rules import supersedes
 from isthmus_control.clock import Register
 from isthmus_control.codec import MalformedValue, UnknownField, from_json
-from isthmus_control.commands import PartitionClaim, RecordClaims
+from isthmus_control.commands import OffsetsClaim, PartitionClaim, RecordClaims
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType, Role
 from isthmus_control.outcome import Rejected
@@ -28,6 +29,7 @@ from isthmus_plugins.replication.connection import LinkConnection, LinkLost, Lin
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_plugins.replication.group_follower import GroupFollower
+from isthmus_plugins.replication.group_leases import GroupLeases
 from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.tasks import Tasks
 
@@ -39,7 +41,7 @@ RECORD_AFTER_S: Final = 1.0
 """A lease that is renewed so soon after it ran out is not recorded."""
 RECORD_INTERVAL_S: Final = 10.0
 """A connection that comes and goes fills no control log."""
-RECORDED_AT_ONCE: Final = 10_000
+RECORDED_AT_ONCE: Final = 5_000
 
 Place = tuple[str, int]
 
@@ -86,8 +88,7 @@ class SyncLeases:
         self._followed = asyncio.Event()
         self._asking: set[LinkConnection] = set()
         self._leases: dict[Place, Lease] = {}
-        self.groups_until: dict[tuple[str, int], float] = {}
-        """By link and partition of the source's offsets topic: until when groups are In-Sync, in monotonic seconds."""
+        self.groups = GroupLeases(context)
         self._record_from = float("-inf")
         self._recording = False
 
@@ -98,6 +99,7 @@ class SyncLeases:
         await self._tasks.close()
 
     def control_changed(self, state: ControlState) -> None:
+        self.groups.control_changed(state)
         self._links = frozenset(
             link.name
             for link in state.links.values()
@@ -114,10 +116,6 @@ class SyncLeases:
         lease = self._leases.get((topic, partition))
         return lease is not None and monotonic() < lease.until
 
-    def groups_in_sync(self, link_name: str, partition: int) -> bool:
-        """Of the groups whose positions are in that partition of the source's offsets topic."""
-        return monotonic() < self.groups_until.get((link_name, partition), float("-inf"))
-
     def lease(self, topic: str, topic_id: str | None, partition: int) -> Lease | None:
         """What this process knows of a partition; None: nothing, or of another topic of that name."""
         lease = self._leases.get((topic, partition))
@@ -127,7 +125,8 @@ class SyncLeases:
         """The latest that is known by this process, or recorded by any of the cluster."""
         recorded = self._context.control.state.claim(topic, topic_id, partition)
         lease = self.lease(topic, topic_id, partition)
-        if lease is None or not lease.until_ms or (recorded is not None and recorded.until_ms >= lease.until_ms):
+        known_ms = None if recorded is None else recorded.until_ms
+        if lease is None or not lease.until_ms or not supersedes(lease.until_ms, known_ms, int(time() * 1000)):
             return recorded
         return Claim(lease.topic_id, lease.until_ms, lease.end, lease.terms)
 
@@ -135,49 +134,52 @@ class SyncLeases:
 
     async def _ask_for_ever(self) -> None:
         while True:
-            if not self._links and not self._due():
+            if not self._links and not any(self._due()):
                 self._followed.clear()
                 await self._followed.wait()
             streams: dict[LinkConnection, dict[int, FollowerStream]] = {}
             for stream in self._follower_end.streams():
                 if stream.link_name in self._links and not stream.closed and not stream.connection.lost:
                     streams.setdefault(stream.connection, {})[stream.stream_id] = stream
-            groups: dict[LinkConnection, list[int]] = {}
-            for connection, partition in self._group_follower.confirmed_over():
+            groups: dict[LinkConnection, dict[int, int]] = {}
+            for connection, partition, partitions in self._group_follower.confirmed_over():
                 if connection.link_name in self._links and not connection.lost:
-                    groups.setdefault(connection, []).append(partition)
+                    groups.setdefault(connection, {})[partition] = partitions
             for connection in streams.keys() | groups.keys():
                 if connection not in self._asking:
                     self._asking.add(connection)
-                    asked = streams.get(connection, {}), groups.get(connection, [])
+                    asked = streams.get(connection, {}), groups.get(connection, {})
                     self._tasks.start("lease", self._ask(connection, *asked))
-            if not self._recording and (due := self._due()) and monotonic() > self._record_from:
+            if not self._recording and any(due := self._due()) and monotonic() > self._record_from:
                 self._recording = True
-                self._tasks.start("record", self._record(due))
+                self._tasks.start("record", self._record(*due))
             await asyncio.sleep(ASK_INTERVAL_S)
 
-    async def _ask(self, connection: LinkConnection, streams: Mapping[int, FollowerStream], groups: list[int]) -> None:
+    async def _ask(
+        self, connection: LinkConnection, streams: Mapping[int, FollowerStream], groups: Mapping[int, int]
+    ) -> None:
+        """``groups``: partitions of the source's offsets topic, and how many it has."""
         asked_at, asked_ms = monotonic(), int(time() * 1000)
         mode = self._mode(connection.link_name)
         reached = []
         try:
-            asked = {"streams": list(streams), "groups": groups}
+            asked = {"streams": list(streams), "groups": list(groups)}
             answer = await connection.call("sync_lease", asked, ASK_TIMEOUT_S)
             lease_ms = int(answer["lease_ms"])
+            until, until_ms = asked_at + lease_ms / 1000, asked_ms + lease_ms
             terms = answer.get("terms", {})
             for stream_id in (*answer["in_sync"], *answer.get("in_sync_any", ())):
                 if (stream := streams.get(int(stream_id))) is not None:
                     reached.append((stream.topic, stream.topic_id, stream.partition))
                     lease = self._lease_of(stream)
-                    if asked_at + lease_ms / 1000 > lease.until:
+                    if until > lease.until:
                         lease.terms = from_json(AckTerms, terms.get(str(stream_id), {}))
-                        lease.until, lease.until_ms = asked_at + lease_ms / 1000, asked_ms + lease_ms
+                        lease.until, lease.until_ms = until, until_ms
                         lease.end = stream.follower_log.end
             if mode == self._mode(connection.link_name):  # else it may have been said of another time
                 self._reached(connection.link_name, reached)
-            for partition in answer.get("groups_in_sync", ()):
-                key, until = (connection.link_name, int(partition)), asked_at + lease_ms / 1000
-                self.groups_until[key] = max(until, self.groups_until.get(key, until))
+            granted = {int(each): groups[int(each)] for each in answer.get("groups_in_sync", ()) if int(each) in groups}
+            self.groups.granted(connection.link_name, granted, answer.get("groups_of", ()), until, until_ms)
             for stream_id, told in answer.get("states", {}).items():
                 if (stream := streams.get(int(stream_id))) is not None:
                     lease = self._lease_of(stream)
@@ -202,9 +204,9 @@ class SyncLeases:
 
     # ---- recording ----
 
-    def _due(self) -> list[tuple[Place, Lease]]:
-        """Leases that have run out and are not recorded."""
-        over = monotonic() - RECORD_AFTER_S
+    def _due(self) -> tuple[list[tuple[Place, Lease]], dict[str, list[OffsetsClaim]]]:
+        """Leases that have run out and are not recorded; those of groups by link."""
+        over, now_ms = monotonic() - RECORD_AFTER_S, int(time() * 1000)
         state = self._context.control.state
         due = []
         for place, lease in list(self._leases.items()):
@@ -213,24 +215,26 @@ class SyncLeases:
                 del self._leases[place]  # it follows no more
             elif lease.until_ms and lease.until < over:
                 known = state.claim(place[0], lease.topic_id, place[1])
-                if known is None or known.until_ms < lease.until_ms:
+                if supersedes(lease.until_ms, None if known is None else known.until_ms, now_ms):
                     due.append((place, lease))
-        return due
+        return due, self.groups.due(over)
 
-    async def _record(self, due: Iterable[tuple[Place, Lease]]) -> None:
+    async def _record(self, due: Iterable[tuple[Place, Lease]], groups: Mapping[str, Sequence[OffsetsClaim]]) -> None:
         self._record_from = monotonic() + RECORD_INTERVAL_S
         entries: dict[str, list[PartitionClaim]] = {}
         for (topic, partition), lease in due:
             claim = PartitionClaim(topic, lease.topic_id, partition, lease.until_ms, lease.end, lease.terms)
             entries.setdefault(lease.link, []).append(claim)
         try:
-            for name, claims in entries.items():
+            for name in entries.keys() | groups.keys():
+                claims, of_groups = entries.get(name, []), tuple(groups.get(name, ()))
                 link = self._context.control.state.links.get(name)
                 if link is None:
                     continue
-                for first in range(0, len(claims), RECORDED_AT_ONCE):
+                for first in range(0, max(1, len(claims)), RECORDED_AT_ONCE):
                     some = tuple(claims[first : first + RECORDED_AT_ONCE])
-                    outcome = await self._context.control.append(RecordClaims(name, link.link_id, some))
+                    told = of_groups if first == 0 else ()
+                    outcome = await self._context.control.append(RecordClaims(name, link.link_id, some, told))
                     if isinstance(outcome, Rejected):
                         log.warning("leases not recorded", extra={"link": name, "detail": outcome.message})
         except BrokerUnavailable as error:

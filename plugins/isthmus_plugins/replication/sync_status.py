@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+from isthmus_control.claim_rules import AHEAD_MS
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import Confirm
-from isthmus_control.model import Claim, Link, LinkMode, ResourceType, Role, SyncState
+from isthmus_control.model import PLAIN_TERMS, Claim, GroupClaim, Link, LinkMode, ResourceType, Role, SyncState
 from isthmus_control.states import LinkState, PartitionState, ReasonCode, combine
 from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.replication import reasons
@@ -112,7 +113,7 @@ def leased_sync(leases: SyncLeases, topic: str, topic_id: str | None, partition:
     """What is known at the target of the acks of the source."""
     claim = leases.claim(topic, topic_id, partition)
     any_of = some_of(claim)
-    until_ms = claim.until_ms if claim is not None and any_of is None else None
+    until_ms = sayable(claim) if any_of is None else None
     lease = leases.lease(topic, topic_id, partition)
     now = monotonic()
     if lease is not None and now < lease.until:
@@ -131,11 +132,15 @@ def some_of(claim: Claim | None) -> AnyOf | None:
     return AnyOf(count=claim.terms.count, links=dict(claim.terms.links), until_ms=claim.until_ms)
 
 
-def claimed(claim: Claim | None) -> str:
+def claimed(claim: Claim | GroupClaim | None) -> str:
     """What may be said without the source, in words."""
     if claim is None:
         return "what an ack meant is not known here: no lease was recorded"
-    ago, terms = max(0, time() - claim.until_ms / 1000), claim.terms
+    ago, terms = time() - claim.until_ms / 1000, PLAIN_TERMS if isinstance(claim, GroupClaim) else claim.terms
+    if sayable(claim) is None:
+        until = _moment(claim.until_ms)
+        return f"In-Sync until {until} of a clock that is {-ago:.0f} s ahead: when that was is not known here"
+    ago = max(0.0, ago)
     said = f"In-Sync until {_moment(claim.until_ms)} ({ago:.0f} s ago): what acks mean since then is not known here"
     if terms.links:
         names = ", ".join(f"{name} (cluster {cluster_id})" for name, cluster_id in sorted(terms.links.items()))
@@ -148,6 +153,11 @@ def claimed(claim: Claim | None) -> str:
         earliest = _moment(claim.until_ms + terms.degrade_after_ms)
         said += f"; as it was set then, transactional and strict producers may be acked without it from {earliest} on"
     return said
+
+
+def sayable(claim: Claim | GroupClaim | None) -> int | None:
+    """Until when (ms) all that the source acked is here; None: nothing is known, or it is of a clock that was ahead."""
+    return claim.until_ms if claim is not None and claim.until_ms <= time() * 1000 + AHEAD_MS else None
 
 
 def _moment(at_ms: int) -> str:

@@ -43,12 +43,12 @@ from isthmus_control.commands import AlterDemands, AlterNamespace, Body, CreateN
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import Namespace, ResourceType
 from isthmus_control.outcome import Rejected
+from isthmus_plugins.failover_report import Failover
 from isthmus_plugins.links import (
     AlterLink,
     Attach,
     AttachResult,
     CreateLink,
-    Failover,
     LinkOperations,
     LinkStatus,
     ModeResult,

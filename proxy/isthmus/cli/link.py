@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.failover_lines import failed_over, heard, moment
 from isthmus.cli.namespace import TypeOption
 from isthmus.cli.operation import follow
 from isthmus.cli.output import (
@@ -320,7 +320,7 @@ def failover(
     with Admin(url, output) as admin:
         operation = admin.post(f"/v1/links/{_path(name)}/failover", body)
         report = follow(admin, operation, f"failing over {name}", output, cancel=False)
-    show(report, output, _failed_over)
+    show(report, output, failed_over)
 
 
 @app.command(epilog=example("isthmus link truncations a-to-b", "isthmus link truncations a-to-b -o json") + EXIT_CODES)
@@ -387,7 +387,7 @@ def link_lines(links: list[dict[str, Any]]) -> list[str]:
                 link["state"],
                 link["mode"],
                 link["remote"],
-                _heard(link),
+                heard(link),
                 [f"{prefix_cell(m['local'])}:{prefix_cell(m['remote'])} ({m['role']})" for m in link["mappings"]],
                 len(link["partitions"]),
                 _sum(each["partition_mirror_lag"] for each in link["partitions"]),
@@ -428,18 +428,14 @@ def _acks(sync: dict[str, Any] | None) -> tuple[str | None, str | None]:
         return None, None
     known = []
     if sync["since_ms"] is not None:
-        known.append(f"offset {sync['since_offset']}, {_moment(sync['since_ms'])}")
+        known.append(f"offset {sync['since_offset']}, {moment(sync['since_ms'])}")
     if sync["until_ms"] is not None:
-        known.append(f"In-Sync until {_moment(sync['until_ms'])}")
+        known.append(f"In-Sync until {moment(sync['until_ms'])}")
     if sync["degraded_since_ms"] is not None:
-        known.append(f"degraded {_moment(sync['degraded_since_ms'])}")
+        known.append(f"degraded {moment(sync['degraded_since_ms'])}")
     if sync["any_of"] is not None:
         known.append(f"ANY {sync['any_of']['count']} ({', '.join(sorted(sync['any_of']['links']))})")
     return sync["state"], "; ".join(known) or None
-
-
-def _moment(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 def _mode_lines(result: dict[str, Any]) -> Iterator[str]:
@@ -470,11 +466,6 @@ def group_lines(groups: list[dict[str, Any]]) -> list[str]:
     )
 
 
-def _heard(link: dict[str, Any]) -> str:
-    seconds = link["last_heard_seconds"]
-    return "never" if seconds is None else f"{seconds:.1f}s ago"
-
-
 def _sum(values: Iterator[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
@@ -500,7 +491,7 @@ def _described(link: dict[str, Any]) -> Iterator[str]:
             ("local cluster", link["local_cluster_id"]),
             ("remote cluster", link["remote_cluster_id"]),
             ("remote", link["remote"]),
-            ("peer heard", _heard(link)),
+            ("peer heard", heard(link)),
             *(("mapping", _mapping(each)) for each in link["mappings"]),
             *(("promoting", prefix_cell(prefix)) for prefix in link["promoting"]),
             *_verification_fields(link["transaction_verification"]),
@@ -550,53 +541,6 @@ def _promoted(report: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "not drained:"
         yield from missing
-
-
-def _failed_over(report: dict[str, Any]) -> Iterator[str]:
-    yield f"link {report['link_name']} is {report['mode']}, the other cluster was heard {_heard(report)}"
-    yield ""
-    yield from columns(
-        ("TYPE", "LOCAL", "REMOTE", "TOPICS", "TRANSACTIONS_OPEN", "DECIDED", "ENDED", "PROMOTED"),
-        (
-            (
-                each["type"],
-                prefix_cell(each["local"]),
-                prefix_cell(each["remote"]),
-                len(each["topics"]),
-                each["transactions_open"],
-                each["transactions_decided"],
-                each["transactions_ended"],
-                each["promoted"],
-            )
-            for each in report["namespaces"]
-        ),
-    )
-    claims = [claim for each in report["namespaces"] for claim in each["claims"]]
-    if claims:
-        yield ""
-        yield "Whatever the source acked before ALL_ACKED_UNTIL is here; of what it acked later nothing is known."
-        yield from columns(
-            ("TOPIC", "PARTITION", "END", "ALL_ACKED_UNTIL", "AGO", "REASON"),
-            (
-                (
-                    each["topic"],
-                    each["partition"],
-                    each["end"],
-                    None if each["in_sync_until_ms"] is None else _moment(each["in_sync_until_ms"]),
-                    None if each["in_sync_until_ms"] is None else f"{each['in_sync_until_seconds_ago']:.0f}s",
-                    each["message"] if each["in_sync_until_ms"] is None or each["degrade_after_ms"] else None,
-                )
-                for each in claims
-            ),
-        )
-    missing = [reason for each in report["namespaces"] for reason in each["missing"]]
-    if missing:
-        yield ""
-        yield from missing
-    kept = [topic for each in report["namespaces"] for topic in each["settings_kept"]]
-    if kept:
-        yield ""
-        yield f"The source never told its settings of these; they keep a follower's: {', '.join(kept)}"
 
 
 def _verification_fields(status: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from isthmus_control.commands import PartitionClaim as Claimed
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
 from isthmus_plugins import links
 from isthmus_plugins.api import CommittedOffset
-from isthmus_plugins.links import Failover, FailoverReport, NamespaceRef, OperationError, Promote, SetMode
+from isthmus_plugins.failover_report import Failover, FailoverReport
+from isthmus_plugins.links import NamespaceRef, OperationError, Promote, SetMode
 from isthmus_plugins.replication import failover, promotion
 from isthmus_plugins.replication.transaction_store import DECISION, Entry
+from isthmus_protocol.offsets_log import partition_of
 
 DRY, ALL = Failover(dry_run=True), Failover()
 TRANSACTIONAL = 0x10
@@ -163,11 +166,52 @@ def test_an_ack_meant_this_until_then() -> None:
         assert claim.message.startswith("In-Sync until")
         link_id = two.controls["B"].state.links["a-to-b"].link_id
         topic_id = two.controls["B"].state.follower_topics["r-t"].topic_id
-        later = claim.in_sync_until_ms + 60_000
+        later = claim.in_sync_until_ms + 3_000
         two.controls["B"].apply(RecordClaims("a-to-b", link_id, (Claimed("r-t", str(topic_id), 0, later, 9),)))
         (claim,) = (await fail_over(two)).namespaces[0].claims
         assert (claim.in_sync_until_ms, claim.end) == (None, 3), "the log has lost some of it"
         assert "ended at 9 once" in claim.message
+
+    on_following(work)
+
+
+def test_a_claim_of_a_clock_that_was_ahead_says_nothing() -> None:
+    async def work(two: Two) -> None:
+        state = two.controls["B"].state
+        link_id, topic_id = state.links["a-to-b"].link_id, str(state.follower_topics["r-t"].topic_id)
+        later = int(time.time() * 1000) + 3_600_000
+        two.controls["B"].wall_ms += 3_600_000
+        two.controls["B"].apply(RecordClaims("a-to-b", link_id, (Claimed("r-t", topic_id, 0, later, 3),)))
+        assert two.controls["B"].state.claims
+        (claim,) = (await fail_over(two, DRY)).namespaces[0].claims
+        assert claim.in_sync_until_ms is None
+        assert "3600 s ahead" in claim.message
+
+    on_following(work)
+
+
+def test_an_ack_to_a_group_meant_this_until_then() -> None:
+    async def work(two: Two) -> None:
+        two.clusters["A"].add_topic("__consumer_offsets", 2)
+        groups = links.Attach(
+            local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True
+        )
+        await two.a.links.attach("a-to-b", groups)
+        await two.until("follows", lambda: two.a.status().partitions[0].state == "Following")
+        await two.a.links.set_mode("a-to-b", SetMode(mode="synchronous"))
+        leases = two.b.plugin._sync_leases.groups
+        await two.until("In-Sync", lambda: all(leases.in_sync("a-to-b", partition) for partition in range(2)))
+        two.clusters["B"].offsets["gr-1"] = {("r-t", 0): CommittedOffset(3, "")}
+        await source_lost(two)
+        lost_ms = time.time() * 1000
+        await fail_over(two, DRY)
+        await two.until("recorded", lambda: len(two.controls["B"].state.group_claims) == 2)
+        (report,) = (each for each in (await fail_over(two)).namespaces if each.type == "consumer-group")
+        (claim,) = report.group_claims
+        assert (claim.group, claim.partition) == ("gr-1", partition_of("gl-1", 2))
+        assert claim.in_sync_until_ms is not None
+        assert report.all_groups_until_ms is not None
+        assert lost_ms - 3_000 < report.all_groups_until_ms <= claim.in_sync_until_ms < lost_ms + 3_000
 
     on_following(work)
 

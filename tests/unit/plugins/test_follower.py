@@ -389,7 +389,7 @@ def test_markers_of_which_some_were_written_are_no_divergence(monkeypatch: pytes
     on_replicas(monkeypatch, work)
 
 
-@pytest.mark.parametrize(("expiration_ms", "bursts"), [("7200000", 1), ("7199999", 0), (None, 0), ("?", 0)])
+@pytest.mark.parametrize(("expiration_ms", "bursts"), [("21600000", 1), ("21599999", 0), (None, 0), ("?", 0)])
 def test_bursts_need_brokers_that_remember_producers(
     expiration_ms: str | None, bursts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

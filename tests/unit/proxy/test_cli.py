@@ -372,6 +372,9 @@ def test_what_follows_is_failed_over(admin: RunningAdmin) -> None:
     assert re.search(r"^orders-eu +1 +3 +- +- +not known", printed, re.MULTILINE)
     assert "keep a follower's: orders-eu" in printed
     assert "heard 12.4s ago" in printed
+    printed = run("link", "failover", "a-to-b", "--local-group", "orders-", "--dry-run", url=admin.url).stdout
+    assert "acked to groups of orders- before 2025-10-09T08:53:20+00:00 is here" in printed
+    assert re.search(r"^orders-billing +2025-10-09T08:53:21\+00:00 +11s", printed, re.MULTILINE)
 
 
 def test_what_becomes_of_a_topic_is_decided(admin: RunningAdmin) -> None:

@@ -1,0 +1,117 @@
+"""The follower end's leases of groups: until when positions that the source acks are here.
+
+Each is of a partition of the source's offsets topic, and of the namespaces that followed when it was granted and that
+the source led then: whatever it grants before it leads another one says nothing about that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Any
+
+from isthmus_control.claim_rules import supersedes
+from isthmus_control.commands import OffsetsClaim
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import GroupClaim, Link, NamespaceMapping, ResourceType, Role
+from isthmus_plugins.api import PluginContext
+
+Namespaces = frozenset[tuple[str, str]]
+"""Types and prefixes."""
+
+_KINDS = frozenset({ResourceType.TOPIC, ResourceType.CONSUMER_GROUP})
+
+
+def led_namespaces(mappings: Iterable[NamespaceMapping]) -> list[list[str]]:
+    """What positions are told of over a link: types, and prefixes at the other end."""
+    led = [each for each in mappings if each.type in _KINDS and each.role is Role.LEADER]
+    return sorted([each.type.value, each.remote_prefix] for each in led)
+
+
+def _followed(link: Link | None) -> Namespaces:
+    mappings = () if link is None else link.mappings
+    return frozenset(
+        (each.type.value, each.local_prefix) for each in mappings if each.type in _KINDS and each.role is Role.FOLLOWER
+    )
+
+
+@dataclass(slots=True)
+class _Lease:
+    link_id: str
+    partitions: int
+    until: float = float("-inf")
+    """Monotonic seconds."""
+    until_ms: int = 0
+
+
+class GroupLeases:
+    """By link and partition of the source's offsets topic."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+        self._leases: dict[tuple[str, int], _Lease] = {}
+        self._follows: dict[str, Namespaces] = {}
+        self._links: object = None
+
+    def control_changed(self, state: ControlState) -> None:
+        if state.links is self._links:
+            return
+        self._links = state.links
+        follows = {name: _followed(link) for name, link in state.links.items()}
+        for key in list(self._leases):
+            if follows.get(key[0], frozenset()) - self._follows.get(key[0], frozenset()):
+                del self._leases[key]
+        self._follows = follows
+
+    def granted(
+        self, link_name: str, granted: Mapping[int, int], said: Iterable[Any], until: float, until_ms: int
+    ) -> None:
+        """Take leases. ``granted``: partitions of the source's offsets topic, and how many it has; ``said``: what the
+        source leads."""
+        link = self._context.control.state.links.get(link_name)
+        if link is None or not _followed(link) <= {(str(kind), str(prefix)) for kind, prefix in said}:
+            return
+        for partition, partitions in granted.items():
+            lease = self._leases.get((link_name, partition))
+            if lease is None or lease.link_id != link.link_id:
+                lease = self._leases[link_name, partition] = _Lease(link.link_id, partitions)
+            if until > lease.until:
+                lease.until, lease.until_ms, lease.partitions = until, until_ms, partitions
+
+    def in_sync(self, link_name: str, partition: int) -> bool:
+        """Of the groups whose positions are in that partition of the source's offsets topic."""
+        lease = self._leases.get((link_name, partition))
+        return lease is not None and monotonic() < lease.until
+
+    def claims(self, link: Link) -> dict[int, GroupClaim]:
+        """The latest that is known by this process, or recorded by any of the cluster, by partition."""
+        state, now_ms = self._context.control.state, int(time() * 1000)
+        found = {
+            partition: claim
+            for name, partition in state.group_claims
+            if name == link.name and (claim := state.group_claim(name, link.link_id, partition)) is not None
+        }
+        for (name, partition), lease in self._leases.items():
+            known = found.get(partition)
+            if (
+                name == link.name
+                and lease.link_id == link.link_id
+                and (known is None or supersedes(lease.until_ms, known.until_ms, now_ms))
+            ):
+                found[partition] = GroupClaim(lease.link_id, lease.until_ms, lease.partitions)
+        return found
+
+    def due(self, over: float) -> dict[str, list[OffsetsClaim]]:
+        """By link, the leases that ran out before and are not recorded."""
+        state, now_ms = self._context.control.state, int(time() * 1000)
+        due: dict[str, list[OffsetsClaim]] = {}
+        for (name, partition), lease in list(self._leases.items()):
+            link = state.links.get(name)
+            if link is None or link.link_id != lease.link_id:
+                del self._leases[name, partition]
+            elif lease.until < over:
+                known = state.group_claim(name, lease.link_id, partition)
+                if supersedes(lease.until_ms, None if known is None else known.until_ms, now_ms):
+                    due.setdefault(name, []).append(OffsetsClaim(partition, lease.partitions, lease.until_ms))
+        return due
