@@ -160,7 +160,7 @@ class OffsetsLog:
         self._since: dict[int, tuple[int, int]] = {}
         """By producer id with such commits: its epoch, and where they begin."""
         self._pending_news: dict[tuple[int, OffsetKey], None] = {}
-        self._aborted = False
+        self._undone = False
 
     def take(self, batch: Frame, header: BatchHeader) -> set[OffsetKey]:
         """Take one batch; the positions that it changed. Raises BatchError."""
@@ -171,7 +171,7 @@ class OffsetsLog:
             pending = self._open.pop(control.producer_id, {})
             self._since.pop(control.producer_id, None)
             if control.marker is Marker.ABORT:
-                self._aborted = self._aborted or bool(pending)
+                self._undone = self._undone or bool(pending)
                 return set()
             return {key for key, found in pending.items() if self._put(key, found)}
         transaction = self._open.setdefault(header.producer_id, {}) if header.is_transactional else None
@@ -189,10 +189,13 @@ class OffsetsLog:
         news, self._pending_news = self._pending_news, {}
         return news
 
-    def take_aborted(self) -> bool:
-        """Whether a transaction with commits was aborted since this was asked last."""
-        aborted, self._aborted = self._aborted, False
-        return aborted
+    def take_undone(self) -> bool:
+        """Whether, since this was asked last, a transaction with commits was aborted, or a position went back or away.
+
+        Then what transactions had committed before may not be put over what there is now.
+        """
+        undone, self._undone = self._undone, False
+        return undone
 
     def open_since(self) -> dict[int, int]:
         """By producer with commits of an open transaction: where these begin."""
@@ -265,6 +268,7 @@ class OffsetsLog:
             return False
         group.unreadable.pop(place, None)
         group.positions[place] = found
+        self._undone = self._undone or (known is not None and found.offset < known.offset)
         return True
 
     def _delete(self, key: OffsetKey) -> bool:
@@ -277,6 +281,7 @@ class OffsetsLog:
         place = key.topic, key.partition
         was_unreadable = group.unreadable.pop(place, None) is not None
         existed = group.positions.pop(place, None) is not None
+        self._undone = self._undone or existed
         self._drop_if_empty(key.group, group)
         return existed or was_unreadable
 

@@ -14,7 +14,6 @@ class FedPartition:
 
     __slots__ = (
         "_seen",
-        "aborted",
         "acked",
         "connection",
         "key",
@@ -23,6 +22,7 @@ class FedPartition:
         "told",
         "topic_id",
         "undecided",
+        "undone",
     )
 
     def __init__(self, key: LedPartition, topic_id: bytes, leader_epoch: int, connection: LinkConnection) -> None:
@@ -36,8 +36,8 @@ class FedPartition:
         """The follower's coordinators have that of this offset; -1: it has not had the whole of it once."""
         self.pending: dict[tuple[int, OffsetKey], None] = {}
         """Commits of open transactions that are to be told, by producer id."""
-        self.aborted = False
-        """Some transaction of theirs was aborted, and that is to be told."""
+        self.undone = False
+        """Some transaction of theirs was aborted, or a position went back, and that is to be told."""
         self.undecided = False
         """The decision is not known to be on the other side that a commit marker carries out; it waits for that."""
         self._seen: deque[tuple[int, float]] = deque()

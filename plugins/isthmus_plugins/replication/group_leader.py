@@ -506,7 +506,7 @@ class GroupLeader:
             )
             source.retry_at = now + BROKEN_RETRY_S
             log.error("offsets topic not read", extra={"partition": source.partition, "detail": str(error)})
-        pending, aborted = source.offsets_log.take_pending_news(), source.offsets_log.take_aborted()
+        pending, undone = source.offsets_log.take_pending_news(), source.offsets_log.take_undone()
         for feed in self._feeds.values():
             news = feed.told.get(source)
             if news is not None:
@@ -517,7 +517,7 @@ class GroupLeader:
             fed = feed.fed.get(source)
             if fed is not None:
                 fed.pending |= pending
-                fed.aborted = fed.aborted or aborted
+                fed.undone = fed.undone or undone
                 fed.saw(source.read_offset, now)
                 feed.wake.set()
 
@@ -613,8 +613,8 @@ class GroupLeader:
                 part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
                 if fed is not None:
                     pending, fed.pending = fed.pending, {}
-                    part |= self._upto(feed, source, pending, all_told, fed.aborted)
-                    fed.told, fed.aborted = (source.next_offset, False) if all_told else (fed.told, fed.aborted)
+                    part |= self._upto(feed, source, pending, all_told, fed.undone)
+                    fed.told, fed.undone = (source.next_offset, False) if all_told else (fed.told, fed.undone)
                 changes.append(part)
         if not changes:
             return False
@@ -687,11 +687,12 @@ class GroupLeader:
         return [*where, position.offset, position.metadata, int(age_s * 1000)]
 
     def _upto(
-        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool, aborted: bool
+        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool, undone: bool
     ) -> dict[str, Any]:
         """What a follower end that confirms is told beside positions: up to where that is all, and what is pending.
 
-        ``aborted``: transactions may have been aborted: the open ones are told, each with where its commits begin.
+        ``undone``: transactions may have been aborted, or positions have gone back: those that are open are told, each
+        with where its commits begin.
 
         Commits of open transactions: [producer id, its epoch, group, topic, partition, offset (None: it was deleted),
         metadata, where it stands in the log].
@@ -710,7 +711,7 @@ class GroupLeader:
                 told.append([producer_id, epoch, *where, *said])
         settled = source.offsets_log.first_open(source.next_offset)
         all_told = all_told and not source.offsets_log.has_unreadable_pending
-        still_open = source.offsets_log.open_since().items() if all_told and aborted else None
+        still_open = source.offsets_log.open_since().items() if all_told and undone else None
         return {
             "upto": source.next_offset if all_told else None,
             "settled": settled,

@@ -10,7 +10,8 @@ coordinators have what it committed, they are void: all that stands below *settl
     value   {"settled": ...}
     key     ["v", link id, -1, partition of the offsets topic, sending proxy, storing proxy]
     value   {"upto": ..., "open": [[producer id, where what it has open begins]]}: what stands before "upto" and is not
-            of these is void. Written where a transaction was aborted: the next one may have the same epoch.
+            of these is void. Written where a transaction was aborted (the next one may have the same epoch), and where
+            a position went back: no older commit may be put over it.
 
 Each entry has a key of its own, so a producer's next transaction replaces nothing of the one before it.
 """

@@ -211,3 +211,25 @@ def test_what_open_transactions_have_committed_is_told() -> None:
     assert log.end_transaction(7, Marker.COMMIT) == {second}
     assert known.pending_position(7, second) is None
     assert known.first_open(log.end) == log.end
+
+
+def test_what_takes_something_back_is_told() -> None:
+    log = Log()
+    undone = log.log.take_undone
+    log.write(commit("app-1", "t", 5))
+    log.write(commit("app-1", "t", 7))
+    assert not undone(), "positions go on"
+    log.write(commit("app-1", "t", 6))
+    assert undone()
+    assert not undone()
+    log.write(commit("app-1", "t", 2), producer_id=7)
+    assert not undone()
+    log.end_transaction(7, Marker.COMMIT)
+    assert undone()
+    log.write(commit("app-1", "t", 9), producer_id=7)
+    log.end_transaction(7, Marker.ABORT)
+    assert undone()
+    log.write(deleted("app-1", "t"))
+    assert undone()
+    log.write(deleted("app-1", "t"))
+    assert not undone()
