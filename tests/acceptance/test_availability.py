@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from support.groups import offsets
 from support.kafka import unique
-from support.links import Linked, linked, until, whole
+from support.links import Linked, relayed, until
 from support.relay import Relay
 
 from isthmus_bench.kafka import KafkaCluster
@@ -193,13 +193,7 @@ STATES: Final = {
 
 @pytest.fixture(scope="module")
 def scene(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Scene]:
-    with ExitStack() as stack:
-        a, b = kafka_pair
-        relay = stack.enter_context(Relay())
-        proxy = whole(b, link_listener={"advertised": relay.address})
-        target_host, target_port = proxy.link_address.split(":")
-        relay.target = (target_host, int(target_port))
-        link = stack.enter_context(linked(a, b, b_proxies=[proxy], remote=relay.address))
+    with relayed(*kafka_pair) as (link, relay):
         scene = Scene(link, relay)
         groups = ("--type", "consumer-group", "--local", scene.groups, "--remote", scene.groups, "--role", "leader")
         link.a.proxy.cli("link", "attach", link.name, *groups, "--disable-transaction-verification")

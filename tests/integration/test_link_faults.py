@@ -18,7 +18,7 @@ from typing import Final, Self
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from support.kafka import unique
-from support.links import Linked, Side, linked, until, whole
+from support.links import Linked, Side, relayed, until
 from support.relay import Relay
 
 from isthmus_bench.kafka import KafkaCluster
@@ -90,11 +90,7 @@ def scene() -> Iterator[Scene]:
     with ExitStack() as stack:
         a = stack.enter_context(KafkaCluster(name="faults-a", brokers=3))
         b = stack.enter_context(KafkaCluster(name="faults-b"))
-        relay = stack.enter_context(Relay())
-        proxy = whole(b, link_listener={"advertised": relay.address})
-        target_host, target_port = proxy.link_address.split(":")
-        relay.target = (target_host, int(target_port))
-        pair = stack.enter_context(linked(a, b, b_proxies=[proxy], remote=relay.address))
+        pair, relay = stack.enter_context(relayed(a, b))
         pair.attach()
         yield Scene(pair, relay)
 

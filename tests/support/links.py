@@ -20,6 +20,7 @@ from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
 from support import raw_log
 from support.kafka import unique
+from support.relay import Relay
 from support.wire import Wire
 
 VERIFICATION: Final = "transaction.partition.verification.enable"
@@ -400,3 +401,16 @@ def linked(
             pair.a.proxy.cli("link", "delete", pair.name)
         except Exception:
             pass  # the clusters are shared, names are unique: what is left behind disturbs nobody
+
+
+@contextmanager
+def relayed(
+    a: KafkaCluster, b: KafkaCluster, *, a_proxies: Sequence[ProxyProcess] | None = None
+) -> Iterator[tuple[Linked, Relay]]:
+    """A link that A dials through a relay, which can be cut, stalled and slowed down."""
+    with Relay() as relay:
+        proxy = whole(b, link_listener={"advertised": relay.address})
+        host, _, port = proxy.link_address.partition(":")
+        relay.target = (host, int(port))
+        with linked(a, b, a_proxies=a_proxies, b_proxies=[proxy], remote=relay.address) as pair:
+            yield pair, relay

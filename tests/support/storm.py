@@ -24,7 +24,7 @@ from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
 from support.clocks import apart
 from support.kafka import unique
-from support.links import VERIFICATION, Linked, Read, linked, until, whole
+from support.links import VERIFICATION, Linked, Read, relayed, until, whole
 from support.relay import Relay
 
 PARTITIONS: Final = 2
@@ -58,12 +58,7 @@ def scene(a_brokers: int, b_brokers: int, a_clock_s: int = 0) -> Iterator[Scene]
     with ExitStack() as stack:
         a = stack.enter_context(KafkaCluster(name="storm-a", brokers=a_brokers))
         b = stack.enter_context(KafkaCluster(name="storm-b", brokers=b_brokers, settings={VERIFICATION: "false"}))
-        relay = stack.enter_context(Relay())
-        proxy = whole(b, link_listener={"advertised": relay.address})
-        host, _, port = proxy.link_address.partition(":")
-        relay.target = (host, int(port))
-        sides = {"a_proxies": [whole(a, apart(a_clock_s))], "b_proxies": [proxy]}
-        pair = stack.enter_context(linked(a, b, **sides, remote=relay.address))
+        pair, relay = stack.enter_context(relayed(a, b, a_proxies=[whole(a, apart(a_clock_s))]))
         pair.attach()
         yield Scene(pair, relay)
 
