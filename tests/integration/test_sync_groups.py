@@ -7,7 +7,9 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +125,59 @@ def test_commits_wait_while_the_other_side_stands_still_and_the_group_goes_on(gr
         joined.commit({(groups.topic, 0): 22})
         assert groups.at_b("2") == 22
         assert joined.assignments == assigned == 1, "the group rebalanced"
+
+
+def test_java_consumers_go_on_while_the_other_side_stands_still(groups: Groups, tmp_path: Path) -> None:
+    """Their automatic commits are answered late, or that they are to be tried again; nobody leaves the group."""
+    first, more, last = 20, 40, 10
+    topic, far_topic = groups.pair.names("java")
+    groups.pair.a.create_topic(topic)
+    groups.pair.wait_end(far_topic, 0)
+    settings = tmp_path / "consumer.properties"
+    settings.write_text("auto.commit.interval.ms=200\n")
+
+    def consume(protocol: str) -> list[dict[str, Any]]:
+        """What a consumer tells of all records, until it has read and committed the last."""
+        told = groups.pair.a.kafka.tool(
+            "kafka-verifiable-consumer",
+            *("--bootstrap-server", groups.pair.a.bootstrap, "--topic", topic, "--group-id", groups.local + protocol),
+            *("--group-protocol", protocol, "--enable-autocommit", "--max-messages", str(first + more + last)),
+            *("--command-config", str(settings)),
+        ).stdout
+        return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+
+    def position(protocol: str) -> int:
+        return offsets(groups.pair.a, groups.local + protocol).get((topic, 0), 0)
+
+    def all_in_sync() -> bool:
+        return all(groups.state(protocol) == "In-Sync" for protocol in protocols)
+
+    protocols = "classic", "consumer"
+    producer = groups.pair.a.producer()
+    groups.pair.a.produce(topic, [b"x"] * first)
+    with ThreadPoolExecutor(len(protocols)) as pool:
+        consumers = {protocol: pool.submit(consume, protocol) for protocol in protocols}
+        until("both have read", lambda: all(position(protocol) == first for protocol in protocols))
+        until("In-Sync", all_in_sync)
+        groups.pair.b.proxy.pause()
+        stopped_at = time.monotonic()
+        try:
+            for _ in range(more):  # acks wait as well; consumers see the records at once
+                producer.produce(topic, b"x", partition=0)
+                producer.poll(0)
+                time.sleep(5 / more)  # the other side stands still for this long
+            until("both have read on", lambda: all(position(protocol) == first + more for protocol in protocols))
+        finally:
+            groups.pair.b.proxy.resume()
+        assert time.monotonic() - stopped_at > 5
+        assert producer.flush(60) == 0
+        until("In-Sync again", all_in_sync)
+        groups.pair.a.produce(topic, [b"x"] * last)
+        for protocol, consumer in consumers.items():
+            events = [str(each["name"]) for each in consumer.result(60)]
+            assert events.count("partitions_assigned") == 1, "the group rebalanced"
+            assert position(protocol) == first + more + last
+            assert offsets(groups.pair.b, groups.remote + protocol) == {(far_topic, 0): first + more + last}
 
 
 def test_what_a_transaction_commits_in_a_group_is_stored_at_the_other_cluster(groups: Groups) -> None:
