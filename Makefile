@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test test-matrix test-faults test-sim lint format lock clean
+.PHONY: demo test test-matrix test-faults test-failovers test-sim lint format lock clean
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python 3.11 or later, this is " + sys.version.split()[0] + ": set PYTHON=" if sys.version_info < (3, 11) else 0)'
@@ -25,6 +25,9 @@ test-faults: $(VENV)/.ready  ## Random faults on real processes, ten minutes in 
 	ISTHMUS_FAULTS_S=$${ISTHMUS_FAULTS_S:-600} ISTHMUS_FAULTS_SEED=$${ISTHMUS_FAULTS_SEED:-$$(date +%s)} \
 	ISTHMUS_SYNC_FAULTS_S=$${ISTHMUS_SYNC_FAULTS_S:-600} ISTHMUS_LONG_CUT_S=$${ISTHMUS_LONG_CUT_S:-300} \
 	    $(RUN)/python -X dev -m pytest -s tests/faults
+
+test-failovers: $(VENV)/.ready  ## A transactional application survives twenty kills of its whole cluster (ISTHMUS_FAILOVERS, ISTHMUS_SEED)
+	ISTHMUS_FAILOVERS=$${ISTHMUS_FAILOVERS:-20} $(RUN)/python -X dev -m pytest tests/acceptance/test_failover_application.py
 
 test-sim: $(VENV)/.ready  ## The link simulated with thousands of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)
 	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-5000} $(RUN)/python -m pytest tests/sim/test_replication.py
