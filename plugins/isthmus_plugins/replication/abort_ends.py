@@ -105,7 +105,7 @@ class AbortEnds:
 
         ``held``: whether a partition's stream waits at the decision's own marker.
         """
-        if not decision.shares_epoch:
+        if not decision.shares_epoch or decision.again:
             return True
         there = True
         for place in decision.places:
@@ -117,7 +117,7 @@ class AbortEnds:
         return there
 
     def _is_there(self, key: LedPartition, end: int, held: Callable[[SyncPlace], bool]) -> bool:
-        pushed = self._place(key)
+        pushed = self.place(key)
         if pushed is not None:
             return pushed.acked >= end or held(pushed)
         if key in self._leader_end.led or (key.topic == OFFSETS_TOPIC and key in self._groups.places()):
@@ -130,14 +130,15 @@ class AbortEnds:
         self._asked[key.link].add(key.place)
         return False
 
-    def _place(self, key: LedPartition) -> SyncPlace | None:
+    def place(self, key: LedPartition) -> SyncPlace | None:
+        """A partition that this proxy pushes."""
         return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
 
     def forget(self) -> None:
         """Forget what is there."""
 
         def is_there(place: Partition, end: int) -> bool:
-            pushed = [self._place(key) for key in self._needs.who.ordered(place)]
+            pushed = [self.place(key) for key in self._needs.who.ordered(place)]
             return all(each is not None and each.acked >= end for each in pushed)
 
         self._order.forget(is_there)

@@ -28,6 +28,8 @@ class Decision:
     places: tuple[Partition, ...]
     links: frozenset[str]
     """Over which it has to go."""
+    again: bool = False
+    """It was there before this process read the log, and may have been told: its ends may be those of later ones."""
     ends: Mapping[Partition, int] | None = None
     """Where the logs of its partitions ended after it was there: what comes later is another transaction's."""
     confirmed: set[str] = field(default_factory=set)
@@ -57,9 +59,12 @@ class Decision:
 
 
 def said(
-    link: Link, decision: Decision, earlier: Callable[[LedPartition, Decision], list[tuple[int, int, int]]]
+    link: Link, decision: Decision, again: bool, earlier: Callable[[LedPartition, Decision], list[tuple[int, int, int]]]
 ) -> dict[str, Any]:
-    """A decision as a call carries it: of its partitions those that the link has, by their names at the other end."""
+    """A decision as a call carries it: of its partitions those that the link has, by their names at the other end.
+
+    ``again``: it must not replace what was told of its partitions before.
+    """
     assert decision.ends is not None
     places = []
     for place, end in decision.ends.items():
@@ -73,6 +78,7 @@ def said(
         "data_epoch": decision.data_epoch,
         "at": list(decision.at),
         "places": places,
+        "again": again,
     }
 
 

@@ -45,6 +45,11 @@ RETRY_S: Final = 0.05
 UNDECIDED_S: Final = 1.0
 """How long a stream waits for a decision that must be there; then the partition is In-Sync no more."""
 
+LOAD_S: Final = 10.0
+"""How long markers wait until the transaction log is read, after the start."""
+NOT_JOINED: Final = 1 << 63
+"""Above all offsets."""
+
 
 class Needs(Protocol):
     """What synchronous links need."""
@@ -88,6 +93,7 @@ class Decisions:
         self._tasks = Tasks("decisions")
         self._work = asyncio.Event()
         self._active = False
+        self._load_until = 0.0
         self._pending: dict[str, list[Decision]] = {}
         """By transactional id, in the order of the log."""
         self._fresh: list[Decision] = []
@@ -100,7 +106,7 @@ class Decisions:
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
         self.held = HeldTransactions(self, _now)
         self.held.on_untold = self._ask
-        self._order = MarkerOrder(self._floor)
+        self._order = MarkerOrder(self._floor, self._recall)
         self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
         """Streams that wait for a decision: of which producer, at which offset, and since when."""
         leader_end.may_pass = self.may_pass
@@ -130,7 +136,10 @@ class Decisions:
             self._needs.holds(link) and any(mapping.role is Role.LEADER for mapping in link.mappings)
             for link in state.links.values()
         )
-        self._active = leading or self._needs.leased
+        active = leading or self._needs.leased
+        if active and not self._active:
+            self._load_until = monotonic() + LOAD_S
+        self._active = active
         self.tail.follow(self._active)
         if not self._active:
             self._pending.clear()
@@ -173,9 +182,18 @@ class Decisions:
         """See :class:`~isthmus_plugins.replication.held_transactions.TransactionNeeds`."""
         if not self.tail.readable(transactional_id):
             return True
-        if self.tail.is_past(transactional_id) and not self._all_in_sync():
+        if self.tail.is_past(transactional_id) and not self._told_again(transactional_id):
             return True  # whether its decision got to the other side died with the process before this one
         return not all(map(self._may_be_acked, self._pending.get(transactional_id, ())))
+
+    def _told_again(self, transactional_id: str) -> bool:
+        """Whether what an id decided before this process is being told, or need not be."""
+        decided = self.tail.decided_by(transactional_id)
+        if decided is None:
+            return self._all_in_sync()
+        self._remember(*decided)
+        self.tail.is_past_no_more(transactional_id)
+        return True
 
     def _all_in_sync(self) -> bool:
         """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
@@ -245,28 +263,60 @@ class Decisions:
         transaction = change.transaction
         if transaction is None or transaction.state is not TransactionState.PREPARE_COMMIT:
             self._go_on(change)
-            return
+        else:
+            self._remember(partition, change)
+
+    def _remember(self, partition: int, change: Change) -> bool:
+        """Have a decision told; whether it has to be."""
+        transaction, at = change.transaction, (partition, change.offset)
+        assert transaction is not None
+        before = self.tail.decided(transaction.producer_id)
+        self.tail.is_told(transaction.producer_id)
+        if before is not None and before != (partition, change) and not self._are_level(transaction.partitions):
+            self._remember(*before)  # its marker may not be at the other side, and this one would hide it
         links = self._links_of(transaction.partitions)
-        at = partition, change.offset
         pending = self._pending.get(change.transactional_id, [])
-        if links and all(known.at != at for known in pending):
-            decision = Decision(
-                change.transactional_id,
-                transaction.producer_id,
-                transaction.producer_epoch,
-                transaction.data_epoch,
-                at,
-                transaction.partitions,
-                frozenset(links),
-            )
-            pushed = self._pushed()
-            for link_name in links:
-                for place in transaction.partitions:
-                    if (key := LedPartition(link_name, *place)) in pushed:
-                        self._order.decided(key, decision)
-            self._keep(change.transactional_id, [*pending, decision])
-            self._fresh.append(decision)
-            self._work.set()
+        if not links or any(known.at == at for known in pending):
+            return False
+        decision = Decision(
+            change.transactional_id,
+            transaction.producer_id,
+            transaction.producer_epoch,
+            transaction.data_epoch,
+            at,
+            transaction.partitions,
+            frozenset(links),
+            self.tail.is_old(at),
+        )
+        pushed = self._pushed()
+        for link_name in links:
+            for place in transaction.partitions:
+                if (key := LedPartition(link_name, *place)) in pushed:
+                    self._order.decided(key, decision)
+        self._keep(change.transactional_id, sorted((*pending, decision), key=lambda each: each.at))
+        self._fresh.append(decision)
+        self._work.set()
+        return True
+
+    def _are_level(self, places: Iterable[Partition]) -> bool:
+        """Whether the other side has all that was in these partitions, as far as this proxy pushes them, when it began
+        to."""
+        keys = [key for place in places for key in self._needs.who.ordered(place)]
+        for key in keys:
+            pushed, floor = self._aborts.place(key), self._needs.floor(key)
+            if pushed is not None and (floor is None or pushed.acked < floor):
+                return False
+        return True
+
+    def _recall(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
+        """Have told what a producer decided in a partition before this process; whether that was not yet told."""
+        if not self.tail.loaded and monotonic() < self._load_until:
+            return True
+        found = self.tail.decided(producer_id)
+        transaction = None if found is None else found[1].transaction
+        if found is None or transaction is None or key.place not in transaction.partitions:
+            return False
+        return epoch in (transaction.producer_epoch, transaction.data_epoch) and self._remember(*found)
 
     def _go_on(self, change: Change) -> None:
         """Forget what other proxies have told, from when the id's next transaction is begun: that was answered then.
@@ -360,7 +410,10 @@ class Decisions:
 
     def _send(self, connection: LinkConnection, link: Link, decisions: Sequence[Decision]) -> None:
         """Put decisions on the way: what is sent over the connection after this comes behind them."""
-        told = [said(link, decision, self._order.earlier) for decision in decisions]
+        told = []
+        for decision in decisions:
+            again = decision.again or not self._are_level(decision.places)
+            told.append(said(link, decision, again, self._order.earlier))
         answer = connection.begin_call("decide", {"decisions": told})
         for decision in decisions:
             decision.sent_on.add(connection)
@@ -397,7 +450,10 @@ class Decisions:
         return False
 
     def _floor(self, key: LedPartition) -> int | None:
-        return self._needs.floor(key) if key in self._needs.who.ordered(key.place) else None
+        if key not in self._needs.who.ordered(key.place):
+            return None
+        floor = self._needs.floor(key)
+        return NOT_JOINED if floor is None else floor
 
     def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool) -> bool:
         """Whether a transactional batch may be sent now; else the stream is read on when its decision was."""
@@ -434,8 +490,9 @@ class Decisions:
 
     def _look_at_undecided(self, now: float) -> None:
         self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
+        loading = not self.tail.loaded and now < self._load_until + UNDECIDED_S
         for stream, (_, offset, since) in self._undecided.items():
-            if now - since > UNDECIDED_S:
+            if not loading and now - since > UNDECIDED_S:
                 why = f"the decision that the marker at offset {offset} carries out is not known"
                 if self._needs.lose(stream.key, why):
                     self._order.waive(stream.key, offset)

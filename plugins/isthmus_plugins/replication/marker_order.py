@@ -2,7 +2,8 @@
 
 Without I/O. A partition's stream stops at a commit marker until the decision was sent ahead of it, over the same
 connection, or is known to be on the other side. That holds from the offset on from which every decision that lists the
-partition was seen by this proxy (the *floor*): those before were carried out when the partition joined.
+partition was seen by this proxy (the *floor*): those before were carried out when the partition joined. Below it, a
+marker waits for the last decision of its producer from before this process, which may have died with the one before.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class SentDecision(Protocol):
     producer_id: int
     producer_epoch: int
     data_epoch: int
+    again: bool
+    """It was there before this process, which may not be the first to tell it."""
 
     def end_of(self, key: LedPartition) -> int | None:
         """Its records in a partition stand below this; None: that is not known yet, or nothing stands there."""
@@ -68,9 +71,15 @@ class _Producers:
 class MarkerOrder:
     """Which markers may be sent."""
 
-    def __init__(self, floor: Callable[[LedPartition], int | None]) -> None:
-        """``floor(partition)``: from where on markers wait; None: none does."""
+    def __init__(
+        self,
+        floor: Callable[[LedPartition], int | None],
+        recall: Callable[[LedPartition, int, int], bool] = lambda key, producer_id, epoch: False,
+    ) -> None:
+        """``floor(partition)``: from where on markers wait; None: none does. ``recall(partition, producer id, epoch)``:
+        have the last decision from before this process told; whether there is one that was not yet."""
         self._floor = floor
+        self._recall = recall
         self._known: dict[tuple[LedPartition, int], list[_Known]] = {}
         """By partition and producer id, in the order of the transaction log."""
         self._producers: dict[OrderedPlace, _Producers] = {}
@@ -79,7 +88,7 @@ class MarkerOrder:
     def decided(self, key: LedPartition, decision: SentDecision) -> None:
         """A decision lists a partition that this proxy pushes."""
         known = self._known.setdefault((key, decision.producer_id), [])
-        known.append(_Known(decision))
+        known.insert(0 if decision.again else len(known), _Known(decision))
         unused = [each for each in known if each.used_at is None]
         if len(unused) > UNUSED_MAX:
             known.remove(unused[0])
@@ -130,14 +139,14 @@ class MarkerOrder:
             producers = self._producers[stream] = _Producers()
         producer_id, offset = header.producer_id, header.base_offset
         if not header.is_control:
-            if plain and self._decided(stream, producer_id, offset, offset, True) is NOT_DECIDED:
+            if plain and self._decided(stream, header, offset, True) is NOT_DECIDED:
                 return False
             producers.ended.discard(producer_id)
             producers.begun.setdefault(producer_id, offset)
             return True
         commits = bool(header.record_count) and decode_control(batch).marker is Marker.COMMIT
         if commits and producer_id not in producers.ended:
-            found = self._decided(stream, producer_id, offset, producers.begun.get(producer_id, 0), plain)
+            found = self._decided(stream, header, producers.begun.get(producer_id, 0), plain)
             if found is NOT_DECIDED:
                 return False
             if isinstance(found, _Known):
@@ -154,21 +163,25 @@ class MarkerOrder:
         place = known.index(used)
         known[:place] = [each for each in known[:place] if each.used_at is not None]
 
-    def _decided(self, stream: OrderedPlace, producer_id: int, offset: int, begun: int, there: bool) -> _Known | bool:
+    def _decided(self, stream: OrderedPlace, header: BatchHeader, begun: int, there: bool) -> _Known | bool:
         """The decision of what a batch is part of; True: it needs none, or may go without; NOT_DECIDED: it waits.
 
         ``there``: it must be on the other side, where being sent ahead is not enough.
         """
-        floor = self._floor(stream.key)
-        if floor is None or offset < floor or self._waived.get(stream.key) == offset:
+        floor, offset = self._floor(stream.key), header.base_offset
+        if floor is None or self._waived.get(stream.key) == offset:
             return True
-        known = self._known.get((stream.key, producer_id), [])
+        below = offset < floor
+        if below and self._recall(stream.key, header.producer_id, header.producer_epoch):
+            return NOT_DECIDED
+        known = self._known.get((stream.key, header.producer_id), [])
+        known = [each for each in known if each.decision.again or not below]
         found = next((each for each in known if each.used_at == offset), None)
         if found is None:
             unused = (each for each in known if each.used_at is None)
             found = next((each for each in unused if each.decision.ends_after(stream.key, begun)), None)
         if found is None:
-            return NOT_DECIDED
+            return below
         for each in known:  # those that came earlier may be the one that is meant
             if not (each.decision.is_there(stream.key.link) if there else each.decision.is_sent(stream)):
                 return NOT_DECIDED

@@ -42,6 +42,9 @@ TOPIC: Final = INTERNAL_PREFIX + "transactions"
 PLACE: Final = (TOPIC, 0)
 LANE: Final = "transactions"
 DECISION: Final = "d"
+AGAIN: Final = " (again)"
+"""Behind the name of a proxy that tells a decision from before its start, or one of a partition of which the follower
+lacks what was there then: ends may be later ones, decisions before it unknown. It replaces nothing that is stored."""
 REPLICATION_FACTOR: Final = 3
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 1024 * 1024
@@ -214,7 +217,8 @@ class TransactionStore:
             "at": list(identity),
         }
         for topic, partition, end, *earlier in said["places"]:
-            names = str(topic), int(partition), sender, self._context.proxy_name
+            teller = sender + AGAIN if said.get("again") else sender
+            names = str(topic), int(partition), teller, self._context.proxy_name
             key = (DECISION, link_id, int(said["producer_id"]), *names)
             if self._latest.get(key, identity) <= identity:
                 self._latest[key] = identity
@@ -365,8 +369,11 @@ class TransactionStore:
 
 
 def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stored:
-    """What copies of several proxies come to: of a partition's decisions the latest; of its copies the smallest end."""
-    decisions: dict[tuple[int, str, int], PlaceDecision] = {}
+    """What copies of several proxies come to: of a partition's decisions the latest; of its copies the smallest end.
+
+    Older ones are kept as ``earlier``: whoever told the latest one may not have known them.
+    """
+    found: dict[tuple[int, str, int], dict[tuple[int, int], PlaceDecision]] = {}
     others: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for key, value in entries:
         if key[0] != DECISION:
@@ -375,15 +382,22 @@ def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stor
         identity = int(value["at"][0]), int(value["at"][1])
         epochs = int(value["epoch"]), int(value["data_epoch"])
         earlier = {(int(epoch), int(data_epoch), int(end)) for epoch, data_epoch, end in value.get("earlier", ())}
-        found = PlaceDecision(str(value["id"]), identity, *epochs, int(value["end"]))
-        place = int(key[2]), str(key[3]), int(key[4])
-        known = decisions.get(place)
-        if known is not None and known.identity == identity:
+        copy = PlaceDecision(str(value["id"]), identity, *epochs, int(value["end"]))
+        copies = found.setdefault((int(key[2]), str(key[3]), int(key[4])), {})
+        known = copies.get(identity)
+        if known is not None:
             earlier |= set(known.earlier)
-            found = min(known, found, key=lambda copy: copy.end)
-        if known is None or known.identity <= identity:
-            decisions[place] = found._replace(earlier=tuple(sorted(earlier)))
-    return Stored(decisions, others)
+            copy = min(known, copy, key=lambda copy: copy.end)
+        copies[identity] = copy._replace(earlier=tuple(sorted(earlier)))
+    return Stored({place: _latest(list(copies.values())) for place, copies in found.items()}, others)
+
+
+def _latest(decisions: Sequence[PlaceDecision]) -> PlaceDecision:
+    """The latest of a partition's decisions, with those before it."""
+    latest = max(decisions, key=lambda each: each.identity)
+    earlier = {known for each in decisions for known in each.earlier}
+    earlier |= {(each.producer_epoch, each.data_epoch, each.end) for each in decisions if each is not latest}
+    return latest._replace(earlier=tuple(sorted(each for each in earlier if each[1] != latest.data_epoch)))
 
 
 def _producers(params: Mapping[str, Any]) -> list[int]:

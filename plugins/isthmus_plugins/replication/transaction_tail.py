@@ -83,9 +83,12 @@ class TransactionTail:
         self._tasks = Tasks("transaction-tail")
         self._active = False
         self._wake = asyncio.Event()
+        self._found = False
         self._topic_id = b""
         self._parts: dict[int, _Part] = {}
         self._readers: dict[int, asyncio.Event] = {}
+        self._decided: dict[int, tuple[int, Change]] = {}
+        """By producer: the last decision to commit that was there when the log was loaded, and in which partition."""
         self._progressed = asyncio.Event()
 
     def start(self) -> None:
@@ -105,6 +108,11 @@ class TransactionTail:
         self._wake.set()
 
     # ---- what is known ----
+
+    @property
+    def loaded(self) -> bool:
+        """Whether all that was in the log when the reading began was read."""
+        return self._found and all(part.loaded for part in self._parts.values())
 
     def partition_of(self, transactional_id: str) -> int | None:
         """The partition that has an id; None: the log is not known yet."""
@@ -130,6 +138,32 @@ class TransactionTail:
         """Whether what an id committed last was decided before this proxy read the log."""
         partition = self.partition_of(transactional_id)
         return partition is not None and transactional_id in self._parts[partition].past
+
+    def is_old(self, at: tuple[int, int]) -> bool:
+        """Whether what stands there, (partition, offset), was there when the log was loaded."""
+        part = self._parts.get(at[0])
+        return part is not None and (part.load_end is None or at[1] < part.load_end)
+
+    def is_past_no_more(self, transactional_id: str) -> None:
+        """What an id decided before is told again."""
+        partition = self.partition_of(transactional_id)
+        if partition is not None:
+            self._parts[partition].past.discard(transactional_id)
+
+    def decided(self, producer_id: int) -> tuple[int, Change] | None:
+        """What a producer decided last before the log was loaded, and in which partition that stands."""
+        return self._decided.get(producer_id)
+
+    def decided_by(self, transactional_id: str) -> tuple[int, Change] | None:
+        """The same of the producer that an id has now."""
+        partition = self.partition_of(transactional_id)
+        known = None if partition is None else self._parts[partition].log.latest.get(transactional_id)
+        found = None if known is None else self._decided.get(known.producer_id)
+        return found if found is not None and found[1].transactional_id == transactional_id else None
+
+    def is_told(self, producer_id: int) -> None:
+        """What a producer decided before the log was loaded is told again, or a later decision is."""
+        self._decided.pop(producer_id, None)
 
     def completing(self, places: Collection[tuple[str, int]]) -> dict[str, int]:
         """Transactions in some of these partitions that are decided to commit and not completed: where that stands."""
@@ -183,6 +217,7 @@ class TransactionTail:
                     log.warning("transaction log not found", extra={"detail": str(error)})
             else:
                 self._parts.clear()
+                self._found = False
             try:
                 async with asyncio.timeout(DISCOVERY_INTERVAL_S if self._active else None):
                     await self._wake.wait()
@@ -191,6 +226,7 @@ class TransactionTail:
 
     async def _find(self) -> None:
         topic = await self._context.cluster.topic(TRANSACTION_TOPIC)
+        self._found = True
         if topic is None:  # no transaction was ever begun
             self._parts.clear()
             return
@@ -281,6 +317,8 @@ class TransactionTail:
                     part.past.discard(change.transactional_id)
                     if part.loaded:
                         self._on_change(part.partition, change)
+                    elif (decided := change.transaction) and decided.state is TransactionState.PREPARE_COMMIT:
+                        self._decided[decided.producer_id] = part.partition, change
         except BatchError as error:
             where = f"{TRANSACTION_TOPIC}-{part.partition} at offset {part.next_offset}"
             log.error("transaction log not read", extra={"detail": f"{where}: {error}"})

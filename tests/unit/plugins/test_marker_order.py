@@ -22,6 +22,7 @@ class _Stream:
 
 class _Decision:
     producer_id = X
+    again = False
 
     def __init__(self, end: int | None = None, sent: bool = True, there: bool = False, epoch: int = 0) -> None:
         self.producer_epoch, self.data_epoch = epoch + 1, epoch
@@ -44,8 +45,17 @@ class _Decision:
 
 class Scene:
     def __init__(self, floor: int | None = 0) -> None:
-        self.order = MarkerOrder(lambda key: floor)
+        self.recalled: _Decision | None = None
+        """Decided before this process, and not told by it."""
+        self.order = MarkerOrder(lambda key: floor, self.recall)
         self.stream: Any = _Stream()
+
+    def recall(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
+        found, self.recalled = self.recalled, None
+        if found is not None:
+            found.again = True
+            self.order.decided(key, found)
+        return found is not None
 
     def data(self, offset: int, plain: bool = False) -> bool:
         made = batch(offset, [b"x"], producer_id=X, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT)
@@ -74,6 +84,22 @@ def test_what_stands_below_the_floor_does_not_wait(floor: int | None) -> None:
     scene = Scene(floor)
     assert scene.data(0)
     assert scene.marker(1)
+
+
+def test_below_the_floor_what_was_decided_before_this_process_is_told_first() -> None:
+    scene = Scene(10)
+    assert scene.data(0)
+    scene.recalled = _Decision(sent=False)
+    decision = scene.recalled
+    scene.order.decided(KEY, _Decision(sent=False))
+    assert not scene.marker(1)
+    assert not scene.marker(1)
+    decision.sent = True
+    assert scene.marker(1)
+    assert scene.data(2)
+    assert scene.marker(3), "of one that nobody knows"
+    assert scene.data(10)
+    assert not scene.marker(11)
 
 
 def test_aborts_and_markers_without_records_pass() -> None:

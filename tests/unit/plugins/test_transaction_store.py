@@ -226,7 +226,12 @@ def test_copies_are_put_together() -> None:
     entries = [entry("a", 7, 12), entry("b", 7, 11), carried, entry("c", 7, 13), stale]
     for order in (entries, entries[::-1]):
         found = merged(order)
-        assert found.decisions == {(X, "t", 0): PlaceDecision("app", (0, 7), 1, 0, 11, ((9, 8, 5),))}
+        decided = PlaceDecision("app", (0, 7), 1, 0, 11, ((2, 1, 3), (9, 8, 5)))
+        assert found.decisions == {(X, "t", 0): decided}
+    older = entry("a", 5, 4)
+    older[1].update(epoch=5, data_epoch=5)
+    (found_older,) = merged([older, entry("a (again)", 7, 9)]).decisions.values()
+    assert found_older.earlier == ((5, 5, 4),)
 
 
 def test_earlier_decisions_count_until_they_are_carried_out() -> None:
