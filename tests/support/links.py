@@ -198,6 +198,7 @@ class Side:
                 "isolation.level": isolation,
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,  # a marker at the end is no record: that it is the end is seen by waiting
             }
         )
         found: list[Read] = []
