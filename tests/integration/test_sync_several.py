@@ -1,12 +1,18 @@
-"""A namespace on several synchronous links, between real clusters: an ack waits for all that are in sync."""
+"""A namespace on several synchronous links, between real clusters: whom acks wait for, and for how long."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from support.kafka import unique
-from support.links import Side, linked, until, whole
+from support.links import Linked, Side, linked, until, whole
 
 from isthmus_bench.kafka import KafkaCluster
 
@@ -16,45 +22,140 @@ CONFIRM_TIMEOUT_MS = "8000"
 """The same for both: else the one that is to stay might stay for that alone."""
 
 
-def test_acks_wait_for_every_link_and_one_that_stands_still_leaves_alone(
-    kafka_pair: tuple[KafkaCluster, KafkaCluster],
-) -> None:
+@dataclass
+class Several:
+    """A leads to B over one link and to C over the other one."""
+
+    link: Linked
+    c: Side
+    other: str
+    all_of: str
+    """A topic whose acks wait for both."""
+    any_of: str
+    """For one of them."""
+    degrading: str
+    """For both, and for no longer than some seconds."""
+
+    @property
+    def a(self) -> Side:
+        return self.link.a
+
+    @property
+    def b(self) -> Side:
+        return self.link.b
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return self.all_of, self.any_of, self.degrading
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.link.name, self.other
+
+    def partition(self, name: str, topic: str) -> dict[str, Any]:
+        return self.a.partition(name, topic) or {}
+
+    def is_connected(self, name: str) -> bool:
+        return bool(self.a.link(name)["state"] != "Disconnected")
+
+    def is_in(self, state: str, name: str, topic: str) -> bool:
+        return bool(self.partition(name, topic).get("state") == state)
+
+    def wait_in_sync(self, name: str) -> None:
+        until("In-Sync", lambda: all(self.is_in("In-Sync", name, topic) for topic in self.topics))
+
+
+@pytest.fixture(scope="module")
+def several(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Several]:
     with linked(*kafka_pair) as link, KafkaCluster(name="several-c") as kafka, whole(kafka) as proxy:
         proxy.wait_ready()
-        a, b, c = link.a, link.b, Side(kafka, [proxy])
-        other, prefix = unique("other"), unique("both-") + "-"
-        topic = prefix + "t"
-        a.proxy.cli("link", "create", other, "--remote", c.proxy.link_address)
-        a.create_topic(topic)
-
-        def partition(name: str) -> dict[str, Any]:
-            found = a.partition(name, topic)
-            return found or {}
-
-        for name in (link.name, other):
-            until("connected", lambda name=name: a.link(name)["state"] != "Disconnected", 60)
-            a.proxy.cli("link", "attach", name, "--local", prefix, "--remote", prefix, "--role", "leader")
-            until("it follows", lambda name=name: partition(name).get("state") == "Following", 60)
+        prefixes = [unique(name) + "-" for name in ("all", "any", "degrading")]
+        topics = [prefix + "t" for prefix in prefixes]
+        found = Several(link, Side(kafka, [proxy]), unique("other"), *topics)
+        a = found.a.proxy
+        a.cli("link", "create", found.other, "--remote", proxy.link_address)
+        options = ((), ("--confirm", f"ANY 1 ({', '.join(found.names)})"), ("--degrade-after", "4s"))
+        for prefix, topic, asked in zip(prefixes, topics, options, strict=True):
+            a.cli("namespace", "create", prefix, *asked)
+            found.a.create_topic(topic)
+        for name in found.names:
+            until("connected", partial(found.is_connected, name))
+            for prefix in prefixes:
+                attach = "--local", prefix, "--remote", prefix, "--role", "leader", "--disable-transaction-verification"
+                a.cli("link", "attach", name, *attach)
+            for topic in topics:
+                until("it follows", partial(found.is_in, "Following", name, topic))
             mode = "link", "set-mode", name, "synchronous", "--confirm-timeout-ms", CONFIRM_TIMEOUT_MS
-            until("accepted", lambda mode=mode: a.proxy.cli(*mode), 60)
-            until("In-Sync", lambda name=name: partition(name).get("state") == "In-Sync", 60)
+            until("accepted", partial(a.cli, *mode))
+            found.wait_in_sync(name)
+        yield found
+        for name in found.names:  # A and B are others', too: B's brokers check transactions again
+            a.cli("link", "set-mode", name, "asynchronous")
+            for prefix in prefixes:
+                a.cli("link", "detach", name, "--local", prefix)
+        a.cli("link", "delete", found.other)
 
+
+def test_acks_wait_for_every_link_and_one_that_stands_still_leaves_alone(several: Several) -> None:
+    a, b, c, topic = several.a, several.b, several.c, several.all_of
+    for number in range(20):
+        (offset,) = a.produce(topic, [b"%d" % number])
+        assert min(b.end(topic), c.end(topic)) > offset, "acked before both have it"
+    since = several.partition(several.link.name, topic)["sync"]["since_ms"]
+    c.proxy.pause()
+    try:
+        (offset,) = a.produce(topic, [b"meanwhile"])
+        assert several.is_in("Out-Of-Sync", several.other, topic), "acked without C, and C is not out of sync"
+        assert b.end(topic) > offset
         for number in range(20):
             (offset,) = a.produce(topic, [b"%d" % number])
-            assert min(b.end(topic), c.end(topic)) > offset, "acked before both have it"
-        since = partition(link.name)["sync"]["since_ms"]
-        c.proxy.pause()
-        try:
-            (offset,) = a.produce(topic, [b"meanwhile"])
-            assert partition(other)["state"] == "Out-Of-Sync", "acked without C, and C is not out of sync"
-            assert b.end(topic) > offset
-            for number in range(20):
-                (offset,) = a.produce(topic, [b"%d" % number])
-                assert b.end(topic) > offset, "acked before B has it"
-            assert partition(link.name)["sync"]["state"] == "In-Sync"
-            assert partition(link.name)["sync"]["since_ms"] == since, "B left as well"
-        finally:
-            c.proxy.resume()
-        until("In-Sync again", lambda: partition(other).get("state") == "In-Sync", 60)
-        (offset,) = a.produce(topic, [b"both"])
-        assert min(b.end(topic), c.end(topic)) > offset
+            assert b.end(topic) > offset, "acked before B has it"
+        sync = several.partition(several.link.name, topic)["sync"]
+        assert (sync["state"], sync["since_ms"]) == ("In-Sync", since), "B left as well"
+    finally:
+        c.proxy.resume()
+    several.wait_in_sync(several.other)
+    (offset,) = a.produce(topic, [b"both"])
+    assert min(b.end(topic), c.end(topic)) > offset
+
+
+def transact(topic: str, producer: Producer) -> None:
+    """One transaction of one record, acked."""
+    producer.begin_transaction()
+    producer.produce(topic, b"x")
+    producer.commit_transaction(60)
+
+
+def test_one_of_a_set_is_enough_and_a_link_that_is_away_for_long_is_not_waited_for(several: Several) -> None:
+    a, b, c, any_of, degrading = several.a, several.b, several.c, several.any_of, several.degrading
+    told = until("B says what acks mean", lambda: (b.partition(several.link.name, any_of) or {})["sync"]["any_of"])
+    assert (told["count"], told["links"].keys()) == (1, set(several.names))
+    producer = a.producer(transactional_id=unique("txn-"), linger_ms=0)
+    producer.init_transactions(30)
+    transact(degrading, producer)
+    c.proxy.pause()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            commit = pool.submit(transact, degrading, producer)
+            began, acked = time.monotonic(), 0
+            while several.is_in("In-Sync", several.other, any_of):
+                (offset,) = a.produce(any_of, [b"x"])
+                assert b.end(any_of) > offset, "acked, and neither has it"
+                acked += 1
+                assert time.monotonic() - began < 60, "C lacks what is acked, and is In-Sync"
+            assert acked > 2, "acks waited for C"
+            assert several.is_in("Out-Of-Sync", several.other, any_of)
+            assert several.is_in("In-Sync", several.link.name, any_of)
+            commit.result(60)
+        sync = several.partition(several.other, degrading)["sync"]
+        assert sync["degraded_since_ms"] is not None, "acked without C before that was recorded"
+        assert "acked without it" in sync["message"]
+        for topic in (any_of, degrading):
+            transact(topic, producer)
+    finally:
+        c.proxy.resume()
+    several.wait_in_sync(several.other)
+    assert several.partition(several.other, degrading)["sync"]["degraded_since_ms"] is None
+    transact(degrading, producer)
+    ends = [side.end(degrading) for side in (a, b, c)]
+    assert min(ends[1:]) >= ends[0] - 1, "acked, and its records are not on both sides"

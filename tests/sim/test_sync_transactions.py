@@ -58,6 +58,7 @@ class Done:
     kills: int = 0
     """How often the source's proxy had been killed by then."""
     acked: bool = False
+    acked_at: float = 0.0
     at: tuple[int, int] = (-1, -1)
     """Where the decision stands."""
 
@@ -231,8 +232,8 @@ class Scene:
                 assert not there, f"{done} was not committed, and is in {there}\n{told}"
 
 
-def outcome_of(partition: Partition, index: int, stored: Stored) -> dict[bytes, bool]:
-    """By value of a record: whether it counts after a failover."""
+def outcome_of(partition: Partition, index: int, stored: Stored, ids: int = INDEX["B"]) -> dict[bytes, bool]:
+    """By value of a record: whether it counts after a failover. ``ids``: the follower's own producer ids' index."""
     found: dict[bytes, bool] = {}
     begun: dict[int, list[bytes]] = {}
     for header, data in zip(partition.headers, partition.log, strict=True):
@@ -242,7 +243,7 @@ def outcome_of(partition: Partition, index: int, stored: Stored) -> dict[bytes, 
         elif header.is_transactional:
             begun.setdefault(header.producer_id, []).extend(record.value or b"" for record in decode_records(data))
     for producer_id, values in begun.items():
-        known, source_id = partition.producers[producer_id], carry(producer_id, INDEX["B"], INDEX["A"])
+        known, source_id = partition.producers[producer_id], carry(producer_id, ids, INDEX["A"])
         decision = stored.commits(source_id, known.epoch, (REMOTE, index), known.transaction_start)
         found.update(dict.fromkeys(values, decision is not None))
     return found
@@ -332,7 +333,7 @@ class App:
             _, answer = decode_response(ApiKey.END_TXN, END_TXN_VERSION, frame)
             found: Any = answer
             if not found.error_code:
-                done.acked = True
+                done.acked, done.acked_at = True, simulated_now()
                 break
             assert found.error_code == 14
             await completing

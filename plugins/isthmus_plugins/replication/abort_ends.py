@@ -138,7 +138,7 @@ class AbortEnds:
         """Forget what is there."""
 
         def is_there(place: Partition, end: int) -> bool:
-            pushed = [self.place(key) for key in self._needs.who.ordered(place)]
+            pushed = [self.place(key) for key in self._needs.who.leading(place)]
             return all(each is not None and each.acked >= end for each in pushed)
 
         self._order.forget(is_there)

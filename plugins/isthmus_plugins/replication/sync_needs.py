@@ -82,6 +82,10 @@ class SyncNeeds:
         acks = {key for clause in self.commit_needed(place) for key in clause.keys}
         return acks if place[0] == OFFSETS_TOPIC else acks.union(self.ordered(place))
 
+    def leading(self, place: Partition) -> list[LedPartition]:
+        """All that lead a partition, whatever is recorded: those that join later are told decisions, too."""
+        return [LedPartition(link, *place) for link in self._links_of(place[0])]
+
     # ---- what is recorded ----
 
     def holding(self, place: Partition) -> list[LedPartition]:
