@@ -23,6 +23,7 @@ from support.transaction_state import state_batch, state_key, state_value
 from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode
 from isthmus_plugins.api import Gate, TransactionMarkers
+from isthmus_plugins.replication.decisions import CALL_MAX
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 from isthmus_plugins.replication.transaction_store import TOPIC as STORE
 from isthmus_plugins.replication.transaction_store import PlaceDecision, Stored, merged
@@ -445,3 +446,30 @@ def test_what_was_decided_before_a_start_is_told_before_its_markers(
 
     simulate_clock(monkeypatch)
     run_simulated(main(Scene(7)))
+
+
+def test_of_many_decisions_some_go_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(scene: Scene) -> None:
+        await scene.begin()
+        await scene.synchronous()
+        sizes: list[int] = []
+        handlers = scene.replicas.ends["B"].handlers
+        decide = handlers["decide"]
+
+        def decided(connection: Any, params: dict[str, Any]) -> Any:
+            sizes.append(len(params["decisions"]))
+            return decide(connection, params)
+
+        handlers["decide"] = decided
+        apps = [App(scene, number) for number in range(3 * CALL_MAX)]
+        for app in apps:
+            app.record(TransactionState.PREPARE_COMMIT, {0})
+        await scene.replicas.until("all are told", lambda: sum(sizes) >= len(apps))
+        assert max(sizes) == CALL_MAX
+        assert scene.a is not None
+        a = scene.a
+        await scene.replicas.until("all are there", lambda: not a.decisions._pending)
+        await scene.end()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main(Scene(1)))

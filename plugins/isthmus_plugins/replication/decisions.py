@@ -41,6 +41,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 STEP_S: Final = 0.2
 """How often is looked at what may have waited for too long, or has to be told again."""
 CALL_TIMEOUT_S: Final = 10.0
+CALL_MAX: Final = 500
+"""How many decisions go in one call: each is answered in time, and none keeps the loop from other work."""
 RETRY_S: Final = 0.05
 UNDECIDED_S: Final = 1.0
 """How long a stream waits for a decision that must be there; then the partition is In-Sync no more."""
@@ -386,7 +388,7 @@ class Decisions:
         self._tell(untold)
 
     def _tell(self, decisions: Sequence[Decision]) -> None:
-        """Send decisions over every connection that is to have them and was not sent them, each in one call."""
+        """Send decisions over every connection that is to have them and was not sent them, many in one call."""
         calls: dict[LinkConnection, list[Decision]] = {}
         for decision in decisions:
             for link_name in self._missing(decision):
@@ -398,8 +400,9 @@ class Decisions:
                     calls.setdefault(connection, []).append(decision)
         for connection, told in calls.items():
             link = self._context.control.state.links.get(connection.link_name)
-            if link is not None and not connection.lost:
-                self._send(connection, link, told)
+            for start in range(0, len(told), CALL_MAX):
+                if link is not None and not connection.lost:
+                    self._send(connection, link, told[start : start + CALL_MAX])
 
     def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
         streams = (self._leader_end.stream(LedPartition(link_name, *place)) for place in decision.places)

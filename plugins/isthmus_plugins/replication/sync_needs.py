@@ -78,9 +78,17 @@ class SyncNeeds:
         yield from self._unrecorded(place, monotonic())
 
     def told(self, place: Partition) -> set[LedPartition]:
-        """Over which links a decision goes that lists a partition: where markers wait for it, or its ack."""
+        """Over which links a decision goes that lists a partition: where markers wait for it, or its ack.
+
+        Not over those that transactions go without: what is acked is on enough others, and this one may be away for
+        hours.
+        """
         acks = {key for clause in self.commit_needed(place) for key in clause.keys}
-        return acks if place[0] == OFFSETS_TOPIC else acks.union(self.ordered(place))
+        if place[0] == OFFSETS_TOPIC:
+            return acks
+        records = self.records(place)
+        without = {key for key in acks if key.link in records and self._rules.goes_without(key, records)}
+        return (acks - without).union(self.ordered(place))
 
     def leading(self, place: Partition) -> list[LedPartition]:
         """All that lead a partition, whatever is recorded: those that join later are told decisions, too."""

@@ -1,0 +1,51 @@
+"""Which links must have something before it is acked, and over which a decision goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus_control.demands import ALL, NEVER, Confirm, Demands
+from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
+from isthmus_plugins.replication.ack_rules import AckRules
+from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_needs import SyncNeeds
+
+PLACE = ("t", 0)
+B, C = (LedPartition(name, *PLACE) for name in "bc")
+IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
+ANY_1 = Confirm(1, ("b", "c"))
+
+
+class _State:
+    def __init__(self, demands: Demands) -> None:
+        self.lookup = self
+        self.demands_ = demands
+
+    def demands(self, topic: str) -> Demands:
+        return self.demands_
+
+
+def needs(confirm: Confirm, after_ms: int = NEVER, degraded_ms: int = 0, **states: SyncState) -> SyncNeeds:
+    """What is needed of links with these records."""
+    state: Any = _State(Demands(degrade_after_ms=after_ms, confirm=confirm))
+    degraded = Degraded(degraded_ms, 0, 0, "p", 1) if degraded_ms else None
+    records = {
+        name: SyncRecord("id", is_in, 0, 0, None if is_in is IN else Reason("c", "m"), 1, True, degraded)
+        for name, is_in in states.items()
+    }
+    return SyncNeeds(
+        AckRules(lambda: state),
+        lambda topic: tuple(states),
+        lambda link, place: records.get(link),
+        lambda link: True,
+        {},
+    )
+
+
+def test_decisions_go_to_those_that_must_have_them_and_to_none_that_transactions_go_without() -> None:
+    assert needs(ALL, b=IN, c=OUT).told(PLACE) == {B, C}
+    assert needs(ANY_1, b=IN, c=IN).told(PLACE) == {B, C}
+    assert needs(ANY_1, b=OUT, c=OUT).told(PLACE) == {B, C}, "none is enough"
+    assert needs(ANY_1, b=IN, c=OUT).told(PLACE) == {B}
+    assert needs(Confirm(2, ("b", "c")), b=IN, c=OUT).told(PLACE) == {B, C}
+    assert needs(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT).told(PLACE) == {B}
