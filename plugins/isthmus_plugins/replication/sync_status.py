@@ -129,7 +129,7 @@ def some_of(claim: Claim | None) -> AnyOf | None:
     """What a claim says where not all that was acked needs to be here."""
     if claim is None or not claim.terms.links:
         return None
-    return AnyOf(count=claim.terms.count, links=dict(claim.terms.links), until_ms=claim.until_ms)
+    return AnyOf(count=claim.terms.count, links=dict(claim.terms.links), until_ms=sayable(claim))
 
 
 def claimed(claim: Claim | GroupClaim | None) -> str:

@@ -11,7 +11,7 @@ from support.promoting import KEY, Killing, on_following, replaced
 
 from isthmus_control.commands import DecidePromotion, RecordClaims
 from isthmus_control.commands import PartitionClaim as Claimed
-from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
+from isthmus_control.model import TRANSACTION_VERIFICATION, AckTerms, ResourceType
 from isthmus_plugins import links
 from isthmus_plugins.api import CommittedOffset
 from isthmus_plugins.failover_report import Failover, FailoverReport
@@ -171,6 +171,23 @@ def test_an_ack_meant_this_until_then() -> None:
         (claim,) = (await fail_over(two)).namespaces[0].claims
         assert (claim.in_sync_until_ms, claim.end) == (None, 3), "the log has lost some of it"
         assert "ended at 9 once" in claim.message
+
+    on_following(work)
+
+
+def test_where_some_of_several_links_are_enough_nothing_is_said_of_this_side_alone() -> None:
+    async def work(two: Two) -> None:
+        state = two.controls["B"].state
+        link_id, topic_id = state.links["a-to-b"].link_id, str(state.follower_topics["r-t"].topic_id)
+        now_ms = int(time.time() * 1000)
+        terms = AckTerms(1, {"a-to-b": "B", "a-to-c": "C"}, 60_000)
+        claimed = Claimed("r-t", topic_id, 0, now_ms, 3, terms)
+        two.controls["B"].apply(RecordClaims("a-to-b", link_id, (claimed,)))
+        (claim,) = (await fail_over(two, DRY)).namespaces[0].claims
+        assert (claim.in_sync_until_ms, claim.degrade_after_ms) == (None, 60_000)
+        assert claim.any_of == links.AnyOf(count=1, links={"a-to-b": "B", "a-to-c": "C"}, until_ms=now_ms)
+        assert "Compare the log ends of 2" in claim.message
+        assert "transactional and strict producers may be acked without it" in claim.message
 
     on_following(work)
 
