@@ -71,6 +71,7 @@ from isthmus_plugins.replication.sync_lease import SyncLeases
 from isthmus_plugins.replication.syncing import SyncingTopics
 from isthmus_plugins.replication.time_offsets import TimeOffsets
 from isthmus_plugins.replication.transaction_store import TransactionStore
+from isthmus_plugins.replication.transaction_sweep import TransactionSweep
 from isthmus_plugins.replication.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.truncation import Truncations
 from isthmus_plugins.replication.truncation_status import truncation_metrics
@@ -136,6 +137,7 @@ class ReplicationPlugin:
         self._transaction_verification = TransactionVerification(context)
         self._group_follower = GroupFollower(context, self._store)
         self._follower_end.on_stored = self._group_follower.data_came
+        self._sweep = TransactionSweep(context, self._store, self._group_follower.settled)
         common_log = CommonLog(context, verification)
         self._time_offsets = TimeOffsets(context, lambda: self._peers)
         self._peers = LinkPeers(
@@ -225,6 +227,7 @@ class ReplicationPlugin:
         await self._peers.start()
         self._control_changed(context.control.state)
         self._store.start()
+        self._sweep.start()
         self._follower_end.start()
         self._leader_end.start()
         self._mirror.start()
@@ -280,6 +283,7 @@ class ReplicationPlugin:
         await self._peers.stop()
         await self._group_follower.stop()
         await self._follower_end.stop()
+        await self._sweep.stop()
         await self._store.stop()
 
     @hookimpl

@@ -274,6 +274,12 @@ class GroupFollower:
         except (LinkRejected, LinkLost, TimeoutError) as error:
             log.info("commits not confirmed", extra={"link": connection.link_name, "detail": str(error)})
 
+    def settled(self, link_name: str, partition: int) -> int:
+        """Before which offset of a source's offsets topic all transactions have ended, and what they committed is here;
+        -1: not known."""
+        applied = self._applied.get((link_name, partition))
+        return -1 if applied is None else applied.settled
+
     def confirmed_over(self) -> Iterator[tuple[LinkConnection, int, int]]:
         """The partitions of sources' offsets topics that are confirmed: to whom, and how many the topic has."""
         return ((self._feeds[key].connection, key[1], self._feeds[key].partitions) for key in self._applied)

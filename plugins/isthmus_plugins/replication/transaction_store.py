@@ -225,6 +225,16 @@ class TransactionStore:
                 carried = [[int(number) for number in each] for each in (earlier[0] if earlier else ())]
                 yield Entry(key, {**common, "end": int(end), **({"earlier": carried} if carried else {})})
 
+    async def take_out(self, entries: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> None:
+        """Put tombstones for entries of this proxy, but for decisions that a later one has replaced since."""
+        gone: list[Entry] = []
+        for key, value in entries:
+            identity = tuple(value["at"]) if key[0] == DECISION else ()
+            if self._latest.get(key, identity) <= identity:
+                self._latest.pop(key, None)
+                gone.append(Entry(key, None))
+        await self.put(gone)
+
     # ---- appending ----
 
     async def put(self, entries: Sequence[Entry]) -> None:
@@ -350,22 +360,26 @@ class TransactionStore:
 
     async def read(self, link_id: str) -> Stored:
         """All that is stored of a link, by whichever proxies. Raises BrokerUnavailable, OperationError, BatchError."""
+        return merged((key, value) for key, value in (await self.entries()).items() if key[1] == link_id)
+
+    async def entries(self) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
+        """All that is stored, by key. Raises BrokerUnavailable, OperationError, BatchError."""
         topic = await self._context.cluster.topic(TOPIC)
         if topic is None:
-            return Stored({}, {})
+            return {}
         # Whatever was durable once is below the log's end, also where a new leader does not know that yet.
         start, end = await self._context.cluster.log_start(*PLACE), await self._context.cluster.log_end(*PLACE)
         latest: dict[tuple[Any, ...], Mapping[str, Any]] = {}
         async for batch, _, _ in read_batches(self._context, topic, 0, start, end, lane=LANE):
             for record in decode_records(batch):
                 key = tuple(json.loads(record.key or b"[]"))
-                if len(key) < 3 or key[1] != link_id:
+                if len(key) < 3:
                     continue
                 if record.value is None:
                     latest.pop(key, None)
                 else:
                     latest[key] = json.loads(record.value)
-        return merged(latest.items())
+        return latest
 
 
 def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stored:

@@ -24,7 +24,10 @@ from isthmus_plugins.replication.transaction_store import (
     TransactionStore,
     merged,
 )
+from isthmus_plugins.replication.transaction_sweep import TransactionSweep
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.producer_ids import ProducerIdRange
+from isthmus_protocol.records import TRANSACTIONAL_BIT
 
 X = 4711
 
@@ -258,6 +261,36 @@ def test_a_topic_that_is_not_fit_for_it_is_not_used() -> None:
         store = scene.store()
         with pytest.raises(OperationError, match="delete"):
             await store.prepare()
+        await store.stop()
+
+    run(main)
+
+
+def test_entries_of_producers_that_are_gone_are_taken_out() -> None:
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        target = scene.cluster.add_topic("t").partitions[0]
+        open_id = ProducerIdRange(3).start + 5
+        target.write_values(*[b"x"] * 10)
+        target.write_values(b"y", producer_id=open_id, producer_epoch=3, base_sequence=0, attributes=TRANSACTIONAL_BIT)
+        count = 10_000
+        for start in range(0, count, 1000):
+            some = range(start, start + 1000)
+            await decide(store, scene.connection, *(decision(1, ("t", 0, 10), producer_id=each) for each in some))
+        await decide(store, scene.connection, decision(1, ("t", 0, 12), producer_id=count), decision(2, ("t", 0, 5)))
+        later = decision(3, ("t", 0, 10), producer_id=2)
+        another = scene.store("q")
+        another.start()
+        await decide(another, scene.connection, decision(0, ("t", 0, 3), producer_id=1))
+        sweep = TransactionSweep(store._context, store, lambda link, partition: -1)
+        assert await sweep.sweep() == 0, "it was not there before"
+        await decide(store, scene.connection, later)
+        assert await sweep.sweep() == count - 3
+        left = {key[2] for key in await store.entries()}
+        assert left == {1, 2, 5, count}, "an older copy, decided again, open, and not all there"
+        assert len(store._latest) == 4
+        await another.stop()
         await store.stop()
 
     run(main)
