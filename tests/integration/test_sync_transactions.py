@@ -19,6 +19,7 @@ from support.groups import group_status
 from support.kafka import unique
 from support.links import Linked, linked, until
 from support.raw_log import read_log
+from support.source_topics import alter_topic
 from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
@@ -186,6 +187,40 @@ def test_clients_that_are_told_to_ask_again_commit_once(link: Linked, topic: str
         found.update(each.value for each in records if each.offset >= before[partition])
     assert {value: found[value] for value in sent} == dict(sent)
     assert sum(count for value, count in found.items() if value not in sent) == 60, "of Java"
+    until("both sides are equal", lambda: link.verify(check=False)["equal"])
+
+
+def test_java_asks_again_for_a_commit_that_is_not_stored_and_commits_once(link: Linked, topic: str) -> None:
+    """The other side stores records, and no decision, for longer than an answer is held: EndTxn v5 (KIP-890)."""
+    mine = unique("java-")
+    before = [link.a.end(topic, partition) for partition in range(PARTITIONS)]
+
+    def with_java() -> str:
+        return link.a.kafka.tool(
+            "kafka-producer-perf-test",
+            *("--topic", topic, "--num-records", "60", "--record-size", "10", "--throughput", "10"),
+            *("--transactional-id", mine, "--transaction-duration-ms", "50"),
+            *("--producer-props", f"bootstrap.servers={link.a.bootstrap}", "linger.ms=0"),
+        ).stdout
+
+    def asked_again() -> bool:
+        return any("not confirmed in time" in line and mine in line for line in link.a.proxy.log.splitlines())
+
+    with ThreadPoolExecutor(1) as pool:
+        java = pool.submit(with_java)
+        try:
+            until("it commits", lambda: bool(decisions(link, mine)), 60)
+            alter_topic(link.b, STORE, {"max.message.bytes": "1"})
+            until("it was told to ask again", asked_again, 60)
+        finally:
+            alter_topic(link.b, STORE, {"max.message.bytes": "16777216"})
+        assert "60 records sent" in java.result(120)
+    found = [link.a.read(topic, index, isolation="read_committed") for index in range(PARTITIONS)]
+    assert sum(each.offset >= end for end, records in zip(before, found, strict=True) for each in records) == 60
+    with Wire(link.b.kafka.bootstrap_servers) as wire:
+        values = [json.loads(each.value or b"{}") for _, data in read_log(wire, STORE) for each in decode_records(data)]
+    epochs = {value["epoch"] - value["data_epoch"] for value in values if value.get("id") == mine}
+    assert epochs == {1}, "each decision raised the epoch"
     until("both sides are equal", lambda: link.verify(check=False)["equal"])
 
 
