@@ -211,6 +211,8 @@ class SyncLeader(Confirmer):
         return link is not None and link.mode is LinkMode.SYNCHRONOUS
 
     def _record(self, link: str, place: Partition) -> SyncRecord | None:
+        """What is recorded of a partition, of whatever topic of that name: this proxy may be the last to know of a new
+        one, and acks that wait too long are no error."""
         return self._context.control.state.sync_records.get(link, {}).get(place)
 
     def _on_stream(self, stream: LeaderStream) -> None:
