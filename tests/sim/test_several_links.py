@@ -24,6 +24,7 @@ from isthmus_control.demands import ALL, Confirm, Consistency, Demands
 from isthmus_control.model import AckTerms, LinkMode, ResourceType, SyncRecord, SyncState
 from isthmus_plugins.api import Gate
 from isthmus_plugins.replication.ack_rules import is_degraded
+from isthmus_plugins.replication.sync_grants import LEASE_S
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
@@ -327,6 +328,34 @@ def test_acks_go_without_a_link_after_its_time_and_wait_again_after_it_was_in_sy
             record = scene.record("C", 0)
             assert record is not None
             assert record.degraded is None
+        await three.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_when_the_leader_was_away_all_are_waited_for_while_leases_of_another_proxy_may_run(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been with a proxy that promised B everything, and be back before this one looks."""
+
+    async def main() -> None:
+        scene = Scene(seed)
+        await scene.begin()
+        three, log = scene.three, scene.partitions[0]
+        three.c.down.add(1)
+        log.leader_epoch += 2
+        a = scene.a
+        assert a is not None
+        await three.until("known", lambda: a.sync_leader.leader_epoch((TOPIC, 0)) == log.leader_epoch)
+        known_at = simulated_now()
+        while not scene.acked[0]:
+            scene.produce(0, transactional=False)
+            await asyncio.sleep(0.05)
+            assert simulated_now() - known_at < 3
+        assert simulated_now() - known_at > LEASE_S
+        scene.check()
         await three.stop()
 
     simulate_clock(monkeypatch)

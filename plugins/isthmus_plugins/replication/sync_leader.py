@@ -94,7 +94,9 @@ class SyncLeader(Confirmer):
         self.on_more: Callable[[], None] = lambda: None
         """Called when more of a partition is confirmed."""
         self._rules = AckRules(lambda: context.control.state)
-        self.who = SyncNeeds(self._rules, self._links_of, self._record, self._is_synchronous, self.progress)
+        self.who = SyncNeeds(
+            self._rules, self._links_of, self._record, self._is_synchronous, self.progress, self.leader_epoch
+        )
         self.grants = SyncGrants(context, leader_end, groups, self._rules, self.who.holding, self)
         leader_end.on_confirmed = self._on_stream
         groups.on_confirmed = self._on_confirmed
@@ -329,9 +331,10 @@ class SyncLeader(Confirmer):
         for key in [key for key in self.progress if key not in led]:
             del self.progress[key]
         for key in led:
-            progress = self.progress.get(key)
+            progress, epoch = self.progress.get(key), self.leader_epoch(key.place)
             if progress is None:
-                progress = self.progress[key] = Progress(now)
+                progress = self.progress[key] = Progress(now, epoch)
+            progress.leader_moved(epoch, now)
             stream = self._pushed(key)
             record = self._record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
@@ -348,11 +351,7 @@ class SyncLeader(Confirmer):
                     joining.setdefault(key.link, []).append(stream)
                 continue
             if progress.joining != record.at_offset:
-                progress.joining, progress.joined_at = record.at_offset, now
-                progress.level, progress.in_sync, progress.why = False, False, None
-                progress.join_end, progress.held_at = None, None
-                if progress.suspended:
-                    progress.floor, progress.suspended = None, False
+                progress.joins(record, now)
             if stream is not None and progress.in_sync and self._may_have_been_led(stream, progress):
                 progress.level, progress.in_sync, progress.joined_at = False, False, now
                 progress.join_end, progress.held_at = None, None

@@ -25,12 +25,14 @@ class SyncNeeds:
         record_of: Callable[[str, Partition], SyncRecord | None],
         is_synchronous: Callable[[str], bool],
         progress: Mapping[LedPartition, Progress],
+        leader_epoch: Callable[[Partition], int],
     ) -> None:
         self._rules = rules
         self._links_of = links_of
         self._record_of = record_of
         self._is_synchronous = is_synchronous
         self._progress = progress
+        self._leader_epoch = leader_epoch
         self.leased: dict[LedPartition, float] = {}
         """What a link that is synchronous no more had granted, until when."""
 
@@ -43,9 +45,11 @@ class SyncNeeds:
         for key in self._unrecorded(place, now):
             yield Clause(1, (key,))
         if self._rules.confirm(place[0]):
+            epoch = self._leader_epoch(place)
             for key in self.holding(place):
                 progress = self._progress.get(key)
-                if progress is None or now < progress.seen_at + LEASE_S + LEASE_MARGIN_S:
+                known = progress is not None and progress.epoch == epoch
+                if progress is None or not known or now < progress.seen_at + LEASE_S + LEASE_MARGIN_S:
                     yield Clause(1, (key,))  # what the process before this one promised may depend on it
 
     def commit_needed(self, place: Partition) -> Iterator[Clause]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from isthmus_control.model import SyncRecord
+
 NOT_READ: Final = -1
 """In place of a log's end that is being read."""
 
@@ -15,6 +17,10 @@ class Progress:
 
     seen_at: float
     """Since when this proxy pushes it: the one before it may have granted a lease just before."""
+    epoch: int
+    """The source's leader epoch then. Under another one, another proxy may have pushed it, and have granted leases."""
+    topic_id: str = ""
+    """Of the topic that joined last."""
     joining: int | None = None
     """Where the record In-Sync that is in force stands in the control log; None without one."""
     joined_at: float = 0.0
@@ -52,6 +58,20 @@ class Progress:
     def promised_at(self) -> float:
         """When it was last said that it has something."""
         return max(self.granted_at, self.counted_at, self.seen_at)
+
+    def leader_moved(self, epoch: int, now: float) -> None:
+        """The source's leader epoch is this one, -1 for not known: another proxy may have pushed it until now."""
+        if epoch not in (-1, self.epoch):
+            self.epoch, self.seen_at = epoch, now
+
+    def joins(self, record: SyncRecord, now: float) -> None:
+        """It is recorded In-Sync."""
+        self.joining, self.joined_at = record.at_offset, now
+        self.level, self.in_sync, self.why = False, False, None
+        self.join_end, self.held_at = None, None
+        if self.suspended or record.topic_id != self.topic_id:
+            self.floor, self.suspended = None, False
+        self.topic_id = record.topic_id
 
     def late_since(self, confirmed: int, acked: int, now: float) -> float | None:
         """Since when it lacks what was acked without it; no earlier than when it was last found."""

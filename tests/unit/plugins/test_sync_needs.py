@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
-from isthmus_plugins.replication.ack_rules import AckRules
+from isthmus_plugins.replication.ack_rules import AckRules, Clause
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_needs import SyncNeeds
+from isthmus_plugins.replication.sync_progress import Progress
 
 PLACE = ("t", 0)
 B, C = (LedPartition(name, *PLACE) for name in "bc")
@@ -25,8 +27,15 @@ class _State:
         return self.demands_
 
 
-def needs(confirm: Confirm, after_ms: int = NEVER, degraded_ms: int = 0, **states: SyncState) -> SyncNeeds:
-    """What is needed of links with these records."""
+def needs(
+    confirm: Confirm,
+    after_ms: int = NEVER,
+    degraded_ms: int = 0,
+    epoch: int = 0,
+    progress: dict[LedPartition, Progress] | None = None,
+    **states: SyncState,
+) -> SyncNeeds:
+    """What is needed of links with these records, under a leader epoch of the source."""
     state: Any = _State(Demands(degrade_after_ms=after_ms, confirm=confirm))
     degraded = Degraded(degraded_ms, 0, 0, "p", 1) if degraded_ms else None
     records = {
@@ -38,7 +47,8 @@ def needs(confirm: Confirm, after_ms: int = NEVER, degraded_ms: int = 0, **state
         lambda topic: tuple(states),
         lambda link, place: records.get(link),
         lambda link: True,
-        {},
+        progress or {},
+        lambda place: epoch,
     )
 
 
@@ -49,3 +59,22 @@ def test_decisions_go_to_those_that_must_have_them_and_to_none_that_transactions
     assert needs(ANY_1, b=IN, c=OUT).told(PLACE) == {B}
     assert needs(Confirm(2, ("b", "c")), b=IN, c=OUT).told(PLACE) == {B, C}
     assert needs(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT).told(PLACE) == {B}
+
+
+def test_all_that_are_in_sync_are_waited_for_while_what_another_proxy_promised_may_count() -> None:
+    long_ago = float("-inf")
+    progress = {B: Progress(long_ago, 5), C: Progress(long_ago, 5)}
+
+    def clauses(epoch: int) -> set[Clause]:
+        return set(needs(ANY_1, epoch=epoch, progress=progress, b=IN, c=IN).needed(PLACE, False))
+
+    each = {Clause(1, (B,)), Clause(1, (C,))}
+    assert not each & clauses(epoch=5)
+    assert each <= clauses(epoch=7), "the leader was away and came back before this proxy looked"
+    for known in progress.values():
+        known.leader_moved(7, monotonic())
+    assert each <= clauses(epoch=7)
+    for known in progress.values():
+        known.seen_at = long_ago
+        known.leader_moved(7, monotonic())
+    assert not each & clauses(epoch=7)
