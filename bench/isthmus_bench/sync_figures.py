@@ -118,6 +118,9 @@ MEDIAN_OVER_RTT_MS: Final[Mapping[str, float]] = {"depth-1": 1.5, "depth-5": 1.5
 P99_OVER_RTT_MS: Final[Mapping[str, float]] = {"depth-1": 8.0, "depth-5": 8.0, "open-500": 8.0}
 JAVA_OVER_RTT_MS: Final = 8.0
 ASYNC_OVER_PROXIED_MS: Final = 0.2
+SATURATING: Final = ("depth-5-8p", "open-5000-8p")
+"""Both sites on one machine of two cores take all of it under these: what an asynchronous link adds is then the
+machine's limit, which is reported and not judged."""
 EQUAL_MS: Final = 1.0
 """At depth 1 (of commits, too) a synchronous link need not be ahead of a stretched cluster; so much counts as equal."""
 STANDSTILL_ADDS_MS: Final[Mapping[str, float]] = {"p50": 0.2, "p99": 2.0}
@@ -146,7 +149,7 @@ def verdicts_of(figures: Iterable[Figure]) -> Iterator[Verdict]:
     for load in LOADS:
         yield from _ahead(found, load)
     for load in LOADS:
-        if load.kind in ("closed", "open"):
+        if load.kind in ("closed", "open") and load.name not in SATURATING:
             asynchronous, proxied = found.get((ASYNC, load.name)), found.get((PROXIED, load.name))
             added = asynchronous.p50_ms - proxied.p50_ms if asynchronous and proxied else None
             yield _at_most(f"asynchronous link, {load.title}: added to the p50, ms", ASYNC_OVER_PROXIED_MS, added)
