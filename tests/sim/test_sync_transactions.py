@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from support.fake_cluster import run_simulated, simulated_now
+from support.fake_cluster import FakeCluster, run_simulated, simulated_now
 from support.partition_log import Partition, batch
 from support.replicas import INDEX, LINK, LINK_ID, End, Replicas, simulate_clock
 from support.transaction_state import state_batch, state_key, state_value
 
-from isthmus_control.commands import AlterLink
-from isthmus_control.model import LinkMode
+from isthmus_control.commands import AlterLink, CreateNamespace
+from isthmus_control.model import LinkMode, ResourceType
 from isthmus_plugins.api import Gate, TransactionMarkers
 from isthmus_plugins.replication.decisions import CALL_MAX
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
@@ -263,9 +263,12 @@ class App:
         self.epoch = 0
         self.sequences: dict[int, tuple[int, int]] = {}
         self.state = scene.state[partition_of(self.transactional_id, STATE_PARTITIONS)]
+        self.also: tuple[tuple[str, int], ...] = ()
+        """Other partitions that its transactions list, and in which they have nothing."""
 
     def record(self, state: TransactionState, partitions: set[int]) -> None:
         places = tuple((TOPIC, index) for index in sorted(partitions))
+        places += self.also if partitions else ()
         client_version = 2 if self.raises_epoch else 1
         value = state_value(Transaction(self.producer_id, self.epoch, state, places, client_version))
         self.state.write(state_batch(self.state.end, [(state_key(self.transactional_id), value)]))
@@ -473,3 +476,98 @@ def test_of_many_decisions_some_go_in_one_call(monkeypatch: pytest.MonkeyPatch) 
 
     simulate_clock(monkeypatch)
     run_simulated(main(Scene(1)))
+
+
+def test_a_commit_that_lists_a_deleted_topic_is_acked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the next ones of its transactional id, and without asking all the time."""
+
+    async def main(scene: Scene) -> None:
+        other = "local-deleted"
+        scene.replicas.a.add_topic(other)
+        await scene.begin()
+        await scene.synchronous()
+        assert scene.a is not None
+        in_sync = scene.a.sync_leader.in_sync
+        await scene.replicas.until("In-Sync", lambda: in_sync(LedPartition(LINK, other, 0)))
+        app = App(scene, 0)
+        app.also = ((other, 0),)
+        for number in range(6):
+            done = Done(number)
+            scene.done.append(done)
+            app.record(TransactionState.ONGOING, {0})
+            assert await app.write(done, 0)
+            if number == 3:
+                scene.replicas.a.found[other].partitions[0].write_values(b"of nobody")
+                await app.end({0}, False)
+                scene.replicas.a.found.pop(other)
+                await asyncio.sleep(number)
+                continue
+            requests = scene.replicas.a.requests + scene.replicas.b.requests
+            async with asyncio.timeout(2):
+                await app.commit(done, {0})
+            assert done.acked
+            assert scene.replicas.a.requests + scene.replicas.b.requests < requests + 300
+        assert scene.in_sync()
+        await scene.end()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main(Scene(3)))
+
+
+def test_commits_go_on_while_namespaces_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Producers with one epoch for all their transactions, over the same partitions."""
+
+    async def main(scene: Scene) -> None:
+        scene.given_up = 0.2
+        await scene.begin()
+        await scene.synchronous()
+        for number in range(0, 40, 2):
+            scene.tasks.start(f"app-{number}", App(scene, number).run())
+        await asyncio.sleep(1)
+        for number in range(100):
+            await asyncio.sleep(0.1)
+            name = f"other-{number}"
+            scene.replicas.controls["A"].apply(CreateNamespace(ResourceType.TOPIC, name, True, "a test"))
+            assert scene.in_sync()
+        assert sum(done.acked for done in scene.done) > 200
+        await scene.end()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main(Scene(3)))
+
+
+def test_a_partition_without_a_leader_keeps_only_its_own_transactions_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_ends = FakeCluster.log_ends
+
+    async def main(scene: Scene) -> None:
+        await scene.begin()
+        await scene.synchronous()
+        there, not_there = App(scene, 0), App(scene, 2)
+        waiting = Done(99, committed=True)
+        scene.done.append(waiting)
+
+        async def log_ends_but_one(cluster: FakeCluster, places: Any) -> Mapping[tuple[str, int], int]:
+            if (TOPIC, 1) in places:
+                await asyncio.sleep(10)
+            return await log_ends(cluster, [place for place in places if place != (TOPIC, 1)])
+
+        monkeypatch.setattr(FakeCluster, "log_ends", log_ends_but_one)
+        not_there.record(TransactionState.ONGOING, {1})
+        for number in range(10):
+            done = Done(number)
+            scene.done.append(done)
+            there.record(TransactionState.ONGOING, {0})
+            assert await there.write(done, 0)
+            if number == 0:  # both decisions are read at once
+                committing = scene.tasks.start("commit", not_there.commit(waiting, {1}))
+            async with asyncio.timeout(0.8):
+                await there.commit(done, {0})
+            assert done.acked
+        assert not waiting.acked
+        monkeypatch.setattr(FakeCluster, "log_ends", log_ends)
+        await committing
+        assert waiting.acked
+        await scene.end()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main(Scene(3)))

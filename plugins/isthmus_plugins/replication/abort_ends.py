@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+from isthmus_control.model import SyncRecord
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext
-from isthmus_plugins.replication.abort_order import AbortOrder, Key, Wanted
+from isthmus_plugins.replication.abort_order import AbortOrder, End
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.decision import Decision, Partition, remote_topic
+from isthmus_plugins.replication.ends_reader import EndsReader
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_needs import SyncNeeds
@@ -26,7 +29,9 @@ from isthmus_protocol.transaction_log import Change
 log = logging.getLogger("isthmus_plugins.replication")
 
 RETRY_S: Final = 0.05
-"""Also how often the other side is asked again."""
+"""How often the other side is asked at most."""
+GONE: Final = 1 << 63
+"""Above all offsets."""
 
 
 class Connections(Protocol):
@@ -44,24 +49,6 @@ class Concerns(Protocol):
     def who(self) -> SyncNeeds: ...
 
 
-async def log_ends(context: PluginContext, places: Iterable[Partition]) -> Mapping[Partition, int]:
-    """Where partitions end; those of topics that were deleted are left out. Tried until it is known."""
-    ends: dict[Partition, int] = {}
-    wanted = set(places)
-    while wanted:
-        try:
-            ends |= await context.cluster.log_ends(sorted(wanted))
-            wanted -= ends.keys()
-            for topic in {topic for topic, _ in wanted}:
-                if await context.cluster.topic(topic) is None:
-                    wanted = {place for place in wanted if place[0] != topic}
-        except (BrokerUnavailable, KafkaRefused) as error:
-            log.warning("ends of partitions not read", extra={"detail": str(error)})
-        if wanted:
-            await asyncio.sleep(RETRY_S)
-    return ends
-
-
 class AbortEnds:
     """How far the other sides have what was aborted."""
 
@@ -73,6 +60,7 @@ class AbortEnds:
         peers: Connections,
         needs: Concerns,
         on_more: Callable[[], None],
+        ends: EndsReader,
     ) -> None:
         """``on_more``: called when something is known that :meth:`are_there` was asked for."""
         self._context = context
@@ -82,11 +70,12 @@ class AbortEnds:
         self._needs = needs
         self._on_more = on_more
         self._order = AbortOrder()
+        self._ends = ends
         self._tasks = Tasks("abort-ends")
-        self._there: dict[LedPartition, int] = {}
-        """Of partitions that others push: what the other side said to have."""
-        self._asked: dict[str, set[Partition]] = {}
-        """By link: what it is asked for."""
+        self._there: dict[LedPartition, tuple[SyncRecord | None, int]] = {}
+        """Of partitions that others push: what the other side said to have, and what was recorded then."""
+        self._asked: dict[str, dict[LedPartition, int]] = {}
+        """By link: what it is asked for, and up to where it must be there."""
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -100,6 +89,15 @@ class AbortEnds:
         self._order.take(change, lambda place: self._needs.concerns(place[0]))
         self._read()
 
+    @property
+    def readings(self) -> int:
+        """How often ends were read."""
+        return self._order.readings
+
+    def ended(self, decision: Decision, readings: int) -> None:
+        """The ends of a decision are known. ``readings``: as it was before they were read."""
+        self._order.ended(decision.producer_id, decision.ends or {}, readings)
+
     def are_there(self, decision: Decision, link_name: str, held: Callable[[SyncPlace], bool]) -> bool:
         """Whether the other side has what must be there before a decision; else ``on_more`` is called later.
 
@@ -108,11 +106,12 @@ class AbortEnds:
         if not decision.shares_epoch or decision.again:
             return True
         there = True
-        for place in decision.places:
+        for place, end in (decision.ends or {}).items():
             key = LedPartition(link_name, *place)
             if key in self._needs.who.told(place):
-                end = self._order.before(decision.producer_id, place)
-                there = end is not None and self._is_there(key, end, held) and there
+                aborted = self._order.before(decision.producer_id, place)
+                # What came after the decision is not waited for, whenever its end was read.
+                there = self._is_there(key, end if aborted is None else min(aborted, end), held) and there
         self._read()
         return there
 
@@ -120,28 +119,28 @@ class AbortEnds:
         pushed = self.place(key)
         if pushed is not None:
             return pushed.acked >= end or held(pushed)
+        if end <= 0:
+            return True
         if key in self._leader_end.led or (key.topic == OFFSETS_TOPIC and key in self._groups.places()):
             return False  # it is to be pushed
-        if key.topic == OFFSETS_TOPIC or self._there.get(key, -1) >= end:
+        if key.topic == OFFSETS_TOPIC:
+            return True
+        record, there = self._there.get(key, (None, -1))
+        if there >= end and record == self._recorded(key):
             return True
         if key.link not in self._asked:
-            self._asked[key.link] = set()
+            self._asked[key.link] = {}
             self._tasks.start(f"ask-{key.link}", self._ask(key.link))
-        self._asked[key.link].add(key.place)
+        self._asked[key.link][key] = end
         return False
 
     def place(self, key: LedPartition) -> SyncPlace | None:
         """A partition that this proxy pushes."""
         return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
 
-    def forget(self) -> None:
-        """Forget what is there."""
-
-        def is_there(place: Partition, end: int) -> bool:
-            pushed = [self.place(key) for key in self._needs.who.leading(place)]
-            return all(each is not None and each.acked >= end for each in pushed)
-
-        self._order.forget(is_there)
+    def _recorded(self, key: LedPartition) -> SyncRecord | None:
+        """With another record the follower may have another log."""
+        return self._needs.who.records(key.place).get(key.link)
 
     # ---- what is not known ----
 
@@ -149,29 +148,54 @@ class AbortEnds:
         if self._order.unread:
             self._tasks.start("read", self._read_ends(self._order.begin_reading()))
 
-    async def _read_ends(self, wanted: Mapping[Key, Wanted]) -> None:
-        self._order.read(wanted, await log_ends(self._context, {place for _, place in wanted}))
-        self._on_more()
+    async def _read_ends(self, wanted: Sequence[End]) -> None:
+        def on_ends(found: Mapping[Partition, int | None]) -> None:
+            self._order.read(wanted, found)
+            self._on_more()
+
+        await self._ends.read({each.place for each in wanted}, on_ends)
 
     async def _ask(self, link_name: str) -> None:
-        """Ask the other side once how far it has partitions."""
+        """Ask the other side once how far it has partitions; not again for a moment."""
         try:
             await asyncio.sleep(0)  # all of a decision are asked for at once
-            link = self._context.control.state.links.get(link_name)
-            connections = self._peers.connections(link_name)
-            asked = {}
-            for place in self._asked[link_name]:
-                remote = None if link is None else remote_topic(link, place[0])
-                if remote is not None:
-                    asked[remote, place[1]] = place
-            if connections and asked:
-                answer = await connections[0].call("high_watermarks", {"partitions": sorted(asked)})
-                for topic, partition, end in answer["partitions"]:
-                    place = asked[str(topic), int(partition)]
-                    self._there[LedPartition(link_name, *place)] = int(end)
-        except (LinkRejected, LinkLost, TimeoutError) as error:
+            asked, self._asked[link_name] = self._asked[link_name], {}
+            records = {key: self._recorded(key) for key in asked}
+            found = await self._high_watermarks(link_name, asked)
+            gone = await self._gone({key: records[key] for key, end in asked.items() if found.get(key, -1) < end})
+            for key in asked:
+                self._there[key] = records[key], GONE if key in gone else found.get(key, -1)
+            self._on_more()
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             log.warning("ends of the follower not known", extra={"link": link_name, "detail": str(error)})
-            await asyncio.sleep(RETRY_S)
         finally:
-            del self._asked[link_name]
+            try:
+                await asyncio.sleep(RETRY_S)
+            finally:
+                del self._asked[link_name]
         self._on_more()
+
+    async def _high_watermarks(self, link_name: str, keys: Iterable[LedPartition]) -> dict[LedPartition, int]:
+        link = self._context.control.state.links.get(link_name)
+        connections = self._peers.connections(link_name)
+        asked = {}
+        for key in keys:
+            remote = None if link is None else remote_topic(link, key.topic)
+            if remote is not None:
+                asked[remote, key.partition] = key
+        if not connections or not asked:
+            return {}
+        answer = await connections[0].call("high_watermarks", {"partitions": sorted(asked)})
+        return {asked[str(topic), int(index)]: int(end) for topic, index, end in answer["partitions"]}
+
+    async def _gone(self, records: Mapping[LedPartition, SyncRecord | None]) -> set[LedPartition]:
+        """Those whose log is no more, or no more that of their record: the follower gets nothing of it any more."""
+        topics = {topic: await self._context.cluster.topic(topic) for topic in {key.topic for key in records}}
+
+        def is_gone(key: LedPartition, record: SyncRecord | None) -> bool:
+            topic = topics[key.topic]
+            if topic is None or key.partition >= len(topic.partitions):
+                return True
+            return record is not None and record.topic_id != str(uuid.UUID(bytes=topic.topic_id))
+
+        return {key for key, record in records.items() if is_gone(key, record)}

@@ -9,7 +9,7 @@ that is read late makes the decision wait longer, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from isthmus_protocol.transaction_log import Change, TransactionState
@@ -18,19 +18,20 @@ Partition = tuple[str, int]
 Key = tuple[int, Partition]
 """A producer, and a partition of its transaction."""
 
-ANY: Final = -1
-"""In the place of a producer: all of them."""
-ABORTS_MAX: Final = 10_000
-"""Of more, the partition's end counts for all producers."""
+ENDS_MAX: Final = 10_000
+"""That are remembered; of more aborts the last end counts for all producers of the partition."""
 
 
-class Wanted:
-    """In the place of an end that is to be read."""
+class End:
+    """Where a partition ends, from when that is read."""
 
-    __slots__ = ("begun",)
+    __slots__ = ("offset", "place", "reading")
 
-    def __init__(self) -> None:
-        self.begun = False
+    def __init__(self, place: Partition) -> None:
+        self.place = place
+        self.offset: int | None = None
+        self.reading = 0
+        """The number of the reading that told it."""
 
 
 class AbortOrder:
@@ -39,63 +40,88 @@ class AbortOrder:
     def __init__(self) -> None:
         self._aborting: dict[str, tuple[int, tuple[Partition, ...]]] = {}
         """By transactional id: the producer and the partitions of a transaction whose abort is not completed."""
-        self._ends: dict[Key, int | Wanted] = {}
-        """Of a producer: above its last abort marker. Of any: above what was aborted before the log was read."""
-        self.unread = False
-        """Whether there is something for :meth:`begin_reading`."""
+        self._all: dict[Partition, End] = {}
+        """Above what any producer aborted before the log was read."""
+        self._last: dict[Key, End] = {}
+        """Above a producer's last abort marker."""
+        self.unread: list[End] = []
+        """To be read, and given to :meth:`read`."""
+        self.readings = 0
+        """How often ends were read."""
 
     def begin_anew(self) -> None:
-        """The log is read from its start, or other partitions concern us: what ended meanwhile is not known."""
-        self._ends = {key: end for key, end in self._ends.items() if key[0] != ANY}
+        """The log is read from its start: what ended meanwhile is not known."""
+        self._all.clear()
 
     def take(self, change: Change, concerns: Callable[[Partition], bool]) -> None:
         """Take a change of the transaction log. ``concerns``: whether the other side is to have a partition."""
         transaction = change.transaction
         if transaction is None or transaction.state is TransactionState.COMPLETE_ABORT:
-            producer_id, places = self._aborting.pop(change.transactional_id, (ANY, ()))
-            for place in filter(concerns, places):
-                self._want((producer_id, place))
+            producer_id, places = self._aborting.pop(change.transactional_id, (-1, ()))
+            for place in places:
+                if concerns(place):
+                    self._want_last((producer_id, place))
+                else:  # should it concern anyone later, its end of then counts
+                    self._all.pop(place, None)
         elif transaction.state is TransactionState.PREPARE_ABORT and transaction.shares_epoch:
             self._aborting[change.transactional_id] = transaction.producer_id, transaction.partitions
         elif transaction.state is TransactionState.ONGOING and transaction.shares_epoch:
             for place in transaction.partitions:
-                if (ANY, place) not in self._ends and concerns(place):
-                    self._want((ANY, place))
+                if place not in self._all and concerns(place):
+                    self._want_all(place)
 
-    def _want(self, key: Key) -> None:
-        self._ends.pop(key, None)
-        self._ends[key] = Wanted()
-        self.unread = True
-        if len(self._ends) > ABORTS_MAX:
-            oldest = next((key for key in self._ends if key[0] != ANY), None)
-            if oldest is not None:
-                del self._ends[oldest]
-                self._want((ANY, oldest[1]))
+    def _want(self, place: Partition) -> End:
+        end = End(place)
+        self.unread.append(end)
+        return end
 
-    def begin_reading(self) -> dict[Key, Wanted]:
+    def _want_all(self, place: Partition) -> None:
+        self._all[place] = self._want(place)
+        if len(self._all) > ENDS_MAX:
+            del self._all[next(iter(self._all))]
+
+    def _want_last(self, key: Key) -> None:
+        self._last.pop(key, None)
+        self._last[key] = self._want(key[1])
+        if len(self._last) > ENDS_MAX:
+            oldest = next(iter(self._last))
+            self._forget(oldest[1], self._last.pop(oldest))
+
+    def _forget(self, place: Partition, last: End) -> None:
+        known = self._all.get(place)
+        if known is not None and known.offset is not None and last.offset is not None:
+            known.offset = max(known.offset, last.offset)
+        else:
+            self._all.pop(place, None)
+
+    def begin_reading(self) -> list[End]:
         """What is to be read from now on, and given to :meth:`read`."""
-        self.unread = False
-        wanted = {key: end for key, end in self._ends.items() if isinstance(end, Wanted) and not end.begun}
-        for each in wanted.values():
-            each.begun = True
-        return wanted
+        unread, self.unread = self.unread, []
+        return unread
 
-    def read(self, wanted: Mapping[Key, Wanted], ends: Mapping[Partition, int]) -> None:
-        """Where partitions end. Those that are not named are gone."""
-        for key, each in wanted.items():
-            if self._ends.get(key) is each:  # else it was wanted again meanwhile
-                self._ends[key] = ends.get(key[1], 0)
+    def read(self, wanted: Iterable[End], ends: Mapping[Partition, int | None]) -> None:
+        """Where partitions end; None: it is gone."""
+        self.readings += 1
+        for each in wanted:
+            if each.place in ends:
+                each.offset, each.reading = ends[each.place] or 0, self.readings
+
+    def ended(self, producer_id: int, ends: Mapping[Partition, int], readings: int) -> None:
+        """Where partitions end that a producer's transaction lists, read when ``readings`` others had been.
+
+        A log that ends lower than before was made anew: what was known is of another one.
+        """
+        for place, offset in ends.items():
+            known = (self._all.get(place), self._last.get((producer_id, place)))
+            if any(each and (each.offset or 0) > offset and each.reading <= readings for each in known):
+                self._last.pop((producer_id, place), None)
+                self._want_all(place)
 
     def before(self, producer_id: int, place: Partition) -> int | None:
         """Up to where the other side must have a partition before a decision of the producer; None: not known yet."""
-        if (ANY, place) not in self._ends:
-            self._want((ANY, place))
-        ends = [self._ends.get(key, 0) for key in ((ANY, place), (producer_id, place))]
-        known = [end for end in ends if not isinstance(end, Wanted)]
-        return max(known) if len(known) == len(ends) else None
-
-    def forget(self, is_there: Callable[[Partition, int], bool]) -> None:
-        """Forget aborts of single producers whose markers the other side has: ``is_there(partition, offset)``."""
-        for key, end in list(self._ends.items()):
-            if key[0] != ANY and not isinstance(end, Wanted) and is_there(key[1], end):
-                del self._ends[key]
+        if place not in self._all:
+            self._want_all(place)
+        offset, last = self._all[place].offset, self._last.get((producer_id, place))
+        if last is None or offset is None:
+            return offset
+        return None if last.offset is None else max(offset, last.offset)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.lookup import Lookup
 from isthmus_control.model import Link, Role
-from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.replication.abort_ends import AbortEnds, Connections, log_ends
+from isthmus_plugins.api import PluginContext, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.replication.abort_ends import AbortEnds, Connections
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.decision import Decision, Partition, said
+from isthmus_plugins.replication.ends_reader import EndsReader
 from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
@@ -101,10 +101,10 @@ class Decisions:
         self._fresh: list[Decision] = []
         """Those whose ends are to be read."""
         self._asking = False
-        self._aborts = AbortEnds(context, leader_end, groups, peers, needs, self._work.set)
+        self._ends = EndsReader(context, "decisions")
+        self._aborts = AbortEnds(context, leader_end, groups, peers, needs, self._work.set, self._ends)
         self._held_back = False
         """Whether a decision waits for what is aborted before it."""
-        self._lookup: Lookup | None = None
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
         self.held = HeldTransactions(self, _now)
         self.held.on_untold = self._ask
@@ -123,6 +123,7 @@ class Decisions:
     async def stop(self) -> None:
         await self.tail.stop()
         await self._aborts.stop()
+        await self._ends.stop()
         await self._tasks.close()
 
     def control_changed(self, state: ControlState) -> None:
@@ -131,9 +132,6 @@ class Decisions:
         self._work.set()
 
     def _look_at(self, state: ControlState) -> None:
-        if state.lookup is not self._lookup:
-            self._lookup = state.lookup
-            self._aborts.begin_anew()
         leading = any(
             self._needs.holds(link) and any(mapping.role is Role.LEADER for mapping in link.mappings)
             for link in state.links.values()
@@ -242,20 +240,23 @@ class Decisions:
                     answer.partition = self.tail.partition_of(answer.transactional_id)
                     if answer.partition is not None:
                         by_partition.setdefault(answer.partition, []).append(answer)
-                try:
-                    ends = await self._context.cluster.log_ends([(TRANSACTION_TOPIC, each) for each in by_partition])
-                except (BrokerUnavailable, KafkaRefused) as error:
-                    log.warning("end of the transaction log not read", extra={"detail": str(error)})
-                    ends = {}
-                for partition, answers in by_partition.items():
-                    for answer in answers:
-                        answer.log_end = ends.get((TRANSACTION_TOPIC, partition))
-                self.held.told(taken)
-                if any(answer.log_end is None for answer in taken):
+                places = [(TRANSACTION_TOPIC, partition) for partition in by_partition]
+                await self._ends.read(places, partial(self._log_has_ended, by_partition))
+                unknown = [answer for answer in taken if answer.partition is None]
+                if unknown:
+                    self.held.told(unknown)
                     self.tail.wake()
                     await asyncio.sleep(RETRY_S)
         finally:
             self._asking = False
+
+    def _log_has_ended(
+        self, waiting: Mapping[int, Sequence[HeldTransaction]], ends: Mapping[Partition, int | None]
+    ) -> None:
+        for (_, partition), end in ends.items():
+            for answer in waiting[partition]:
+                answer.log_end = end
+            self.held.told(waiting[partition])
 
     # ---- the log ----
 
@@ -372,10 +373,23 @@ class Decisions:
 
     async def _read_ends(self, decisions: Sequence[Decision]) -> None:
         """Read where the partitions of new decisions end, and tell the decisions."""
-        ends = await log_ends(self._context, {place for decision in decisions for place in decision.places})
-        for decision in decisions:
-            decision.ends = {place: ends[place] for place in decision.places if place in ends}
-        self._tell(decisions)
+        places = {place for decision in decisions for place in decision.places}
+        await self._ends.read(places, partial(self._have_ended, decisions, {}, self._aborts.readings))
+
+    def _have_ended(
+        self,
+        decisions: Sequence[Decision],
+        known: dict[Partition, int | None],
+        readings: int,
+        ends: Mapping[Partition, int | None],
+    ) -> None:
+        """Tell those decisions of which all ends are known now."""
+        known.update(ends)
+        ready = [each for each in decisions if each.ends is None and known.keys() >= set(each.places)]
+        for decision in ready:
+            decision.ends = {place: end for place in decision.places if (end := known[place]) is not None}
+            self._aborts.ended(decision, readings)
+        self._tell(ready)
 
     def _tell_again(self) -> None:
         """Tell what nobody was told of, or was told in vain; forget what is needed no more."""
@@ -500,7 +514,6 @@ class Decisions:
                 if self._needs.lose(stream.key, why):
                     self._order.waive(stream.key, offset)
         self._go_on_reading()
-        self._aborts.forget()
         self._order.forget(self._is_pushed, lambda key: key in self._needs.who.ordered(key.place))
 
 

@@ -94,10 +94,6 @@ class SyncNeeds:
         without = {key for key in acks if key.link in records and self._rules.goes_without(key, records)}
         return (acks - without).union(self.ordered(place))
 
-    def leading(self, place: Partition) -> list[LedPartition]:
-        """All that lead a partition, whatever is recorded: those that join later are told decisions, too."""
-        return [LedPartition(link, *place) for link in self._links_of(place[0])]
-
     # ---- what is recorded ----
 
     def holding(self, place: Partition) -> list[LedPartition]:
