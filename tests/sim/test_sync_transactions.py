@@ -20,7 +20,7 @@ from support.partition_log import Partition, batch
 from support.replicas import INDEX, LINK, LINK_ID, End, Replicas, simulate_clock
 from support.transaction_state import state_batch, state_key, state_value
 
-from isthmus_control.commands import AlterLink, CreateNamespace
+from isthmus_control.commands import AlterLink, CreateNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType
 from isthmus_plugins.api import Gate, TransactionMarkers
 from isthmus_plugins.replication.decisions import CALL_MAX
@@ -571,3 +571,38 @@ def test_a_partition_without_a_leader_keeps_only_its_own_transactions_waiting(mo
 
     simulate_clock(monkeypatch)
     run_simulated(main(Scene(3)))
+
+
+def test_a_decision_about_a_partition_that_was_detached_waits_for_its_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other side may still say In-Sync, and has no decision."""
+
+    async def main(scene: Scene) -> None:
+        await scene.begin()
+        await scene.synchronous()
+        app, done = App(scene, 0), Done(1)
+        app.record(TransactionState.ONGOING, {0})
+        assert await app.write(done, 0)
+        b = scene.replicas.ends["B"]
+        decide, calls = b.handlers["decide"], list[int]()
+
+        async def decided(connection: Any, params: dict[str, Any]) -> Any:
+            calls.append(len(params["decisions"][0]["places"]))
+            return await (decide(connection, params) if len(calls) > 1 else asyncio.sleep(60))
+
+        b.handlers["decide"] = decided
+        await scene.replicas.until("leased", lambda: b.sync_leases.in_sync(REMOTE, 0))
+        scene.tasks.start("commit", app.commit(done, {0}))
+        await scene.replicas.until("told", lambda: bool(calls))
+        scene.replicas.controls["A"].apply(DetachNamespace(LINK, ResourceType.TOPIC, "local-"))
+        await scene.replicas.connect()
+        early = False
+        while b.sync_leases.in_sync(REMOTE, 0):
+            early = early or done.acked
+            await asyncio.sleep(0.02)
+        await scene.replicas.until("acked", lambda: done.acked)
+        await scene.tasks.close()
+        await scene.replicas.stop()
+        assert not early
+
+    simulate_clock(monkeypatch)
+    run_simulated(main(Scene(1)))

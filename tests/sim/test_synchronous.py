@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.fake_cluster import run_simulated, simulated_now
+from support.fake_cluster import FakeContext, run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
-from support.replicas import HOUR_MS, LINK, End, Replicas, simulate_clock
+from support.replicas import HOUR_MS, LINK, End, Peers, Replicas, simulate_clock
 
-from isthmus_control.commands import AlterDemands, AlterLink
+from isthmus_control.commands import AlterDemands, AlterLink, DetachNamespace
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import Consistency
 from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.api import Gate
+from isthmus_plugins.replication.group_leader import GroupLeader
+from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_grants import LEASE_S
+from isthmus_plugins.replication.sync_leader import SyncLeader
+from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
@@ -347,3 +352,62 @@ def test_one_that_does_not_get_in_sync_is_syncing_again_and_one_that_was_is_not(
 
     simulate_clock(monkeypatch)
     run_simulated(main())
+
+
+@pytest.mark.parametrize("change", ["mode", "detached"])
+def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fronts the coordinator of transactions, and applies the change before the one that grants leases does."""
+
+    async def work(scene: Scene) -> None:
+        replicas = scene.replicas
+        replicas.start()
+        await replicas.connect()
+        control: Any = replicas.controls["A"]
+        enforced = asyncio.Event()
+
+        async def once_enforced(offset: int) -> None:
+            await enforced.wait()
+
+        monkeypatch.setattr(control, "enforced", once_enforced)
+        other = proxy_beside(replicas)
+        scene.mode(LinkMode.SYNCHRONOUS)
+        enforced.set()
+        await replicas.until("In-Sync", scene.in_sync)
+        await asyncio.sleep(LEASE_S * 2)
+        enforced.clear()
+        if change == "mode":
+            scene.mode(LinkMode.ASYNCHRONOUS)
+        else:
+            control.apply(DetachNamespace(LINK, ResourceType.TOPIC, "local-"))
+        key = LedPartition(LINK, TOPIC, 0)
+        for _ in range(2):  # as long as another proxy may not know
+            assert other.leased
+            assert other.concerns(TOPIC)
+            assert other.who.told(key.place) == {key}
+            assert [clause.keys for clause in other.who.commit_needed(key.place)] == [(key,)]
+            await asyncio.sleep(LEASE_S * 2)
+        enforced.set()
+        enforced_at = simulated_now()
+        await replicas.until("run out", lambda: not other.leased)
+        assert simulated_now() - enforced_at >= LEASE_S
+        assert not other.concerns(TOPIC)
+        assert not list(other.who.commit_needed(key.place))
+        await other.stop()
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(work(Scene(1)))
+
+
+def proxy_beside(replicas: Replicas) -> SyncLeader:
+    """Of another proxy of A, which fronts none of the leaders, what holds acks."""
+    context: Any = FakeContext(replicas.a, replicas.controls["A"], "other", frozenset((99,)))
+    peers: Any = Peers()
+    leader = LeaderEnd(context, peers, Verification(context))
+    other = SyncLeader(context, leader, GroupLeader(context, peers), lambda link: True)
+    replicas.controls["A"].subscribe(other.control_changed)
+    other.control_changed(replicas.controls["A"].state)
+    other.start()
+    return other

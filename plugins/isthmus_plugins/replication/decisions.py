@@ -19,7 +19,7 @@ from isthmus_control.model import Link, Role
 from isthmus_plugins.api import PluginContext, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.replication.abort_ends import AbortEnds, Connections
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.decision import Decision, Partition, said
+from isthmus_plugins.replication.decision import Decision, Partition, remote_topic, said
 from isthmus_plugins.replication.ends_reader import EndsReader
 from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.leader import LeaderEnd
@@ -406,7 +406,7 @@ class Decisions:
         calls: dict[LinkConnection, list[Decision]] = {}
         for decision in decisions:
             for link_name in self._missing(decision):
-                connections = self._connections_for(decision, link_name)
+                connections = self._connections_for(decision, link_name) if self._carries(link_name, decision) else []
                 unsent = [connection for connection in connections if connection not in decision.sent_on]
                 if unsent and not self._aborts.are_there(decision, link_name, partial(self._is_held, decision)):
                     self._held_back, unsent = True, []
@@ -417,6 +417,12 @@ class Decisions:
             for start in range(0, len(told), CALL_MAX):
                 if link is not None and not connection.lost:
                     self._send(connection, link, told[start : start + CALL_MAX])
+
+    def _carries(self, link_name: str, decision: Decision) -> bool:
+        """Whether a link leads all of a decision's places that go over it: an answer says nothing of others."""
+        link = self._context.control.state.links.get(link_name)
+        told = [place for place in decision.places if LedPartition(link_name, *place) in self._needs.who.told(place)]
+        return link is not None and all(remote_topic(link, topic) is not None for topic, _ in told)
 
     def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
         streams = (self._leader_end.stream(LedPartition(link_name, *place)) for place in decision.places)

@@ -73,7 +73,7 @@ class SyncLeader(Confirmer):
         self.acks: Acks = NoAcks()
         """Those that wait for it."""
         self.commits = HeldCommits(context, self, groups, _now)
-        self.reads = ConfirmedReads(context, lambda topic: bool(self._links_of(topic)), self.readable_end)
+        self.reads = ConfirmedReads(context, self.concerns, self.readable_end)
         self.known: dict[LedPartition, tuple[int, int]] = {}
         """(leader epoch, offset): what a link's follower has confirmed."""
         self._stable: dict[LedPartition, tuple[int, int]] = {}
@@ -87,8 +87,10 @@ class SyncLeader(Confirmer):
         """By topic: the synchronous links that lead it, or lead groups for the offsets topic."""
         self._mappings: dict[str, tuple[NamespaceMapping, ...]] = {}
         self._started = monotonic()
-        self._unsure = True
-        """Leases of the process before this one may still run, of links that are asynchronous again."""
+        self._former: ControlState | None = None
+        """As of the last look."""
+        self._enforcing = -1
+        """The offset of the control log that other proxies are waited for to have applied."""
         self.settled: Callable[[Sequence[Partition]], Awaitable[None]] = at_once
         """Returns when transactions in these that were decided before the call are carried out."""
         self.on_more: Callable[[], None] = lambda: None
@@ -115,19 +117,52 @@ class SyncLeader(Confirmer):
             self._lookup = state.lookup
             self._links.clear()
             self._rules.changed()
+            self._note_former(state)
             for key, progress in self.progress.items():
-                if progress.in_sync and not self.leads(key):
-                    self.who.leased[key] = max(progress.granted_at, progress.counted_at) + LEASE_S + LEASE_MARGIN_S
-                elif key.topic == OFFSETS_TOPIC and self._mappings.get(key.link) != state.links[key.link].mappings:
+                link = state.links.get(key.link)
+                if key.topic == OFFSETS_TOPIC and link is not None and self._mappings.get(key.link) != link.mappings:
                     # Commits of other groups, or in other topics, count now, and nobody held those of before.
                     progress.joining, progress.in_sync, progress.level = None, False, False
             self._links.clear()
             self._synchronous = any(self.holds(link) for link in state.links.values())
             self._mappings = {name: link.mappings for name, link in state.links.items()}
             self.acks.changed()
+        self._former = state
         self.reads.control_changed(state)
         self._confirmed_all()
         self.commits.control_changed(self._links_of(OFFSETS_TOPIC))
+        self._work.set()
+
+    def _note_former(self, state: ControlState) -> None:
+        """Links are others: of partitions whose records ended with that leases may still run, whoever granted them."""
+        before, self._former = self._former or state, state
+        elsewhere: list[LedPartition] = []
+        for name, records in before.sync_records.items():
+            if not made_here(before.links[name]):
+                continue  # it follows
+            for place, record in records.items():
+                key = LedPartition(name, *place)
+                if record.state is not SyncState.IN_SYNC or self._record(name, place) is not None:
+                    continue
+                progress = self.progress.get(key)
+                if progress is None:
+                    elsewhere.append(key)
+                else:
+                    progress.joining, progress.in_sync, progress.level = None, False, False
+                    self.who.former.granted_here(key, progress.promised_at)
+        if elsewhere:
+            self.who.former.granted_elsewhere(elsewhere, state.applied_offset)
+
+    async def _enforced(self, offset: int) -> None:
+        """Wait until no proxy grants what it did before a change."""
+        while True:
+            try:
+                await self._context.control.enforced(offset)
+                break
+            except BrokerUnavailable as error:
+                log.warning("not known whether other proxies grant leases", extra={"detail": str(error)})
+                await asyncio.sleep(FAILED_RETRY_S)
+        self.who.former.enforced(offset, monotonic())
         self._work.set()
 
     # ---- whom it concerns ----
@@ -144,7 +179,7 @@ class SyncLeader(Confirmer):
         self.acks = acks
 
     def concerns(self, topic: str) -> bool:
-        return bool(self._links_of(topic))
+        return bool(self._links_of(topic)) or self.who.former.has_topic(topic)
 
     def _links_of(self, topic: str) -> tuple[str, ...]:
         links = self._links.get(topic)
@@ -164,9 +199,9 @@ class SyncLeader(Confirmer):
     def holds(self, link: Link) -> bool:
         """Whether acks may have to wait for a link: it is synchronous, or its leases run, or this process does not know
         whether they do."""
-        if link.mode is LinkMode.SYNCHRONOUS or any(key.link == link.name for key in self.who.leased):
+        if link.mode is LinkMode.SYNCHRONOUS or self.who.former.has_link(link.name):
             return True
-        return self._unsure and link.settings.mode.written > ZERO
+        return self.who.unsure and link.settings.mode.written > ZERO
 
     # ---- what an ack needs ----
 
@@ -206,7 +241,7 @@ class SyncLeader(Confirmer):
     @property
     def leased(self) -> bool:
         """Whether leases may still run of links that are synchronous no more."""
-        return bool(self.who.leased)
+        return bool(self.who.former)
 
     def _is_synchronous(self, link_name: str) -> bool:
         link = self._context.control.state.links.get(link_name)
@@ -291,7 +326,7 @@ class SyncLeader(Confirmer):
     @property
     def _active(self) -> bool:
         """Whether time alone may change something."""
-        return bool(self._synchronous or self.who.leased)
+        return bool(self._synchronous or self.who.former)
 
     async def _decide_for_ever(self) -> None:
         while True:
@@ -313,11 +348,13 @@ class SyncLeader(Confirmer):
                 pass
 
     async def _decide(self, now: float) -> None:
-        leased = bool(self.who.leased)
-        self.who.leased = {key: until for key, until in self.who.leased.items() if now < until}
-        sure = self._unsure and now > self._started + LEASE_S + LEASE_MARGIN_S
-        if sure or (leased and not self.who.leased):
-            self._unsure, self._lookup = self._unsure and not sure, None
+        changed_at = self.who.former.changed_at
+        if changed_at is not None and changed_at != self._enforcing:
+            self._enforcing = changed_at
+            self._tasks.start("enforced", self._enforced(changed_at))
+        sure = self.who.unsure and now > self._started + LEASE_S + LEASE_MARGIN_S
+        if self.who.former.expire(now) or sure:
+            self.who.unsure, self._lookup = self.who.unsure and not sure, None
             self.control_changed(self._context.control.state)
         self.reads.confirmed_all()  # leaders may have moved
         state = self._context.control.state

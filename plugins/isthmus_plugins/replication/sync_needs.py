@@ -8,6 +8,7 @@ from time import monotonic
 from isthmus_control.model import SyncRecord, SyncState
 from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.replication.ack_rules import AckRules, Clause
+from isthmus_plugins.replication.former_leases import FormerLeases
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync_progress import Progress
@@ -33,8 +34,9 @@ class SyncNeeds:
         self._is_synchronous = is_synchronous
         self._progress = progress
         self._leader_epoch = leader_epoch
-        self.leased: dict[LedPartition, float] = {}
-        """What a link that is synchronous no more had granted, until when."""
+        self.former = FormerLeases()
+        self.unsure = True
+        """Leases of the process before this one may still run, of links that are asynchronous again."""
 
     # ---- acks ----
 
@@ -112,9 +114,7 @@ class SyncNeeds:
 
     def _unrecorded(self, place: Partition, now: float) -> Iterator[LedPartition]:
         """Links without a record whose leases of before may still run."""
-        for link in self._links_of(place[0]):
+        for link in self._links_of(place[0]) if self.unsure else ():
             if self._record_of(link, place) is None and not self._is_synchronous(link):
                 yield LedPartition(link, *place)
-        for key, until in self.leased.items():
-            if key.place == place and now < until:
-                yield key
+        yield from self.former.running(place, now)
