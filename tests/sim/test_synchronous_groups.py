@@ -17,7 +17,7 @@ from support.offsets import commit, group_made, offsets_batch
 from support.partition_log import TIMESTAMP
 from support.replicas import LINK, End, Replicas, simulate_clock
 
-from isthmus_control.commands import AlterLink, AttachNamespace
+from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
 from isthmus_plugins.replication.leader_stream import LedPartition
@@ -102,7 +102,17 @@ class Scene:
         if isinstance(held, Gate):
             self.asked.append(Asked(group, offset, held, now))
         else:
+            self.answered(group, offset, held)
+
+    def answered(self, group: str, offset: int, frame: bytes) -> None:
+        _, answer = decode_response(ApiKey.OFFSET_COMMIT, VERSION, frame)
+        found: Any = answer
+        code = int(found.topics[0].partitions[0].error_code)
+        if code == 0:
             self.ack(group, offset)
+        else:
+            assert code == COORDINATOR_LOAD_IN_PROGRESS
+            self.not_yet += 1
 
     def ack(self, group: str, offset: int) -> None:
         self.acked[group] = max(self.acked[group], offset)
@@ -118,14 +128,7 @@ class Scene:
                 assert simulated_now() - each.at < 4, "heartbeats wait behind it"
                 still.append(each)
                 continue
-            _, answer = decode_response(ApiKey.OFFSET_COMMIT, VERSION, frame)
-            found: Any = answer
-            code = int(found.topics[0].partitions[0].error_code)
-            if code == 0:
-                self.ack(each.group, each.offset)
-            else:
-                assert code == COORDINATOR_LOAD_IN_PROGRESS
-                self.not_yet += 1
+            self.answered(each.group, each.offset, frame)
         self.asked = still
         self.check()
 
@@ -236,6 +239,47 @@ def test_nothing_is_claimed_of_a_namespace_that_the_source_does_not_lead_yet(mon
             await asyncio.sleep(0.1)
         replicas.controls["A"].apply(AttachNamespace(LINK, group, "x-", "far-x-", Role.LEADER, create_missing=True))
         await replicas.until("In-Sync with it", scene.in_sync)
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(work(Scene(1)))
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_commits_in_a_namespace_that_was_detached_wait_until_its_leases_are_over(
+    others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``others``: whether the link goes on to lead other groups."""
+
+    async def work(scene: Scene) -> None:
+        replicas, group = scene.replicas, ResourceType.CONSUMER_GROUP
+        if others:
+            replicas.controls["A"].apply(AttachNamespace(LINK, group, "x-", "far-x-", Role.LEADER, create_missing=True))
+            replicas.controls["B"].apply(
+                AttachNamespace(LINK, group, "far-x-", "x-", Role.FOLLOWER, create_missing=True)
+            )
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("copied", replicas.equal)
+        scene.mode(LinkMode.SYNCHRONOUS)
+        await replicas.until("In-Sync", scene.in_sync)
+        for _ in range(5):
+            await scene.commit()
+        replicas.controls["A"].apply(DetachNamespace(LINK, group, "app-"))
+        began = simulated_now()
+        while simulated_now() - began < 1:  # B, which has not heard of it, may say In-Sync
+            await scene.commit()
+            scene.look()
+            await asyncio.sleep(0.05)
+        assert scene.not_yet, "clients commit again"
+        await asyncio.sleep(2)
+        scene.look()
+        assert not scene.asked
+        refused = scene.not_yet
+        for _ in range(5):
+            await scene.commit()
+        assert (scene.asked, scene.not_yet) == ([], refused)
+        assert max(scene.acked.values()) == max(scene.position.values())
         await replicas.stop()
 
     simulate_clock(monkeypatch)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, Protocol
 
-from isthmus_control.model import ResourceType
+from isthmus_control.model import NamespaceMapping, ResourceType
 from isthmus_plugins.api import (
     BrokerUnavailable,
     Gate,
@@ -29,6 +29,7 @@ from isthmus_plugins.api import (
 )
 from isthmus_plugins.held_answers import HeldAnswers, Partition, Wait
 from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync_places import GroupPlaces
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -86,6 +87,8 @@ class HeldCommits:
         """By link."""
         self._links: frozenset[str] = frozenset()
         """That may hold commits."""
+        self._detached: dict[NamespaceMapping, None] = {}
+        """Namespaces of groups of which a link that led them may still be said to be In-Sync."""
         self._work = asyncio.Event()
 
     def start(self) -> None:
@@ -103,6 +106,30 @@ class HeldCommits:
         for held in self._held.values():
             held.confirmed_all()
 
+    def detached(self, link_name: str, mappings: Iterable[NamespaceMapping], offset: int) -> None:
+        """A synchronous link leads groups no more, from an offset of the control log on.
+
+        Nobody tells the other side what they commit now. Until it says In-Sync no more, their commits are refused: this
+        proxy grants no leases of before, others grant them until they have applied that, too.
+        """
+        held = self._held.get(link_name)
+        if held is not None:
+            held.expire(float("inf"))  # which group an answer is for is not known any more: clients commit again
+        for mapping in mappings:
+            self._detached[mapping] = None
+            self._tasks.start(f"detached-{offset}-{mapping.local_prefix}", self._leases_over(mapping, offset))
+
+    async def _leases_over(self, mapping: NamespaceMapping, offset: int) -> None:
+        while True:
+            try:
+                await self._context.control.enforced(offset)
+                break
+            except BrokerUnavailable as error:
+                log.warning("not known whether other proxies grant leases", extra={"detail": str(error)})
+                await asyncio.sleep(STEP_S)
+        await asyncio.sleep(LEASE_S + LEASE_MARGIN_S)
+        self._detached.pop(mapping, None)
+
     def confirmed(self, key: LedPartition) -> None:
         """The other side has more of a partition."""
         held = self._held.get(key.link)
@@ -118,9 +145,11 @@ class HeldCommits:
 
     def on_commit(self, request: Request) -> Verdict:
         """Have the answer wait, if it acks positions of a group that a synchronous link leads."""
-        if not self._links:
+        if not self._links and not self._detached:
             return None
         group = str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
+        if any(mapping.holds(group) for mapping in self._detached):
+            return Replace(request.frame, partial(self._refuse, request.api_key, request.version, request.frame, group))
         links = self._links_of(group)
         if not links:
             return None
@@ -149,6 +178,10 @@ class HeldCommits:
         refused = partial(_refused, request.api_key, request.frame, group)
         hooks = [partial(self._hold, link, place, request.api_key, request.version, refused) for link in links]
         return Replace(request.frame, partial(_through, hooks)) if hooks else None
+
+    @staticmethod
+    def _refuse(api_key: int, version: int, request: bytes, group: str, answer: bytes) -> bytes:
+        return _refused(api_key, request, group) if 0 in peeks.error_codes(api_key, version, answer) else answer
 
     def _hold(
         self, link: str, place: Partition, api_key: int, version: int, refused: Callable[[], bytes], frame: bytes

@@ -152,6 +152,12 @@ class SyncLeader(Confirmer):
                     self.who.former.granted_here(key, progress.promised_at)
         if elsewhere:
             self.who.former.granted_elsewhere(elsewhere, state.applied_offset)
+        for name, link in before.links.items():
+            if link.mode is LinkMode.SYNCHRONOUS and made_here(link):
+                now = state.links[name].mappings if name in state.links else ()
+                gone = [each for each in link.mappings if each.leads_groups and each not in now]
+                if gone:
+                    self.commits.detached(name, gone, state.applied_offset)
 
     async def _enforced(self, offset: int) -> None:
         """Wait until no proxy grants what it did before a change."""
