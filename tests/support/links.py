@@ -292,11 +292,16 @@ class Linked:
 
     def wait_end(self, topic: str, end: int, partition: int = 0, timeout_s: float = WAIT_S) -> None:
         """Wait until B's topic has this high watermark."""
-        until(
-            f"{topic}-{partition} ends at {end}",
-            lambda: topic in self.b.topics() and self.b.end(topic, partition) >= end,
-            timeout_s,
-        )
+        try:
+            until(
+                f"{topic}-{partition} ends at {end}",
+                lambda: topic in self.b.topics() and self.b.end(topic, partition) >= end,
+                timeout_s,
+            )
+        except AssertionError as error:
+            sides = [side.partitions(self.name) for side in (self.a, self.b)]
+            told = [each for side in sides for each in side if each["partition"] == partition]
+            raise AssertionError(f"{error}; it ends at {self.b.end(topic, partition)}; {told}") from error
         assert self.b.end(topic, partition) == end
 
     def wait_following(self, topics: int = 1, timeout_s: float = WAIT_S) -> None:
