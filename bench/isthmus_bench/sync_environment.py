@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path as FilePath
@@ -54,26 +54,24 @@ LINKED_STATES: Final[Mapping[str, str]] = {ASYNCHRONOUS: "Following", SYNCHRONOU
 
 def wait_for_link(proxy: ProxyProcess, link: str, state: str, partitions: int) -> None:
     """Wait until so many partitions are in a state. Raises ProxyFailed."""
-    deadline = time.monotonic() + LINK_TIMEOUT_S
-    while True:
-        found = [each["state"] for each in proxy.get(f"/v1/links/{link}")["partitions"]]
-        if found == [state] * partitions:
-            return
-        if time.monotonic() > deadline:
-            raise ProxyFailed(f"after {LINK_TIMEOUT_S:.0f} s partitions are {found}:\n{proxy.log[-1500:]}")
-        time.sleep(0.05)
+    _wait(proxy, link, lambda status: [each["state"] for each in status["partitions"]], [state] * partitions)
 
 
 def wait_for_groups(proxy: ProxyProcess, link: str) -> None:
     """Wait until acks of commits mean that the other side has them. Raises ProxyFailed."""
+
+    def states(status: Mapping[str, Any]) -> set[str | None]:
+        return {(each["sync"] or {}).get("state") for each in status["groups"]}
+
+    _wait(proxy, link, states, {LINKED_STATES[SYNCHRONOUS]})
+
+
+def _wait(proxy: ProxyProcess, link: str, states: Callable[[Mapping[str, Any]], object], wanted: object) -> None:
+    """Wait until a link's status has these states. Raises ProxyFailed."""
     deadline = time.monotonic() + LINK_TIMEOUT_S
-    while True:
-        groups = proxy.get(f"/v1/links/{link}")["groups"]
-        found = {(each["sync"] or {}).get("state") for each in groups}
-        if found == {LINKED_STATES[SYNCHRONOUS]}:
-            return
+    while (found := states(proxy.get(f"/v1/links/{link}"))) != wanted:
         if time.monotonic() > deadline:
-            raise ProxyFailed(f"after {LINK_TIMEOUT_S:.0f} s groups are {found}:\n{proxy.log[-1500:]}")
+            raise ProxyFailed(f"after {LINK_TIMEOUT_S:.0f} s, not {wanted} but {found}:\n{proxy.log[-1500:]}")
         time.sleep(0.05)
 
 

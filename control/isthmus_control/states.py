@@ -161,26 +161,27 @@ class PartitionEvent(StrEnum):
 _P, _V = PartitionState, PartitionEvent
 
 _MOVING = (_P.DISCONNECTED, _P.CATCHING_UP, _P.FOLLOWING, _P.SYNCING, _P.IN_SYNC, _P.OUT_OF_SYNC)
-_WAITING = (_P.DIVERGED, _P.REFUSED, _P.STOPPED)
+WAITING = frozenset((_P.DIVERGED, _P.REFUSED, _P.STOPPED))
+"""Those in which a partition waits for somebody."""
 
 PARTITION_TRANSITIONS: Mapping[tuple[PartitionState, PartitionEvent], PartitionState] = MappingProxyType(
     {
         # As the link's.
         **{(_P(state), _V(event)): _P(target) for (state, event), target in LINK_TRANSITIONS.items()},
-        **{(state, _V.DIVERGED): _P.DIVERGED for state in (*_MOVING, *_WAITING)},
-        **{(state, _V.REFUSED): _P.REFUSED for state in (*_MOVING, *_WAITING)},
+        **{(state, _V.DIVERGED): _P.DIVERGED for state in (*_MOVING, *WAITING)},
+        **{(state, _V.REFUSED): _P.REFUSED for state in (*_MOVING, *WAITING)},
         **{(state, _V.STOPPED): _P.STOPPED for state in (*_MOVING, _P.STOPPED)},
         # What the partition waits for does not come from the connection or the mode.
         **{
             (state, event): state
-            for state in _WAITING
+            for state in WAITING
             for event in (_V.CONNECTED, _V.LOST, _V.MODE_SYNCHRONOUS, _V.MODE_ASYNCHRONOUS)
         },
-        **{(state, _V.RESUMED): _P.DISCONNECTED for state in _WAITING},
+        **{(state, _V.RESUMED): _P.DISCONNECTED for state in WAITING},
     }
 )
 
-_REASON_NEEDED = frozenset((*_WAITING, _P.DISCONNECTED, _P.OUT_OF_SYNC))
+_REASON_NEEDED = frozenset((*WAITING, _P.DISCONNECTED, _P.OUT_OF_SYNC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ def advance_partition(
         raise ImpossibleTransition(f"a partition that is {status.state} cannot see {event!s}")
     if event is PartitionEvent.RESUMED:
         reason = reason or Reason(ReasonCode.NOT_CONNECTED_YET, "resumed, not connected yet")
-    elif status.state in _WAITING and target is status.state and event in (_V.CONNECTED, _V.LOST):
+    elif status.state in WAITING and target is status.state and event in (_V.CONNECTED, _V.LOST):
         reason = status.reason
     elif event in (_V.LOST, _V.UNSYNCED, _V.DIVERGED, _V.REFUSED, _V.STOPPED):
         if reason is None:

@@ -29,7 +29,7 @@ from isthmus_plugins.api import (
 )
 from isthmus_plugins.held_answers import HeldAnswers, Partition, Wait
 from isthmus_plugins.replication.leader_stream import LedPartition
-from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S, granted_no_more
 from isthmus_plugins.replication.sync_places import GroupPlaces
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -120,13 +120,7 @@ class HeldCommits:
             self._tasks.start(f"detached-{offset}-{mapping.local_prefix}", self._leases_over(mapping, offset))
 
     async def _leases_over(self, mapping: NamespaceMapping, offset: int) -> None:
-        while True:
-            try:
-                await self._context.control.enforced(offset)
-                break
-            except BrokerUnavailable as error:
-                log.warning("not known whether other proxies grant leases", extra={"detail": str(error)})
-                await asyncio.sleep(STEP_S)
+        await granted_no_more(self._context, offset)
         await asyncio.sleep(LEASE_S + LEASE_MARGIN_S)
         self._detached.pop(mapping, None)
 

@@ -9,14 +9,13 @@ from typing import Final
 from isthmus_control.commands import AlterLink, Body
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import SYNC_CONFIRM_TIMEOUT, Link, LinkMode, ResourceType, Role
-from isthmus_control.states import LinkState, PartitionState, ReasonCode
+from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import LinkStatus, ModeResult, OperationError, SetMode
 from isthmus_plugins.replication.connection import SYNC_FEATURES, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 from isthmus_plugins.replication.link_mirror import LinkMirror
 
 NOT_FOLLOWING: Final = "NOT_FOLLOWING"
-_WAITING: Final = (PartitionState.DIVERGED, PartitionState.REFUSED, PartitionState.STOPPED)
 
 
 class LinkModes:
@@ -74,7 +73,7 @@ class LinkModes:
                 f"link {link.name!r} is {status.state}{why}, {sum(lags)} offsets behind: wait until it is "
                 f"{LinkState.FOLLOWING} (`isthmus link describe {link.name}`), then set the mode again",
             )
-        waiting = [each for each in status.partitions if each.state in _WAITING]
+        waiting = [each for each in status.partitions if each.state in WAITING]
         if waiting:
             first = waiting[0]
             raise OperationError(

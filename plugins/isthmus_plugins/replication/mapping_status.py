@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from isthmus_control.model import Link, LinkMode, NamespaceMapping, ResourceType
-from isthmus_control.states import LinkState, PartitionState, combine
-from isthmus_plugins.links import AclStatus, GroupStatus, MappingStatus, PartitionStatus
+from isthmus_control.states import WAITING, LinkState, PartitionState, combine
+from isthmus_plugins.links import AclStatus, GroupStatus, MappingStatus, PartitionStatus, SyncStatus
 
 
 class _Part(NamedTuple):
@@ -16,6 +16,10 @@ class _Part(NamedTuple):
     state: PartitionState
     reason: str | None
     message: str | None
+
+    @classmethod
+    def of(cls, status: PartitionStatus | GroupStatus | AclStatus | SyncStatus) -> _Part:
+        return cls(PartitionState(status.state), status.reason, status.message)
 
 
 def mapping_statuses(
@@ -54,7 +58,7 @@ def mapping_statuses(
 def _topics(mapping: NamespaceMapping, partitions: Iterable[PartitionStatus]) -> Iterator[_Part]:
     for each in partitions:
         if each.role == mapping.role.value and mapping.holds(each.topic):
-            yield _Part(PartitionState(each.state), each.reason, each.message)
+            yield _Part.of(each)
 
 
 def _groups(mapping: NamespaceMapping, groups: Iterable[GroupStatus]) -> tuple[LinkMode, list[_Part]]:
@@ -62,22 +66,18 @@ def _groups(mapping: NamespaceMapping, groups: Iterable[GroupStatus]) -> tuple[L
     held = [each for each in groups if each.role == mapping.role.value and mapping.holds(each.group)]
     acked = [each.sync for each in held if each.sync is not None]
     if held and len(acked) == len(held):
-        parts = [_Part(PartitionState(each.state), each.reason, each.message) for each in acked]
-        return LinkMode.SYNCHRONOUS, parts
-    return LinkMode.ASYNCHRONOUS, [_Part(PartitionState(each.state), each.reason, each.message) for each in held]
+        return LinkMode.SYNCHRONOUS, list(map(_Part.of, acked))
+    return LinkMode.ASYNCHRONOUS, list(map(_Part.of, held))
 
 
 def _principals(mapping: NamespaceMapping, acls: Iterable[AclStatus]) -> Iterator[_Part]:
     for each in acls:
         if each.role == mapping.role.value:
-            yield _Part(PartitionState(each.state), each.reason, each.message)
+            yield _Part.of(each)
 
 
 def _why(state: LinkState, parts: Iterable[_Part]) -> _Part | None:
     """What says the most of why a state is no better: something that waits for somebody, else what has the state."""
     told = [part for part in parts if part.reason is not None or part.message is not None]
-    waiting = (part for part in told if part.state in _WAITING)
+    waiting = (part for part in told if part.state in WAITING)
     return next(waiting, None) or next((part for part in told if part.state.value == state.value), None)
-
-
-_WAITING = frozenset({PartitionState.DIVERGED, PartitionState.REFUSED, PartitionState.STOPPED})

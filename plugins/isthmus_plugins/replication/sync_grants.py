@@ -6,13 +6,15 @@ partition of another link that was counted on leaves no earlier than that.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from isthmus_control.codec import to_json
 from isthmus_control.model import PLAIN_TERMS, AckTerms
-from isthmus_plugins.api import PluginContext
+from isthmus_plugins.api import BrokerUnavailable, PluginContext
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.replication.ack_rules import NOT_KNOWN, AckRules, Clause, Known
 from isthmus_plugins.replication.connection import LinkConnection
@@ -23,10 +25,24 @@ from isthmus_plugins.replication.sync_places import GroupPlaces, SyncPlace
 from isthmus_plugins.replication.sync_progress import Progress
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
+log = logging.getLogger("isthmus_plugins.replication")
+
 LEASE_S: Final = 1.5
 """How long the follower may say that a partition is In-Sync, from when it asked. Less than the shortest time that acks
 may wait."""
 LEASE_MARGIN_S: Final = 0.25
+RETRY_S: Final = 1.0
+
+
+async def granted_no_more(context: PluginContext, offset: int) -> None:
+    """Return when no proxy grants what it did before a change at an offset of the control log."""
+    while True:
+        try:
+            await context.control.enforced(offset)
+            return
+        except BrokerUnavailable as error:
+            log.warning("not known whether other proxies grant leases", extra={"detail": str(error)})
+            await asyncio.sleep(RETRY_S)
 
 
 class States(Protocol):

@@ -37,7 +37,7 @@ from isthmus_plugins.replication.ack_rules import AckRules
 from isthmus_plugins.replication.held_commits import HeldCommits
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
-from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S, SyncGrants
+from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S, SyncGrants, granted_no_more
 from isthmus_plugins.replication.sync_needs import SyncNeeds
 from isthmus_plugins.replication.sync_places import GroupPlaces, SyncPlace, at_once, made_here
 from isthmus_plugins.replication.sync_progress import NOT_READ, Progress
@@ -115,7 +115,6 @@ class SyncLeader(Confirmer):
         """Hold, or let go, as the control log says now."""
         if state.lookup is not self._lookup:
             self._lookup = state.lookup
-            self._links.clear()
             self._rules.changed()
             self._note_former(state)
             for key, progress in self.progress.items():
@@ -135,7 +134,7 @@ class SyncLeader(Confirmer):
 
     def _note_former(self, state: ControlState) -> None:
         """Links are others: of partitions whose records ended with that leases may still run, whoever granted them."""
-        before, self._former = self._former or state, state
+        before = self._former or state
         elsewhere: list[LedPartition] = []
         for name, records in before.sync_records.items():
             if not made_here(before.links[name]):
@@ -160,14 +159,7 @@ class SyncLeader(Confirmer):
                     self.commits.detached(name, gone, state.applied_offset)
 
     async def _enforced(self, offset: int) -> None:
-        """Wait until no proxy grants what it did before a change."""
-        while True:
-            try:
-                await self._context.control.enforced(offset)
-                break
-            except BrokerUnavailable as error:
-                log.warning("not known whether other proxies grant leases", extra={"detail": str(error)})
-                await asyncio.sleep(FAILED_RETRY_S)
+        await granted_no_more(self._context, offset)
         self.who.former.enforced(offset, monotonic())
         self._work.set()
 

@@ -12,7 +12,7 @@ from isthmus_control.claim_rules import AHEAD_MS
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import Confirm
 from isthmus_control.model import PLAIN_TERMS, Claim, GroupClaim, Link, LinkMode, ResourceType, Role, SyncState
-from isthmus_control.states import LinkState, PartitionState, ReasonCode, combine
+from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode, combine
 from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.ack_rules import is_degraded
@@ -21,7 +21,6 @@ from isthmus_plugins.replication.leader_stream import LedPartition
 if TYPE_CHECKING:
     from isthmus_plugins.replication.sync_lease import SyncLeases
 
-_WAITING = frozenset((PartitionState.DIVERGED, PartitionState.REFUSED, PartitionState.STOPPED))
 TOLD_S = 3.0
 """How long what the source told of a partition is shown without another word from it."""
 
@@ -53,7 +52,7 @@ def _of_namespaces(link: Link, role: Role, partitions: Iterable[PartitionStatus]
 
 def _note(status: PartitionStatus, sync: SyncStatus) -> None:
     status.sync = sync
-    if PartitionState(status.state) not in _WAITING:
+    if PartitionState(status.state) not in WAITING:
         status.state = PartitionState.OUT_OF_SYNC if sync.state == "Unknown" else PartitionState(sync.state)
         if status.reason != reasons.NOT_FOLLOWING:  # else that is why, whatever came of it
             status.reason, status.message = sync.reason or status.reason, sync.message or status.message

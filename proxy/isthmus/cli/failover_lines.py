@@ -51,8 +51,7 @@ def failed_over(report: dict[str, Any]) -> Iterator[str]:
                     each["topic"],
                     each["partition"],
                     each["end"],
-                    None if each["in_sync_until_ms"] is None else moment(each["in_sync_until_ms"]),
-                    None if each["in_sync_until_ms"] is None else f"{each['in_sync_until_seconds_ago']:.0f}s",
+                    *_until(each),
                     each["message"] if each["in_sync_until_ms"] is None or each["degrade_after_ms"] else None,
                 )
                 for each in claims
@@ -69,6 +68,13 @@ def failed_over(report: dict[str, Any]) -> Iterator[str]:
         yield f"The source never told its settings of these; they keep a follower's: {', '.join(kept)}"
 
 
+def _until(claim: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Until when all that was acked is here, and how long ago that was."""
+    if claim["in_sync_until_ms"] is None:
+        return None, None
+    return moment(claim["in_sync_until_ms"]), f"{claim['in_sync_until_seconds_ago']:.0f}s"
+
+
 def _group_claims(namespaces: list[dict[str, Any]]) -> Iterator[str]:
     for each in namespaces:
         if each["type"] != "consumer-group":
@@ -82,8 +88,7 @@ def _group_claims(namespaces: list[dict[str, Any]]) -> Iterator[str]:
             (
                 (
                     claim["group"],
-                    None if claim["in_sync_until_ms"] is None else moment(claim["in_sync_until_ms"]),
-                    None if claim["in_sync_until_ms"] is None else f"{claim['in_sync_until_seconds_ago']:.0f}s",
+                    *_until(claim),
                     claim["message"] if claim["in_sync_until_ms"] is None else None,
                 )
                 for claim in each["group_claims"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from support.command_log import CommandLog
+
 from isthmus_control import commands as c
-from isthmus_control.apply import apply
-from isthmus_control.control_state import ControlState
 from isthmus_control.model import Claim, GroupClaim, ResourceType, Role, TopicState
 from isthmus_control.outcome import Accepted, ClaimsRecorded, Outcome, Rejected, Rejection
 
@@ -15,20 +15,19 @@ TOPIC, GROUP, FOLLOWER = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, Role.F
 LINK_ID, T_ID, OTHER_ID, SOURCE_ID = (str(uuid.UUID(int=number)) for number in (1, 2, 3, 4))
 
 
-class Log:
+class Log(CommandLog):
     """The log of cluster B, whose ``in-t`` follows over link ``ab``."""
 
     def __init__(self) -> None:
-        self.state = ControlState("B")
+        super().__init__("B")
         self.now_ms = 1_000
         self.do(c.CreateLink("ab", LINK_ID, "A", False))
         self.do(c.AttachNamespace("ab", TOPIC, "in-", "in-", FOLLOWER, create_missing=True))
         self.do(c.SetFollowerTopic("ab", "in-t", "in-t", SOURCE_ID, TopicState.FOLLOWING, T_ID))
 
-    def do(self, body: c.Body) -> Outcome:
-        command = c.Command(str(uuid.uuid4()), self.now_ms, "p", self.state.applied_offset, body)
-        self.state, outcome = apply(self.state, self.state.applied_offset + 1, c.decode(c.encode(command)))
-        return outcome
+    @property
+    def at_ms(self) -> int:
+        return self.now_ms
 
     def record(self, until_ms: int, topic_id: str = T_ID, **more: Any) -> Outcome:
         entry = c.PartitionClaim("in-t", topic_id, more.get("partition", 0), until_ms, 5)

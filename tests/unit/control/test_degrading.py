@@ -6,13 +6,14 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
+from support.command_log import CommandLog
+
 from isthmus_control import commands as c
-from isthmus_control.apply import apply
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import NEVER
 from isthmus_control.model import Degraded, LinkMode, Reason, ResourceType, Role, SyncRecord, SyncState
-from isthmus_control.outcome import Accepted, Outcome, Rejected, Rejection, SyncChanged
+from isthmus_control.outcome import Rejected, Rejection, SyncChanged
 
 TOPIC = ResourceType.TOPIC
 IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
@@ -20,27 +21,20 @@ T_ID, OTHER_ID = (str(uuid.UUID(int=number)) for number in (1, 2))
 MINUTE_MS = 60_000
 
 
-class Log:
+class Log(CommandLog):
     """The log of cluster A, which leads ``out-`` on the synchronous link ``ab``."""
 
     def __init__(self, after_ms: int = MINUTE_MS) -> None:
-        self.state = ControlState("A")
+        super().__init__()
         self.link_id = str(uuid.uuid4())
         self.ok(c.CreateLink("ab", self.link_id, "B", True, ("b:1",)))
         self.ok(c.AttachNamespace("ab", TOPIC, "out-", "out-", Role.LEADER, create_missing=True))
         self.ok(c.AlterLink("ab", LinkMode.SYNCHRONOUS))
         self.ok(c.AlterDemands(TOPIC, "out-", degrade_after_ms=after_ms))
 
-    def do(self, body: c.Body, **envelope: Any) -> Outcome:
-        command = c.Command(str(uuid.uuid4()), 7_000, "proxy-1", self.state.applied_offset, body)
-        command = c.decode(c.encode(replace(command, **envelope)))
-        self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
-        return outcome
-
-    def ok(self, body: c.Body, **envelope: Any) -> tuple[Any, ...]:
-        outcome = self.do(body, **envelope)
-        assert isinstance(outcome, Accepted), outcome
-        return outcome.changes
+    @property
+    def at_ms(self) -> int:
+        return 7_000
 
     def refused(self, body: c.Body, words: str, **envelope: Any) -> None:
         before = self.state.sync_records

@@ -5,31 +5,20 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from support.command_log import CommandLog
 
 from isthmus_control import commands as c
-from isthmus_control.apply import apply
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import ALL, NEVER, NONE, Confirm, Consistency, Demands
 from isthmus_control.model import NamespaceKey, ResourceType
-from isthmus_control.outcome import Accepted, Outcome, Rejected, Rejection
+from isthmus_control.outcome import Rejected, Rejection
 
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP
 STRICT, AVAILABLE = Consistency.STRICT, Consistency.AVAILABLE
 
 
-class Log:
-    def __init__(self) -> None:
-        self.state = ControlState("A")
-
-    def do(self, body: c.Body) -> Outcome:
-        command = c.decode(c.encode(c.Command(str(uuid.uuid4()), 1_000, "p", self.state.applied_offset, body)))
-        self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
-        return outcome
-
-    def ok(self, body: c.Body) -> None:
-        assert isinstance(outcome := self.do(body), Accepted), outcome
-
+class Log(CommandLog):
     def refused(self, body: c.Body, code: Rejection, words: str) -> None:
         before = self.state.namespaces
         outcome = self.do(body)

@@ -6,12 +6,11 @@ import uuid
 from dataclasses import replace
 
 import pytest
+from support.command_log import CommandLog
 
 from isthmus_control import commands as c
-from isthmus_control.apply import apply
-from isthmus_control.control_state import ControlState
 from isthmus_control.model import OffsetsCopy, OffsetsForm, ResourceType, Role, TopicState, contains
-from isthmus_control.outcome import Accepted, FollowerTopicChanged, LinkChanged, Outcome, Rejected, Rejection
+from isthmus_control.outcome import FollowerTopicChanged, LinkChanged, Rejected, Rejection
 
 TOPIC, LEADER, FOLLOWER = ResourceType.TOPIC, Role.LEADER, Role.FOLLOWER
 OFFSETS = "__consumer_offsets"
@@ -21,23 +20,13 @@ ENCRYPTED = OffsetsCopy(OffsetsForm.ENCRYPTED)
 SOURCE_ID, COPY_ID = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
 
 
-class Log:
+class Log(CommandLog):
     """The log of cluster A, linked to B and C."""
 
     def __init__(self) -> None:
-        self.state = ControlState("A")
+        super().__init__()
         for name, remote in (("ab", "B"), ("ab2", "B"), ("ac", "C")):
             self.ok(c.CreateLink(name, str(uuid.uuid4()), remote, True, ("there:9192",)))
-
-    def do(self, body: c.Body) -> Outcome:
-        command = c.Command(str(uuid.uuid4()), 1_000, "proxy-1", self.state.applied_offset, body)
-        self.state, outcome = apply(self.state, self.state.applied_offset + 1, c.decode(c.encode(command)))
-        return outcome
-
-    def ok(self, body: c.Body) -> tuple[object, ...]:
-        outcome = self.do(body)
-        assert isinstance(outcome, Accepted), outcome
-        return outcome.changes
 
     def refused(self, body: c.Body, code: Rejection, *words: str) -> None:
         before = self.state

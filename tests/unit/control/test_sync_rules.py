@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.command_log import CommandLog
 
 from isthmus_control import commands as c
-from isthmus_control.apply import apply
 from isthmus_control.clock import Hlc, Register
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, LinkMode, LinkSettings, Reason, ResourceType, Role, SyncRecord, SyncState
-from isthmus_control.outcome import Accepted, Duplicate, LinkChanged, NamespaceDetached, Outcome, Rejected, Rejection
+from isthmus_control.outcome import Accepted, Duplicate, LinkChanged, NamespaceDetached, Rejected, Rejection
 from isthmus_control.outcome import SyncChanged as Changed
 
 TOPIC, GROUP, LEADER, FOLLOWER = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, Role.LEADER, Role.FOLLOWER
@@ -26,11 +26,11 @@ T_ID, U_ID, OTHER_ID = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 WHY = Reason("PEER_SILENT", "nothing was heard for 10 s")
 
 
-class Log:
+class Log(CommandLog):
     """The log of cluster A, which leads ``out-`` on link ``ab``, synchronously unless told otherwise."""
 
     def __init__(self, mode: LinkMode = SYNC) -> None:
-        self.state = ControlState("A")
+        super().__init__()
         self.ok(c.CreateLink("ab", str(uuid.uuid4()), "B", True, ("b:1",)))
         self.ok(c.AttachNamespace("ab", TOPIC, "out-", "out-", LEADER, create_missing=True))
         if mode is SYNC:
@@ -40,17 +40,9 @@ class Log:
     def link(self) -> Link:
         return self.state.links["ab"]
 
-    def do(self, body: c.Body, **envelope: Any) -> Outcome:
-        now_ms = 1_000 + self.state.applied_offset
-        command = c.Command(str(uuid.uuid4()), now_ms, "proxy-1", self.state.applied_offset, body)
-        command = c.decode(c.encode(replace(command, **envelope)))
-        self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
-        return outcome
-
-    def ok(self, body: c.Body, **envelope: Any) -> tuple[Any, ...]:
-        outcome = self.do(body, **envelope)
-        assert isinstance(outcome, Accepted), outcome
-        return outcome.changes
+    @property
+    def at_ms(self) -> int:
+        return 1_000 + self.state.applied_offset
 
     def refused(self, body: c.Body, code: Rejection, *words: str, **envelope: Any) -> None:
         before = self.state

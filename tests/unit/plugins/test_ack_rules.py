@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from isthmus_control.demands import ALL, NEVER, Confirm, Consistency, Demands
@@ -15,18 +16,10 @@ IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
 MINUTE_MS = 60_000
 
 
-class _State:
-    def __init__(self, demands: Demands) -> None:
-        self.lookup = self
-        self.demands_ = demands
-
-    def demands(self, topic: str) -> Demands:
-        return self.demands_
-
-
 def rules(confirm: Confirm = ALL, after_ms: int = NEVER, strict: bool = False) -> AckRules:
     consistency = Consistency.STRICT if strict else Consistency.AVAILABLE
-    state: Any = _State(Demands(consistency, degrade_after_ms=after_ms, confirm=confirm))
+    demands = Demands(consistency, degrade_after_ms=after_ms, confirm=confirm)
+    state: Any = SimpleNamespace(lookup=SimpleNamespace(demands=lambda topic: demands))
     return AckRules(lambda: state)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
@@ -18,15 +19,6 @@ IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
 ANY_1 = Confirm(1, ("b", "c"))
 
 
-class _State:
-    def __init__(self, demands: Demands) -> None:
-        self.lookup = self
-        self.demands_ = demands
-
-    def demands(self, topic: str) -> Demands:
-        return self.demands_
-
-
 def needs(
     confirm: Confirm,
     after_ms: int = NEVER,
@@ -36,7 +28,8 @@ def needs(
     **states: SyncState,
 ) -> SyncNeeds:
     """What is needed of links with these records, under a leader epoch of the source."""
-    state: Any = _State(Demands(degrade_after_ms=after_ms, confirm=confirm))
+    demands = Demands(degrade_after_ms=after_ms, confirm=confirm)
+    state: Any = SimpleNamespace(lookup=SimpleNamespace(demands=lambda topic: demands))
     degraded = Degraded(degraded_ms, 0, 0, "p", 1) if degraded_ms else None
     records = {
         name: SyncRecord("id", is_in, 0, 0, None if is_in is IN else Reason("c", "m"), 1, True, degraded)
