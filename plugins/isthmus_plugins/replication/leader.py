@@ -86,6 +86,7 @@ class LeaderEnd:
         self._changed = asyncio.Event()
         self._streams: dict[LedPartition, LeaderStream] = {}
         self._by_id: dict[tuple[LinkConnection, int], LeaderStream] = {}
+        """Those and the ones that are being opened: the follower may end a stream as soon as it has opened it."""
         self._opening: set[LedPartition] = set()
         self._tails: dict[tuple[int, str], Tail] = {}
         self._configs = SourceConfigs(context, self.wake)
@@ -125,8 +126,9 @@ class LeaderEnd:
         return self._streams.get(key)
 
     def stream_of(self, connection: LinkConnection, stream_id: int) -> LeaderStream | None:
-        """The stream of that number over a connection."""
-        return self._by_id.get((connection, stream_id))
+        """The stream of that number over a connection, once it is open."""
+        stream = self._by_id.get((connection, stream_id))
+        return stream if stream is not None and self._streams.get(stream.key) is stream else None
 
     def wake(self) -> None:
         """Something changed: links, connections, topics."""
@@ -358,7 +360,8 @@ class LeaderEnd:
             self.stopped[key] = Stopped(code, message, end_offset, retry_at, source_end)
 
     async def _opened(self, stream: LeaderStream) -> None:
-        key = stream.key
+        key, place = stream.key, (stream.connection, stream.stream_id)
+        self._by_id[place] = stream
         try:
             async with self._limit:
                 answer = await stream.connection.call(
@@ -390,11 +393,13 @@ class LeaderEnd:
             if code == reasons.NOT_LEADER:
                 self._targets.prepare_again(key.link)
             self._note(key, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S)
-            if isinstance(error, BrokerUnavailable | KafkaRefused | TimeoutError):
-                self._close(stream, (reasons.CLOSED, "the leader end could not go on"))
+            may_be_open = isinstance(error, BrokerUnavailable | KafkaRefused | TimeoutError)
+            self._close(stream, (reasons.CLOSED, "the leader end could not go on") if may_be_open else None)
             return
         finally:
             self._opening.discard(key)
+        if self._by_id.get(place) is not stream:
+            return  # the follower has ended it
         if objection is not None:
             before = self.stopped.get(key)
             if before is not None and before.code in reasons.DIVERGED and objection[0] in reasons.DIVERGED:
@@ -403,17 +408,17 @@ class LeaderEnd:
             self.stop_stream(stream, *objection, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S)
             return
         if stream.connection.lost:
+            self._close(stream)
             return
         before = self.stopped.get(key)
         if before is not None and reasons.waiting_state(before.code) is None:
             del self.stopped[key]
         self._streams[key] = stream
-        self._by_id[stream.connection, stream.stream_id] = stream
         self.on_confirmed(stream)
-        place = (stream.broker_id, key.link)
-        tail = self._tails.get(place)
+        reader = (stream.broker_id, key.link)
+        tail = self._tails.get(reader)
         if tail is None:
-            tail = self._tails[place] = Tail(self, self._context, *place)
+            tail = self._tails[reader] = Tail(self, self._context, *reader)
         tail.add(stream)
 
     async def _compacts(self, topic: str, topic_id: bytes) -> bool:

@@ -16,6 +16,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import TransactionMarkers
 from isthmus_plugins.replication import leader as module
 from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.follower_log import StopReason
 from isthmus_plugins.replication.leader_stream import (
     CLOSE_MS,
     IN_FLIGHT_BYTES_MAX,
@@ -155,6 +156,31 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
         await replicas.until("it goes on", replicas.equal, 30)
         assert KEY not in replicas.ends["A"].leader.stopped
         assert replicas.ends["B"].follower.streams()[0].reason is None
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_stream_that_the_follower_ends_while_it_is_opened_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(replicas: Replicas) -> None:
+        ended = False
+
+        async def objection_to(*args: Any) -> tuple[str, str] | None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                follower = replicas.ends["B"].follower
+                # As a proxy makes it that has not heard yet that it leads the partition no more.
+                why = StopReason(reasons.CLOSED, "another stream of the partition was opened")
+                await follower._end(follower.streams()[0], why)
+                await asyncio.sleep(0.1)  # it is told so
+            return await real(*args)
+
+        real = module.objection_to
+        monkeypatch.setattr(module, "objection_to", objection_to)
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.write_values(b"a", b"b")
+        await replicas.until("ended", lambda: ended)
+        await replicas.until("copied", replicas.equal, 5)
 
     on_replicas(monkeypatch, work)
 
