@@ -12,8 +12,11 @@ from confluent_kafka import Consumer
 from support import groups
 from support.kafka import unique
 from support.links import Linked, linked, taking_transactions, truncated, until
+from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_plugins.replication.withheld import COORDINATOR_LOAD_IN_PROGRESS
+from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
 
@@ -149,3 +152,32 @@ def test_a_java_consumer_of_a_kip_848_group_that_read_what_is_cut_goes_on_at_the
     expected = [(record.offset, record.value) for record in link.a.read(source)]
     rogue = [(100 + number, b"rogue-%d" % number) for number in range(5)]
     assert mine == [*expected[:100], *rogue, *expected[100:]]
+
+
+def test_a_group_commits_and_asks_under_the_id_that_the_topic_had(link: Linked) -> None:
+    source, target = link.names("former-id")
+    link.a.create_topic(source)
+    link.a.produce(source, [b"%d" % number for number in range(10)])
+    link.wait_end(target, 10)
+    group = unique("by-id-")
+    with Wire(link.b.bootstrap) as wire:
+        (topic,) = wire.request(ApiKey.METADATA, 12, {"topics": [{"name": target}]}).topics
+        former = topic.topic_id
+        link.b.produce(target, [b"rogue-%d" % number for number in range(5)], direct=True)
+        truncated(link, target)
+
+        def commit(offset: int) -> int:
+            """Commit as one does who has not heard of the new id; the error code."""
+            partition = {"partition_index": 0, "committed_offset": offset}
+            values = {"group_id": group, "topics": [{"topic_id": former, "partitions": [partition]}]}
+            (answered,) = wire.request(ApiKey.OFFSET_COMMIT, 10, values).topics
+            assert answered.topic_id == former
+            return int(answered.partitions[0].error_code)
+
+        until("whole", lambda: commit(7) != COORDINATOR_LOAD_IN_PROGRESS)  # this proxy hears of it a moment later
+        assert committed(link, group, target) == {0: 7}
+        assert commit(13) == 0
+        assert committed(link, group, target) == {0: 10}, "beyond the cut"
+        asked = {"group_id": group, "topics": [{"topic_id": former, "partition_indexes": [0]}]}
+        (told,) = wire.request(ApiKey.OFFSET_FETCH, 10, {"groups": [asked]}).groups
+        assert [(each.topic_id, each.partitions[0].committed_offset) for each in told.topics] == [(former, 10)]

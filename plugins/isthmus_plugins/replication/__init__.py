@@ -57,6 +57,7 @@ from isthmus_plugins.replication.connection import LinkConnection, Receiver
 from isthmus_plugins.replication.decisions import Decisions
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_topics import FollowerTopics
+from isthmus_plugins.replication.former_ids import FormerIds
 from isthmus_plugins.replication.group_follower import GroupFollower
 from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.group_status import GroupStatuses
@@ -126,6 +127,7 @@ class ReplicationPlugin:
     @hookimpl
     async def isthmus_start(self, context: PluginContext) -> None:
         self._context = context
+        self._former_ids = FormerIds()
         self._withheld = WithheldTopics()
         self._leader_epochs = LeaderEpochs()
         self._syncing = SyncingTopics(context)
@@ -261,6 +263,7 @@ class ReplicationPlugin:
         self._decisions.control_changed(state)
         self._transaction_verification.control_changed(state)
         self._group_follower.control_changed(state)
+        self._former_ids.control_changed(state)
         self._withheld.control_changed(state)
         self._syncing.control_changed(state)
         self._leader_epochs.control_changed(state)
@@ -291,6 +294,7 @@ class ReplicationPlugin:
         return [
             *self._sync_leader.hooks(),
             *self._decisions.hooks(),
+            *self._former_ids.hooks(),
             *self._withheld.hooks(),
             *self._syncing.hooks(),
             *self._leader_epochs.hooks(),
