@@ -352,11 +352,13 @@ def _entity_reader(entity_type: Any) -> Read:
 
 def blank(entity_type: Any, values: Mapping[str, Any]) -> Any:
     """A kio object with ``values``, and elsewhere the schema's defaults: zero, empty, null."""
-    complete = dict(values)
-    for entity_field in fields(entity_type):
-        if entity_field.name not in complete and entity_field.default is MISSING:
-            complete[entity_field.name] = _implicit_default(entity_field)
-    return entity_type(**complete)
+    return entity_type(**{**_defaults(entity_type), **values})
+
+
+@cache
+def _defaults(entity_type: Any) -> Mapping[str, Any]:
+    """Of the fields that have to be given. They never change, so messages share them."""
+    return {each.name: _implicit_default(each) for each in fields(entity_type) if each.default is MISSING}
 
 
 def _implicit_default(entity_field: Any) -> Any:
@@ -390,35 +392,46 @@ def build(entity_type: Any, values: Mapping[str, Any]) -> Any:
     What is not given takes the schema's default. A field that another version of the message has, and this one does
     not, is left out; a name that no version has raises TypeError.
     """
-    known = {entity_field.name: entity_field for entity_field in fields(entity_type)}
-    complete: dict[str, Any] = {}
+    ways = _ways(entity_type)
+    complete = dict(_defaults(entity_type))
     for name, value in values.items():
-        if name in known:
-            complete[name] = _built(known[name], value)
+        if name in ways:
+            complete[name] = None if value is None else ways[name](value)
         elif name not in _names_in_all_versions(entity_type):
             raise TypeError(f"no version of {entity_type.__name__} has a field {name!r}")
-    return blank(entity_type, complete)
+    return entity_type(**complete)
 
 
-def _built(entity_field: Any, value: Any) -> Any:
+@cache
+def _ways(entity_type: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """By field: what makes its value of a plain one."""
+    return {entity_field.name: _way(entity_field) for entity_field in fields(entity_type)}
+
+
+def _way(entity_field: Any) -> Callable[[Any], Any]:
     kind = classify_field(entity_field)
-    if value is None:
-        return None
-    if isinstance(kind, EntityField):
-        return build(kind.type_, value) if isinstance(value, Mapping) else value
-    if isinstance(kind, EntityTupleField):
-        return tuple(build(kind.type_, item) if isinstance(item, Mapping) else item for item in value)
+    if isinstance(kind, EntityField | EntityTupleField):
+        type_ = kind.type_
+
+        def entity(value: Any) -> Any:
+            return build(type_, value) if isinstance(value, Mapping) else value
+
+        return entity if isinstance(kind, EntityField) else lambda values: tuple(map(entity, values))
     if kind.is_array:
-        return tuple(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        match get_schema_field_type(entity_field):
-            case "timedelta_i32" | "timedelta_i64":
-                return value * _MILLISECOND
-            case "datetime_i64":
-                return EPOCH + value * _MILLISECOND
-            case "error_code":
-                return error_code(value)
-    return value
+        return tuple
+    match get_schema_field_type(entity_field):
+        case "timedelta_i32" | "timedelta_i64":
+            return lambda value: value * _MILLISECOND if _is_number(value) else value
+        case "datetime_i64":
+            return lambda value: EPOCH + value * _MILLISECOND if _is_number(value) else value
+        case "error_code":
+            return lambda value: error_code(value) if _is_number(value) else value
+        case _:
+            return lambda value: value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @cache

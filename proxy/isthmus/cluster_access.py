@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Any, Final
 from uuid import UUID
 
@@ -56,17 +55,25 @@ TOPIC_SOURCE: Final = 1
 """ConfigSource of a topic's own settings."""
 
 
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """The client's errors as plugins know them."""
-    try:
-        yield
-    except (ConnectionLost, RequestTimedOut, AuthenticationFailed, UnsupportedVersion, MalformedFrame) as error:
-        raise BrokerUnavailable(str(error)) from error
-    except KafkaError as error:
-        if error.retriable or kafka_client.is_stale_metadata(error):
+class _Errors:
+    """The client's errors as plugins know them. Entered for every append and read, so it makes nothing."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(
+            error, ConnectionLost | RequestTimedOut | AuthenticationFailed | UnsupportedVersion | MalformedFrame
+        ):
             raise BrokerUnavailable(str(error)) from error
-        raise KafkaRefused(error.code, error.name, error.message or "") from error
+        if isinstance(error, KafkaError):
+            if error.retriable or kafka_client.is_stale_metadata(error):
+                raise BrokerUnavailable(str(error)) from error
+            raise KafkaRefused(error.code, error.name, error.message or "") from error
+
+
+_ERRORS: Final = _Errors()
 
 
 class ClusterAccess:
@@ -84,7 +91,7 @@ class ClusterAccess:
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         """All topics, read now."""
-        with _errors():
+        with _ERRORS:
             found = await self._client.refresh()
         known = self._topics
         self._topics = {
@@ -100,13 +107,13 @@ class ClusterAccess:
 
     async def topic(self, name: str) -> TopicInfo | None:
         """One topic, read now; None if there is none."""
-        with _errors():
+        with _ERRORS:
             info = (await self._client.refresh([name])).get(name)
         return None if info is None or info.topic_id is None else _topic(info)
 
     async def leader_of(self, topic: str, partition: int) -> int | None:
         """The partition's leader, read now; None if it has none."""
-        with _errors():
+        with _ERRORS:
             info = (await self._client.refresh([topic])).get(topic)
         known = info.partitions.get(partition) if info is not None else None
         return known.leader if known is not None and known.leader >= 0 else None
@@ -116,7 +123,7 @@ class ClusterAccess:
 
     async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
         """By setting: (effective value, what it would be without the topic's own)."""
-        with _errors():
+        with _ERRORS:
             answer = (await self._client.describe_configs(ResourceType.TOPIC, [topic]))[topic]
             if answer.error is not None:
                 raise answer.error
@@ -132,7 +139,7 @@ class ClusterAccess:
         """The effective settings of many topics, with a digest; None in their place if that is ``known`` still."""
         if not topics:
             return b"", {}
-        with _errors():
+        with _ERRORS:
             digest, answer = await self._client.describe_configs_raw(ResourceType.TOPIC, topics, known)
         if answer is None:
             return digest, None
@@ -146,7 +153,7 @@ class ClusterAccess:
         self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
     ) -> bytes:
         """Create a topic; its id."""
-        with _errors():
+        with _ERRORS:
             created = (await self._client.create_topics([NewTopic(topic, partitions, replication_factor, configs)]))[
                 topic
             ]
@@ -157,34 +164,34 @@ class ClusterAccess:
         return created.topic_id.bytes
 
     async def delete_topic(self, topic: str) -> None:
-        with _errors():
+        with _ERRORS:
             error = (await self._client.delete_topics([topic]))[topic]
             if error is not None:
                 raise error
 
     async def delete_topic_id(self, topic_id: bytes) -> None:
         """Delete the topic that has this id. Gone already is no error."""
-        with _errors():
+        with _ERRORS:
             error = await self._client.delete_topic_id(UUID(bytes=topic_id))
             if error is not None and error.code != UNKNOWN_TOPIC_ID:
                 raise error
 
     async def create_partitions(self, topic: str, total: int) -> None:
-        with _errors():
+        with _ERRORS:
             error = (await self._client.create_partitions({topic: total}))[topic]
             if error is not None:
                 raise error
 
     async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
         """Set these (None: back to the default), leave the others."""
-        with _errors():
+        with _ERRORS:
             await self._client.incremental_alter_configs(ResourceType.TOPIC, topic, configs)
 
     # ---- settings of brokers ----
 
     async def broker_configs(self, name: str) -> Mapping[int, str | None]:
         """The effective value of a broker setting at each broker, None where it does not know the setting."""
-        with _errors():
+        with _ERRORS:
             await self._client.refresh(())
             found = await self._client.describe_configs(
                 ResourceType.BROKER,
@@ -202,7 +209,7 @@ class ClusterAccess:
 
     async def cluster_config(self, name: str) -> str | None:
         """The cluster-wide dynamic value of a broker setting, None if it is not set."""
-        with _errors():
+        with _ERRORS:
             described = (await self._client.describe_configs(ResourceType.BROKER, [CLUSTER_WIDE], [name]))[CLUSTER_WIDE]
             if described.error is not None:
                 raise described.error
@@ -211,7 +218,7 @@ class ClusterAccess:
 
     async def alter_cluster_config(self, name: str, value: str | None, validate_only: bool = False) -> None:
         """Set it (None: remove it). ``validate_only`` asks whether the brokers would."""
-        with _errors():
+        with _ERRORS:
             await self._client.incremental_alter_configs(
                 ResourceType.BROKER, CLUSTER_WIDE, {name: value}, validate_only=validate_only
             )
@@ -233,7 +240,7 @@ class ClusterAccess:
         self, asked: Mapping[tuple[str, int], int]
     ) -> Mapping[tuple[str, int], tuple[int, int]]:
         """By (topic, partition) and time: the broker's (offset, time), (-1, -1) for none."""
-        with _errors():
+        with _ERRORS:
             found = await self._client.list_offsets(
                 {TopicPartition(*place): time for place, time in asked.items()}, deadline_s=POSITION_DEADLINE_S
             )
@@ -248,7 +255,7 @@ class ClusterAccess:
 
     async def _offset(self, topic: str, partition: int, timestamp: int, isolation: int = READ_UNCOMMITTED) -> int:
         place = TopicPartition(topic, partition)
-        with _errors():
+        with _ERRORS:
             found = await self._client.list_offsets(
                 {place: timestamp}, isolation=isolation, deadline_s=POSITION_DEADLINE_S
             )
@@ -265,7 +272,7 @@ class ClusterAccess:
         return await self._ends(partitions, READ_UNCOMMITTED)
 
     async def _ends(self, partitions: Collection[tuple[str, int]], isolation: int) -> Mapping[tuple[str, int], int]:
-        with _errors():
+        with _ERRORS:
             found = await self._client.list_offsets(
                 {TopicPartition(*place): LATEST for place in partitions},
                 isolation=isolation,
@@ -277,13 +284,13 @@ class ClusterAccess:
 
     async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
         """The leader's largest leader epoch up to ``epoch``, and where it ends; (-1, -1) if it has none."""
-        with _errors():
+        with _ERRORS:
             return await self._client.epoch_end(topic, partition, epoch, deadline_s=POSITION_DEADLINE_S)
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Delete the records below an offset; returns where the log starts now."""
         place = TopicPartition(topic, partition)
-        with _errors():
+        with _ERRORS:
             deleted = (await self._client.delete_records({place: before}, deadline_s=POSITION_DEADLINE_S))[place]
             if deleted.error is not None:
                 raise deleted.error
@@ -292,7 +299,7 @@ class ClusterAccess:
     async def producers(self, topic: str, partition: int) -> Mapping[int, ProducerState]:
         """What the partition's leader knows of producers, by their ids."""
         place = TopicPartition(topic, partition)
-        with _errors():
+        with _ERRORS:
             producers = (await self._client.describe_producers([place], deadline_s=POSITION_DEADLINE_S))[place]
             if producers.error is not None:
                 raise producers.error
@@ -305,69 +312,69 @@ class ClusterAccess:
 
     async def completing_transactions(self) -> Sequence[str]:
         """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
-        with _errors():
+        with _ERRORS:
             return await self._client.list_transactions(COMPLETING)
 
     # ---- consumer groups ----
 
     async def groups(self) -> Collection[str]:
         """The ids of all groups that some coordinator knows."""
-        with _errors():
+        with _ERRORS:
             return await self._groups.ids()
 
     async def committed_offsets(
         self, groups: Collection[str]
     ) -> Mapping[str, Mapping[tuple[str, int], CommittedOffset]]:
         """What groups have committed; those that cannot be asked now are left out."""
-        with _errors():
+        with _ERRORS:
             return await self._groups.committed(groups)
 
     async def commit_offsets(
         self, group: str, offsets: Mapping[tuple[str, int], CommittedOffset], retention_ms: int | None = None
     ) -> Mapping[tuple[str, int], Refused]:
         """Commit in a group's place; what was not committed, and why."""
-        with _errors():
+        with _ERRORS:
             return await self._groups.commit(group, offsets, retention_ms)
 
     async def delete_offsets(
         self, group: str, partitions: Collection[tuple[str, int]]
     ) -> Mapping[tuple[str, int], Refused]:
         """Delete positions; what was not deleted, and why."""
-        with _errors():
+        with _ERRORS:
             return await self._groups.delete_offsets(group, partitions)
 
     async def delete_group(self, group: str) -> None:
-        with _errors():
+        with _ERRORS:
             await self._groups.delete(group)
 
     async def group_exists(self, group: str) -> bool:
         """Whether there is a group of this name, of whatever type."""
-        with _errors():
+        with _ERRORS:
             return await group_exists(self._client, group)
 
     # ---- access control ----
 
     async def acls(self, matching: AclFilter = EVERY_ACL) -> frozenset[AclBinding]:
         """The bindings that a filter matches, read now."""
-        with _errors():
+        with _ERRORS:
             return await self._acls.matching(matching)
 
     async def create_acls(self, bindings: Collection[AclBinding]) -> None:
-        with _errors():
+        with _ERRORS:
             await self._acls.create(bindings)
 
     async def delete_acls(self, bindings: Collection[AclBinding]) -> None:
-        with _errors():
+        with _ERRORS:
             await self._acls.delete(bindings)
 
     # ---- connections of a plugin's own ----
 
     async def produce_connection(self, broker_id: int, lane: str) -> ProduceOverConnection:
-        with _errors():
+        with _ERRORS:
             return ProduceOverConnection(await self._client.to(broker_id, lane))
 
     async def fetch_connection(self, broker_id: int, lane: str) -> FetchOverConnection:
-        with _errors():
+        with _ERRORS:
             connection = await self._client.to(broker_id, lane)
         known = self._fetching.get((broker_id, lane))
         if known is None or known.connection is not connection:
@@ -403,7 +410,7 @@ class ProduceOverConnection:
 
         All but the last have acks=1.
         """
-        with _errors():
+        with _ERRORS:
             version = self._connection.version(ApiKey.PRODUCE, PRODUCE_VERSION_MAX)
             answers = []
             for number, batches in enumerate(requests, 1):
@@ -447,7 +454,7 @@ class ProduceOverConnection:
             for marker in markers
             for _ in range(marker.times)
         ]
-        with _errors():
+        with _ERRORS:
             version = self._connection.version(ApiKey.WRITE_TXN_MARKERS, MARKERS_VERSION_MAX)
             answer = await self._connection.request(
                 build_request(ApiKey.WRITE_TXN_MARKERS, version, {"markers": entries}),
@@ -502,7 +509,7 @@ class FetchOverConnection:
         """Read each of the partitions from its offset on. Raises BrokerUnavailable."""
         wanted = {(each.topic_id, each.partition): each for each in partitions}
         isolation = READ_COMMITTED if read_committed else READ_UNCOMMITTED
-        with _errors():
+        with _ERRORS:
             version = self.connection.version(ApiKey.FETCH)
             while True:
                 asked = (

@@ -312,8 +312,10 @@ class ClusterConnections:
         return await (self.to(self.controller_id, lane) if self.controller_id in self._brokers else self.any(lane))
 
     async def _connect(self, host: str, port: int, lane: str) -> BrokerConnection:
-        slot = self._slots.setdefault((host, port, lane), _Slot())
-        if slot.connection is not None and self._usable(slot.connection):
+        slot = self._slots.get((host, port, lane))
+        if slot is None:
+            slot = self._slots[host, port, lane] = _Slot()
+        elif slot.connection is not None and self._usable(slot.connection):
             return slot.connection
         loop = asyncio.get_running_loop()
         async with slot.lock:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -22,7 +22,7 @@ from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, PluginContext, Refused
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.applied_positions import AppliedPositions, StillOpen
-from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.followed_group import (
     BEYOND_FOLLOWER_END,
     COMPARE_INTERVAL_S,
@@ -259,7 +259,9 @@ class GroupFollower:
                 if entries:
                     self._tasks.start("settled", self._prepared.forget(entries))
         for connection, told in parts.items():
-            self._tasks.start("applied", self._told_applied(connection, told))
+            if not connection.lost:  # or whoever tells next tells all
+                answer = connection.begin_call("group_applied", {"parts": told})
+                self._tasks.start("applied", self._told_applied(connection, answer(CALL_TIMEOUT_S)))
 
     async def _store_open(
         self, connection: LinkConnection, partition: int, applied: AppliedPositions, upto: int, still_open: StillOpen
@@ -268,9 +270,10 @@ class GroupFollower:
         applied.stored()
         self._tell_applied()
 
-    async def _told_applied(self, connection: LinkConnection, parts: list[tuple[int, int, int]]) -> None:
+    @staticmethod
+    async def _told_applied(connection: LinkConnection, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
         try:
-            await connection.call("group_applied", {"parts": parts})
+            await answer
         except (LinkRejected, LinkLost, TimeoutError) as error:
             log.info("commits not confirmed", extra={"link": connection.link_name, "detail": str(error)})
 

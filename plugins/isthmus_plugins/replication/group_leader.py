@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused, PluginContext
-from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.fed_partition import FedPartition
 from isthmus_plugins.replication.followed_group import Waiting
 from isthmus_plugins.replication.leader_stream import LedPartition
@@ -625,17 +625,17 @@ class GroupLeader:
         return True
 
     async def _call_on(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
-        """Call without waiting for the answer, unless many are not answered: calls are taken in their order."""
-        call = self._tasks.start(f"tell-{feed.link_name}", self._call_once(feed, changes))
+        """Call now, without waiting for the answer, unless many are not answered: calls are taken in their order."""
+        answer = feed.connection.begin_call("group_offsets", self._asked(feed, changes))
+        call = self._tasks.start(f"tell-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
         feed.calls.add(call)
         call.add_done_callback(feed.calls.discard)
-        await asyncio.sleep(0)  # it is sent before anything else is
         if len(feed.calls) >= CALLS_AT_ONCE:
             await asyncio.wait(feed.calls, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _call_once(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
+    async def _answered(self, feed: Feed, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
         try:
-            await self._call(feed, changes)
+            self._note_answer(feed, await answer)
         except LinkLost:
             feed.wake.set()
         except (LinkRejected, TimeoutError) as error:
@@ -728,6 +728,11 @@ class GroupLeader:
         return sorted(remote for name in names if (remote := feed.remote_group(name)) is not None)
 
     async def _call(self, feed: Feed, parts: list[dict[str, Any]]) -> None:
-        asked = {"partitions": self._partitions, "parts": parts, "topics": feed.topic_prefixes}
-        answer = await feed.connection.call("group_offsets", asked)
+        self._note_answer(feed, await feed.connection.call("group_offsets", self._asked(feed, parts)))
+
+    def _asked(self, feed: Feed, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"partitions": self._partitions, "parts": parts, "topics": feed.topic_prefixes}
+
+    @staticmethod
+    def _note_answer(feed: Feed, answer: Mapping[str, Any]) -> None:
         feed.holds_back = bool(answer.get("holds_back"))

@@ -127,6 +127,7 @@ class SyncLeader(Confirmer):
             self._mappings = {name: link.mappings for name, link in state.links.items()}
             self.acks.changed()
         self._former = state
+        self.who.changed()
         self.reads.control_changed(state)
         self._confirmed_all()
         self.commits.control_changed(self._links_of(OFFSETS_TOPIC))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 
 from isthmus_control.model import SyncRecord, SyncState
@@ -37,11 +37,25 @@ class SyncNeeds:
         self.former = FormerLeases()
         self.unsure = True
         """Leases of the process before this one may still run, of links that are asynchronous again."""
+        self._recorded: dict[tuple[Partition, bool], tuple[Clause, ...]] = {}
+        """What is needed of partitions where that follows from the control log alone."""
+
+    def changed(self) -> None:
+        """The control log says something else, or which links count is known better."""
+        self._recorded.clear()
 
     # ---- acks ----
 
-    def needed(self, place: Partition, transactional: bool) -> Iterator[Clause]:
+    def needed(self, place: Partition, transactional: bool) -> Iterable[Clause]:
         """What must be confirmed of a partition's records before they are acked."""
+        if self.unsure or self.former or self._rules.confirm(place[0]):
+            return self._needed_now(place, transactional)
+        found = self._recorded.get((place, transactional))
+        if found is None:
+            found = self._recorded[place, transactional] = tuple(self._needed_now(place, transactional))
+        return found
+
+    def _needed_now(self, place: Partition, transactional: bool) -> Iterator[Clause]:
         now = monotonic()
         yield from self._rules.clauses(place, self.records(place), transactional, self._stays, now)
         for key in self._unrecorded(place, now):

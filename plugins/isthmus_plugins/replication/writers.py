@@ -117,10 +117,14 @@ class Writers:
 
     def share(self) -> None:
         """Have a writer take what is ready: at once if none is busy, else when their latest request has taken long."""
-        free = next((writer for writer in self._writers if not writer.busy), None)
+        free, began = None, float("-inf")
+        for writer in self._writers:
+            if writer.busy:
+                began = max(began, writer.began)
+            elif free is None:
+                free = writer
         if free is None:
             return
-        began = max((writer.began for writer in self._writers if writer.busy), default=0.0)
         wait = began + PATIENCE_S - monotonic()
         if wait <= 0:
             free.work.set()

@@ -54,6 +54,26 @@ def test_decisions_go_to_those_that_must_have_them_and_to_none_that_transactions
     assert needs(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT).told(PLACE) == {B}
 
 
+def test_what_follows_from_the_control_log_alone_is_looked_up_once() -> None:
+    states = {"b": IN}
+    found = needs(ALL, **states)
+    records: dict[str, Any] = {"b": found.records(PLACE)["b"]}
+    found._record_of = lambda link, place: records.get(link)
+    assert found.needed(PLACE, False) is not found.needed(PLACE, False), "leases of before may run"
+    found.unsure = False
+    known = found.needed(PLACE, False)
+    assert (known, found.needed(PLACE, False)) == ((Clause(1, (B,)),), known)
+    records.clear()
+    assert found.needed(PLACE, False) is known
+    found.changed()
+    assert found.needed(PLACE, False) == ()
+    found.former.granted_here(B, monotonic())
+    assert [*found.needed(PLACE, False)] == [Clause(1, (B,))], "a lease of before runs for a time"
+    chosen = needs(ANY_1, b=IN, c=IN)
+    chosen.unsure = False
+    assert chosen.needed(PLACE, False) is not chosen.needed(PLACE, False), "promises run for a time"
+
+
 def test_all_that_are_in_sync_are_waited_for_while_what_another_proxy_promised_may_count() -> None:
     long_ago = float("-inf")
     progress = {B: Progress(long_ago, 5), C: Progress(long_ago, 5)}
