@@ -3,7 +3,7 @@
 Consumers of KIP-848 groups name topics by id (OffsetCommit and OffsetFetch v10). Their coordinator takes a partition
 from them when the old topic is gone, and Kafka's own commits what it has read before it lets go: under the old id, if
 it has not heard of the new one yet. It takes UNKNOWN_TOPIC_ID for something that passes, asks for no metadata
-meanwhile, and so would commit in vain until its rebalance timeout (seen with 4.1 to 4.3).
+meanwhile, and so would commit in vain until its rebalance timeout (seen with 4.3).
 
 What an offset of the old topic says, the same one of the new topic says up to the cut, and what was beyond that is
 gone: a commit beyond it becomes one of the cut.
