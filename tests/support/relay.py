@@ -35,8 +35,8 @@ class Relay:
         host, port = self._server.getsockname()[:2]
         return f"{host}:{port}"
 
-    def cut_after(self, size: int) -> None:
-        """Cut all connections when so many more bytes have passed, whatever they are a part of."""
+    def cut_after(self, size: int | None) -> None:
+        """Cut all connections when so many more bytes have passed, whatever they are a part of; None: do not."""
         with self._lock:
             self._left = size
 

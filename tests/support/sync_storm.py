@@ -130,3 +130,4 @@ class SynchronousStorm(Storm):
         while time.monotonic() < ends:
             scene.relay.cut_after(int(rng.expovariate(1 / (20 * 4096))) + 1)
             time.sleep(0.1)
+        scene.relay.cut_after(None)  # the last one must not come when the link is to be well
