@@ -72,8 +72,20 @@ class Written:
 
     acked: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """By partition and offset."""
+    somewhere: list[tuple[int, bytes]] = field(default_factory=list)
+    """Acked, too, by partition: nobody said where (of a batch that was sent again)."""
     sent: int = 0
     refused: list[KafkaError] = field(default_factory=list)
+
+    def ack(self, message: Message) -> None:
+        """A record was acked."""
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None
+        assert value is not None
+        if offset is None:
+            self.somewhere.append((partition, value))
+        else:
+            self.acked[partition, offset] = value
 
 
 class Writer(threading.Thread):
@@ -120,7 +132,7 @@ class Writer(threading.Thread):
         if error is not None:
             self.written.refused.append(error)
         else:
-            self.written.acked[message.partition(), message.offset()] = message.value()
+            self.written.ack(message)
 
 
 class Transactions(Writer):
@@ -145,11 +157,11 @@ class Transactions(Writer):
                     producer = Producer(self._settings)
                     producer.init_transactions(60)
                 producer.begin_transaction()
-                told: list[tuple[tuple[int, int], bytes]] = []
+                told: list[Message] = []
 
                 def delivered(error: KafkaError | None, message: Message, told: list[Any] = told) -> None:
                     if error is None:
-                        told.append(((message.partition(), message.offset()), message.value()))
+                        told.append(message)
 
                 for _ in range(BATCH):
                     values.append(self._send(producer, delivered))
@@ -159,7 +171,8 @@ class Transactions(Writer):
                 commit = (len(self.committed) + len(self.aborted)) % 3 != 2
                 self._retrying(producer.commit_transaction if commit else producer.abort_transaction)
                 outcome = self.committed if commit else self.aborted
-                self.written.acked.update(told)
+                for message in told:
+                    self.written.ack(message)
             except KafkaException:
                 producer = None  # fenced, or fatal: the next one ends what this one began
             if values:
@@ -484,6 +497,8 @@ class Storm:
         for writer in self.writers:
             lost = writer.written.acked.items() - at.items()
             assert not lost, f"{writer.kind}: acknowledged, and not there: {sorted(lost)[:5]}"
+            somewhere = {(index, value) for (index, _), value in at.items()}
+            assert not (missing := set(writer.written.somewhere) - somewhere), missing
         times = Counter(read.value for part in committed for read in part)
         for number in range(self.idempotent.written.sent):
             assert times[b"idempotent-%d" % number] == 1
