@@ -45,14 +45,15 @@ class FormerIds:
         ]
 
     def control_changed(self, state: ControlState) -> None:
-        if state.past_truncations is self._seen:
+        if state.successions is self._seen:
             return
-        self._seen = state.past_truncations
+        self._seen = state.successions
         self._successions = {}
-        for past in reversed(state.past_truncations):
-            if (step := past.succession) is not None:
-                later = self._successions.get(uuid.UUID(step.successor).bytes)
-                self._successions[uuid.UUID(step.former).bytes] = step if later is None else step.then(later)
+        for chain in state.successions.values():
+            found: Succession | None = None
+            for step in reversed(chain):
+                found = step if found is None else step.then(found)
+                self._successions[uuid.UUID(step.former).bytes] = found
 
     def on_commit(self, request: Request) -> Verdict:
         """Forward a commit with the ids that there are, and offsets that the topics had."""

@@ -6,18 +6,16 @@ import uuid
 from typing import Any
 
 import pytest
+from support.api_requests import request
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Reason
-from isthmus_control.truncations import PartitionCut, PartitionView, Truncation, TruncationPhase
+from isthmus_control.truncations import Succession
 from isthmus_plugins.api import Client, Replace, Request, Verdict
 from isthmus_plugins.replication.former_ids import FormerIds
 from isthmus_protocol.messages import (
-    build_request,
     build_response,
     decode_request,
     decode_response,
-    encode_request,
     encode_response,
 )
 from isthmus_protocol.schema import ApiKey
@@ -25,33 +23,14 @@ from isthmus_protocol.schema import ApiKey
 FIRST, SECOND, LAST, OTHER = (uuid.UUID(int=number, version=4) for number in range(1, 5))
 
 
-def truncation(former: uuid.UUID, successor: uuid.UUID | None, *cuts: int) -> Truncation:
-    return Truncation(
-        "l",
-        "t",
-        str(former),
-        Reason("CODE", "why"),
-        tuple(PartitionView(1, 0) for _ in cuts),
-        None,
-        "p",
-        str(OTHER),
-        0,
-        TruncationPhase.DONE,
-        0,
-        cuts=tuple(PartitionCut(index, 0, offset, offset + 5) for index, offset in enumerate(cuts)),
-        new_topic_id=None if successor is None else str(successor),
-    )
+def made_anew(former: uuid.UUID, successor: uuid.UUID, *cuts: int) -> Succession:
+    return Succession(str(former), str(successor), cuts)
 
 
-def hooks(*past: Truncation) -> FormerIds:
+def hooks(*chain: Succession) -> FormerIds:
     found = FormerIds()
-    found.control_changed(ControlState("B", past_truncations=past))
+    found.control_changed(ControlState("B", successions={"t": chain} if chain else {}))
     return found
-
-
-def request(api_key: int, version: int, values: dict[str, Any]) -> Request:
-    frame = encode_request(build_request(api_key, version, values), 5, "me")
-    return Request(frame, True, api_key, version, 5, 0.0, Client(1, "a", 1))
 
 
 def commit(version: int, topics: dict[uuid.UUID, dict[int, int]]) -> Request:
@@ -93,7 +72,7 @@ def answered(verdict: Verdict, version: int, topics: list[uuid.UUID]) -> list[uu
 
 
 def test_a_commit_under_the_former_id_is_one_under_the_new_id_up_to_the_cut() -> None:
-    verdict = hooks(truncation(FIRST, LAST, 100, 9)).on_commit(
+    verdict = hooks(made_anew(FIRST, LAST, 100, 9)).on_commit(
         commit(10, {OTHER: {0: 700}, FIRST: {0: 103, 1: 7, 2: 50}})
     )
     assert committed(verdict) == {OTHER: {0: 700}, LAST: {0: 100, 1: 7, 2: 50}}
@@ -101,18 +80,18 @@ def test_a_commit_under_the_former_id_is_one_under_the_new_id_up_to_the_cut() ->
 
 
 def test_ids_lead_to_the_last_one_and_offsets_to_the_lowest_cut() -> None:
-    found = hooks(truncation(FIRST, SECOND, 100, 9), truncation(SECOND, LAST, 80, 20, 5))
+    found = hooks(made_anew(FIRST, SECOND, 100, 9), made_anew(SECOND, LAST, 80, 20, 5))
     assert committed(found.on_commit(commit(10, {FIRST: {0: 200, 1: 200}}))) == {LAST: {0: 80, 1: 9}}
     assert committed(found.on_commit(commit(10, {SECOND: {0: 200, 1: 200, 2: 6}}))) == {LAST: {0: 80, 1: 20, 2: 5}}
 
 
 @pytest.mark.parametrize("version", range(2, 10))
 def test_commits_by_name_pass(version: int) -> None:
-    assert hooks(truncation(FIRST, LAST, 100)).on_commit(commit(version, {FIRST: {0: 103}})) is None
+    assert hooks(made_anew(FIRST, LAST, 100)).on_commit(commit(version, {FIRST: {0: 103}})) is None
 
 
 def test_what_names_no_former_id_passes() -> None:
-    found = hooks(truncation(FIRST, LAST, 100), truncation(SECOND, None, 100))  # the second was cancelled
+    found = hooks(made_anew(FIRST, LAST, 100))
     assert found.on_commit(commit(10, {LAST: {0: 1}, OTHER: {0: 1}, SECOND: {0: 1}})) is None
     assert found.on_commit(commit(10, {FIRST: {0: 1}, LAST: {0: 2}})) is None, "the broker answers for the former one"
     nonsense = Request(b"", True, ApiKey.OFFSET_COMMIT, 10, 5, 0.0, Client(1, "a", 1))
@@ -121,7 +100,7 @@ def test_what_names_no_former_id_passes() -> None:
 
 
 def test_each_group_is_told_its_positions_by_the_ids_that_it_named() -> None:
-    found = hooks(truncation(FIRST, LAST, 100))
+    found = hooks(made_anew(FIRST, LAST, 100))
 
     def asking(groups: dict[str, uuid.UUID | None]) -> Request:
         listed = [

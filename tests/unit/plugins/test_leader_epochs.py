@@ -6,18 +6,16 @@ import uuid
 from typing import Any
 
 import pytest
+from support.api_requests import request, versions
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import EpochShift
 from isthmus_plugins.api import Client, Replace, Request
 from isthmus_plugins.replication.leader_epochs import LeaderEpochs
-from isthmus_protocol import schema
 from isthmus_protocol.messages import (
-    build_request,
     build_response,
     decode_request,
     decode_response,
-    encode_request,
     encode_response,
 )
 from isthmus_protocol.schema import ApiKey
@@ -30,16 +28,6 @@ def hooks() -> LeaderEpochs:
     made = LeaderEpochs()
     made.control_changed(ControlState("B", epoch_shifts={"t": EpochShift(str(ID), 1007)}))
     return made
-
-
-def versions(api_key: int) -> list[int]:
-    lowest, highest = schema.supported()[api_key]
-    return list(range(lowest, highest + 1))
-
-
-def request(api_key: int, version: int, values: dict[str, Any]) -> Request:
-    frame = encode_request(build_request(api_key, version, values), 5, "me")
-    return Request(frame, True, api_key, version, 5, 0.0, Client(1, "a", 1))
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.METADATA))

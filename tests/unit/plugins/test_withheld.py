@@ -8,19 +8,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from support.api_requests import request, versions
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Reason
 from isthmus_control.truncations import PartitionCut, PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.api import Answer, Client, Close, Hold, Replace, Request, Verdict
 from isthmus_plugins.replication.withheld import WithheldTopics
-from isthmus_protocol import schema
 from isthmus_protocol.messages import (
-    build_request,
     build_response,
     decode_request,
     decode_response,
-    encode_request,
     encode_response,
 )
 from isthmus_protocol.schema import ApiKey
@@ -58,16 +56,6 @@ def show(hooks: WithheldTopics, *under_way: Truncation, past: Iterable[Truncatio
     hooks.control_changed(
         ControlState("B", truncations={each.topic: each for each in under_way}, past_truncations=tuple(past))
     )
-
-
-def request(api_key: int, version: int, values: dict[str, Any], session_id: int = 1) -> Request:
-    frame = encode_request(build_request(api_key, version, values), 5, "me")
-    return Request(frame, True, api_key, version, 5, 0.0, Client(session_id, "a", 1))
-
-
-def versions(api_key: int, first: int = 0) -> list[int]:
-    lowest, highest = schema.supported()[api_key]
-    return list(range(max(lowest, first), highest + 1))
 
 
 def answered(verdict: Verdict, asked: Request) -> Any:
