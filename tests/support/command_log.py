@@ -13,7 +13,7 @@ from isthmus_control.outcome import Accepted, Outcome
 
 
 class CommandLog:
-    """Commands of ``proxy-1``, each as it is read back."""
+    """Commands of ``proxy-1``; each is read back as it was made."""
 
     def __init__(self, cluster_id: str = "A") -> None:
         self.state = ControlState(cluster_id)
@@ -25,7 +25,8 @@ class CommandLog:
 
     def do(self, body: c.Body, **envelope: Any) -> Outcome:
         command = c.Command(str(uuid.uuid4()), self.at_ms, "proxy-1", self.state.applied_offset, body)
-        command = c.decode(c.encode(replace(command, **envelope)))
+        command = replace(command, **envelope)
+        assert c.decode(c.encode(command)) == command
         self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
         return outcome
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.command_log import CommandLog
 
 from isthmus_control import apply as rules
 from isthmus_control import commands as c
@@ -27,7 +28,6 @@ from isthmus_control.model import (
     TopicState,
 )
 from isthmus_control.outcome import (
-    Accepted,
     Duplicate,
     FollowerTopicChanged,
     LeaseChanged,
@@ -49,25 +49,20 @@ def uid() -> str:
     return str(uuid.uuid4())
 
 
-class Log:
-    """A log of one proxy, applied as it is written."""
+class Log(CommandLog):
+    """A log of one proxy, applied as it is written; each command is made a millisecond later."""
 
     def __init__(self, cluster_id: str = "A") -> None:
-        self.state = ControlState(cluster_id)
+        super().__init__(cluster_id)
         self.now_ms = 1_000
+
+    @property
+    def at_ms(self) -> int:
+        return self.now_ms
 
     def do(self, body: c.Body, **envelope: Any) -> Outcome:
         self.now_ms += 1
-        command = c.Command(uid(), self.now_ms, "proxy-1", self.state.applied_offset, body)
-        command = replace(command, **envelope)
-        assert c.decode(c.encode(command)) == command
-        self.state, outcome = apply(self.state, self.state.applied_offset + 1, command)
-        return outcome
-
-    def ok(self, body: c.Body, **envelope: Any) -> tuple[Any, ...]:
-        outcome = self.do(body, **envelope)
-        assert isinstance(outcome, Accepted), outcome
-        return outcome.changes
+        return super().do(body, **envelope)
 
     def refused(self, body: c.Body, code: Rejection, *words: str, **envelope: Any) -> str:
         before = self.state
