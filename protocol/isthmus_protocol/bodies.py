@@ -393,13 +393,13 @@ def build(entity_type: Any, values: Mapping[str, Any]) -> Any:
     not, is left out; a name that no version has raises TypeError.
     """
     ways = _ways(entity_type)
-    complete = dict(_defaults(entity_type))
+    complete: dict[str, Any] = {}
     for name, value in values.items():
         if name in ways:
             complete[name] = None if value is None else ways[name](value)
         elif name not in _names_in_all_versions(entity_type):
             raise TypeError(f"no version of {entity_type.__name__} has a field {name!r}")
-    return entity_type(**complete)
+    return blank(entity_type, complete)
 
 
 @cache

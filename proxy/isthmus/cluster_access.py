@@ -63,6 +63,8 @@ class _Errors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            return
         if isinstance(
             error, ConnectionLost | RequestTimedOut | AuthenticationFailed | UnsupportedVersion | MalformedFrame
         ):

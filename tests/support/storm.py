@@ -494,10 +494,10 @@ class Storm:
 
     def _check_writers(self, uncommitted: Sequence[Sequence[Read]], committed: Sequence[Sequence[Read]]) -> None:
         at = {(index, read.offset): read.value for index, part in enumerate(uncommitted) for read in part}
+        somewhere = {(index, value) for (index, _), value in at.items()}
         for writer in self.writers:
             lost = writer.written.acked.items() - at.items()
             assert not lost, f"{writer.kind}: acknowledged, and not there: {sorted(lost)[:5]}"
-            somewhere = {(index, value) for (index, _), value in at.items()}
             assert not (missing := set(writer.written.somewhere) - somewhere), missing
         times = Counter(read.value for part in committed for read in part)
         for number in range(self.idempotent.written.sent):
