@@ -17,19 +17,20 @@ import platform
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Any, Final
 
+from isthmus_bench.awake import cores_awake
 from isthmus_bench.children import Child, ChildFailed
 from isthmus_bench.kafka import ToolFailed, run_tool
 from isthmus_bench.kafka.jars import parse_version
 from isthmus_bench.proxies import ProxyFailed
 from isthmus_bench.sync_environment import Environment, prefix_of
 from isthmus_bench.sync_figures import Figure, Missing, Report, WanFigure, figure_of, verdicts_of
-from isthmus_bench.sync_load import Shape
-from isthmus_bench.sync_plan import COORDINATED, LOADS, RECORD_BYTES, SCENARIOS, Load, Plan, Scenario, connections_for
+from isthmus_bench.sync_load import COORDINATED, Shape
+from isthmus_bench.sync_plan import LOADS, RECORD_BYTES, SCENARIOS, Load, Plan, Scenario, connections_for
 from isthmus_bench.wan import RoundTrips, Wan
 
 Say = Callable[[str], None]
@@ -37,6 +38,8 @@ Say = Callable[[str], None]
 PROBES: Final = 100
 """Exchanges over the WAN that its round trip is measured by."""
 WARMUP_PER_S: Final = 2000
+WARMUP_CLIENTS: Final = 16
+"""That use coordinators at once: one after the other, what they ask takes round trips, and compilers see too little."""
 JAVA_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {"java-linger-0": ("acks=all", "linger.ms=0"), "java-stock": ()}
 
 # ---- a Java producer ----
@@ -76,6 +79,11 @@ def java_producer(version: str, bootstrap: str, topic: str, load: Load, shape: S
 
 def run(plan: Plan, say: Say) -> Report:
     """Measure. Progress goes to ``say``. Raises ChildFailed, EmbeddedKafkaError, ProxyFailed, LoadError."""
+    with cores_awake() if plan.awake else nullcontext():
+        return _run(plan, say)
+
+
+def _run(plan: Plan, say: Say) -> Report:
     chosen = [each for each in SCENARIOS if each.name in plan.scenarios]
     wans, figures, missing = [], [], []
     for rtt_ms in plan.rtts_ms:
@@ -88,7 +96,7 @@ def run(plan: Plan, say: Say) -> Report:
         figures += measured.figures(chosen)
         missing += measured.missing
     return Report(
-        machine(), plan.version, plan.rounds, plan.seconds, wans, figures, missing, list(verdicts_of(figures))
+        machine(plan.awake), plan.version, plan.rounds, plan.seconds, wans, figures, missing, list(verdicts_of(figures))
     )
 
 
@@ -113,8 +121,10 @@ class Measured:
             environment = Environment(scenarios, self._plan.version, wan, stack)
             generator = stack.enter_context(Child("isthmus_bench.sync_load"))
             try:
-                for scenario in scenarios:
-                    self._warm(environment, generator, scenario)
+                warmed = self._plan.warmed(scenarios)
+                for scenario in warmed:
+                    self._say(f"{scenario.title}: warming up")
+                    self._warm(environment, generator, scenario, self._plan.warmup_s / len(warmed))
                 for load in self._loads:
                     for scenario in scenarios:
                         if scenario.loads is not None and load.name not in scenario.loads:
@@ -127,11 +137,19 @@ class Measured:
                 error.add_note(environment.log())
                 raise
 
-    def _warm(self, environment: Environment, generator: Child, scenario: Scenario) -> None:
+    def _warm(self, environment: Environment, generator: Child, scenario: Scenario, seconds: float) -> None:
+        """Send requests of each kind that is measured, until brokers have compiled what handles them.
+
+        A broker that has run for a day answers in half the time of one that has seen 200 such requests.
+        """
         connections = connections_for(WARMUP_PER_S, self._rtt_ms)
-        shape = Shape(rate=WARMUP_PER_S, connections=connections, warmup_s=0, seconds=self._plan.warmup_s)
+        shape = Shape(rate=WARMUP_PER_S, connections=connections, warmup_s=0, seconds=seconds)
         target = asdict(environment.target(scenario, 1))
         generator.ask(do="open", target=target, shape=asdict(shape), pids={})
+        shape = Shape(connections=WARMUP_CLIENTS, warmup_s=0, seconds=seconds)
+        for kind in self._plan.coordinated:
+            prefix = prefix_of(scenario)
+            generator.ask(do="warm", kind=kind, target=target, shape=asdict(shape), pids={}, prefix=prefix)
 
     def _measure(self, environment: Environment, generator: Child, scenario: Scenario, load: Load) -> None:
         """One load; where it fails, that is a figure that is missing, with the reason."""
@@ -180,13 +198,14 @@ class Measured:
         return WanFigure(self._rtt_ms, probed, statistics.median(self._late_us or [0.0]))
 
 
-def machine() -> dict[str, str]:
-    """What this was measured on."""
+def machine(awake: bool) -> dict[str, str]:
+    """What this was measured on; whether its cores were kept awake."""
     kernel = FilePath("/proc/sys/net")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     models = re.findall(r"^model name\s*: (.*)$", FilePath("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "cores": str(os.cpu_count()),
+        "idle cores": "kept awake" if awake else "asleep",
         "processor": models[0] if models else platform.machine(),
         "memory": f"{memory:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",

@@ -41,11 +41,19 @@ def sync(
         Path | None, typer.Option("--report", help="Write a page with plots into this file, and JSON beside it.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables into this file, too.")] = None,
+    awake: Annotated[
+        bool,
+        typer.Option(
+            "--cores-awake/--cores-asleep",
+            help="Keep idle cores from sleeping, as idle=poll would; what an idle virtual machine takes to wake up is "
+            "in the figures otherwise.",
+        ),
+    ] = True,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Measure what an ack costs that means both sites have it: links and a stretched cluster over a WAN, in one run.
 
-    Latency from the median to p99.9, and CPU. Takes about 40 minutes for each --rtt. The WAN needs root, or
+    Latency from the median to p99.9, and CPU. Takes about 50 minutes for each --rtt. The WAN needs root, or
     CAP_NET_ADMIN. Exit code 1 if a target is missed (not with --quick; targets are for --rtt 20).
     """
     import json
@@ -73,7 +81,7 @@ def sync(
     }
     version = version or DEFAULT_VERSION
     plan = Plan.quick(version) if quick else Plan(version)
-    plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
+    plan = replace(plan, awake=awake, **{name: value for name, value in chosen.items() if value is not None})
 
     def measure(say: measured.Say) -> Report:
         report = measured.run(plan, say)

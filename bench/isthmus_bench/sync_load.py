@@ -4,7 +4,8 @@ Runs as a child (:mod:`isthmus_bench.children`): each line of JSON on standard i
 one line. ``closed`` keeps a number of Produce requests in flight on one connection. ``open`` sends Produce requests
 when they are due, whether those before are answered or not, over several connections, and counts a latency from when
 its request was *due*: who is slow for a while is slow for all that were to be sent meanwhile (no coordinated omission).
-``commit`` commits positions one after the other, ``transaction`` whole transactions.
+``commit`` commits positions one after the other, ``transaction`` whole transactions; ``warm`` has several clients do
+one of these at once, which is not measured.
 
 Every answer is looked at: an error code ends the load.
 """
@@ -19,6 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -437,6 +439,24 @@ def transaction(target: Target, shape: Shape, pids: Pids, prefix: str) -> dict[s
     return {**said, "retries": transactions.retries}
 
 
+COORDINATED: Final[Mapping[str, Callable[[Target, Shape, Pids, str], dict[str, Any]]]] = {
+    "commit": commit,
+    "transaction": transaction,
+}
+"""Loads that use a group."""
+
+
+def warm(kind: str, target: Target, shape: Shape, prefix: str) -> None:
+    """Have ``shape.connections`` clients, each with names of its own, use coordinators at once. Raises LoadError."""
+    with ThreadPoolExecutor(shape.connections) as pool:
+        clients = [
+            pool.submit(COORDINATED[kind], target, shape, {}, f"{prefix}warm-{number}-")
+            for number in range(shape.connections)
+        ]
+        for client in clients:
+            client.result()
+
+
 def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # wake up when a request is due, not up to 50 us later
     socket.setdefaulttimeout(DRAIN_TIMEOUT_S)
@@ -450,10 +470,11 @@ def main() -> None:
                     said = closed(target, shape, pids)
                 case "open":
                     said = open_loop(target, shape, pids)
-                case "commit":
-                    said = commit(target, shape, pids, command["prefix"])
-                case "transaction":
-                    said = transaction(target, shape, pids, command["prefix"])
+                case "commit" | "transaction" as kind:
+                    said = COORDINATED[kind](target, shape, pids, command["prefix"])
+                case "warm":
+                    warm(command["kind"], target, shape, command["prefix"])
+                    said = {}
                 case other:
                     raise LoadError(f"no such command: {other}")
         except (OSError, LoadError) as error:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from isthmus_bench.kafka import DEFAULT_VERSION
-from isthmus_bench.sync_load import Shape
+from isthmus_bench.sync_load import COORDINATED, Shape
 
 RECORD_BYTES: Final = 1024
 CONNECTIONS_MIN: Final = 8
 CONNECTIONS_MAX: Final = 900
 ASYNCHRONOUS: Final = "asynchronous"
 SYNCHRONOUS: Final = "synchronous"
-COORDINATED: Final = ("commit", "transaction")
-"""Kinds of loads that use a group."""
 
 
 class Beside(enum.StrEnum):
@@ -159,14 +158,26 @@ class Plan:
     loads: tuple[str, ...] = tuple(each.name for each in LOADS)
     seconds: float = 5.0
     """Of each load, after a fifth of it that does not count."""
-    warmup_s: float = 5.0
-    """Of an environment, so that compilers are done."""
+    warmup_s: float = 15.0
+    """Of an environment with each kind of request, so that compilers are done: its scenarios share it."""
 
     @classmethod
     def quick(cls, version: str) -> Plan:
         """To see that it works; the figures mean nothing."""
         scenarios = tuple(each.name for each in SCENARIOS if each.big_buffers)
         return cls(version, (2.0,), 1, scenarios, seconds=1.0, warmup_s=0.5)
+
+    awake: bool = True
+    """Whether cores are kept from sleeping."""
+
+    def warmed(self, scenarios: Sequence[Scenario]) -> list[Scenario]:
+        """Of those that share an environment: the others send nothing that these have not sent before."""
+        return [each for each in scenarios if each.loads is None] or list(scenarios)
+
+    @property
+    def coordinated(self) -> list[str]:
+        """Kinds of its loads that use a group."""
+        return [each.kind for each in LOADS if each.name in self.loads and each.kind in COORDINATED]
 
     def shape(self, load: Load, rtt_ms: float) -> Shape:
         """How the load generator sends a load."""

@@ -45,8 +45,9 @@ def colours() -> str:
 def headline(report: Report) -> str:
     """What was measured on what, in one line."""
     told = report.machine
+    cores = f"{told['cores']} cores ({told['idle cores']} when idle)"
     return (
-        f"Kafka {report.version}; {told['cores']} cores, {told['memory']}, {told['kernel']}, Python {told['Python']}; "
+        f"Kafka {report.version}; {cores}, {told['memory']}, {told['kernel']}, Python {told['Python']}; "
         f"medians of {report.rounds} rounds of {report.seconds:g} s; 1 KB records, one a request, acks=all"
     )
 
