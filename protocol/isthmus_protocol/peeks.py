@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 from isthmus_protocol.locate import Locator, Want, locator
@@ -298,6 +299,7 @@ def config_resources(api_key: int, version: int, frame: Frame) -> tuple[list[tup
 # Groups and transactions
 
 _OFFSET_FETCH: Final = _Versions(ApiKey.OFFSET_FETCH, "request", "group_id", ("groups", ("group_id",)))
+_OFFSET_FETCH_TOPIC_IDS: Final = _Versions(ApiKey.OFFSET_FETCH, "request", ("groups", (("topics", ("topic_id",)),)))
 _ADD_PARTITIONS_TO_TXN: Final = _Versions(
     ApiKey.ADD_PARTITIONS_TO_TXN,
     "request",
@@ -348,6 +350,11 @@ def offset_fetch_groups(version: int, frame: Frame) -> list[bytes]:
     return [group] if groups is None else groups
 
 
+def offset_fetch_topic_ids(version: int, frame: Frame) -> list[bytes]:
+    """The ids of the topics that an OffsetFetch request asks for, from v10 on: none in groups of which it wants all."""
+    return list(chain.from_iterable(topics or () for topics in _OFFSET_FETCH_TOPIC_IDS[version](frame)))
+
+
 def transactional_id(api_key: int, version: int, frame: Frame) -> bytes | None:
     """The transactional id of InitProducerId (null: a plain idempotent producer), EndTxn, AddOffsetsToTxn,
     TxnOffsetCommit, Produce and AddPartitionsToTxn before v4. Raises LookupError for other APIs."""
@@ -372,6 +379,23 @@ def find_coordinator(version: int, frame: Frame) -> tuple[int, list[bytes]]:
     """A FindCoordinator request's ``(key type, keys)``. Key types: 0 group (implied in v0), 1 transaction, 2 share."""
     key_type, key, keys = _FIND_COORDINATOR[version](frame)
     return key_type or 0, [key] if keys is None else keys
+
+
+# Topics of any message
+
+
+@cache
+def _topics(api_key: int, version: int, kind: MessageKind) -> Locator:
+    (entity,) = (field.entity for field in message_spec(api_key, version, kind).fields if field.name == "topics")
+    assert entity is not None
+    names = tuple(field.name for field in entity.fields if field.name in {*_TOPIC_NAMES, "topic_id"})
+    return locator(api_key, version, kind, (("topics", names),))
+
+
+def topics(api_key: int, version: int, kind: MessageKind, frame: Frame) -> list[bytes | None]:
+    """What a message calls its ``topics``: names, ids, or where the version has both, both. Null and no id included."""
+    found = _topics(api_key, version, kind)(frame) or ()
+    return list(chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in found))
 
 
 # Error codes of any response

@@ -1,8 +1,8 @@
 """A synchronous link under random faults, for as long as one likes: ``make test-faults``.
 
 ISTHMUS_SYNC_FAULTS_S is for how many seconds (15 in ``make test``, 600 in ``make test-faults``), ISTHMUS_FAULTS_SEED
-what happens, ISTHMUS_LONG_CUT_S how long the link is cut at last (0: not). The seed also says whether the clock of the
-source's proxy is an hour ahead, or behind, or right.
+what happens, ISTHMUS_LONG_CUT_S how long the link is cut at last (0: not). The seed also says whether the clocks of
+the source's brokers and proxy are an hour ahead, or behind, or right.
 """
 
 from __future__ import annotations

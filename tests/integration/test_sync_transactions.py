@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import Consumer, Producer, TopicPartition
 from support.groups import commit as commit_alone
 from support.groups import group_status
+from support.java_steps import TransactionSteps, java_compiles
 from support.kafka import unique
 from support.links import Linked, linked, until
 from support.raw_log import read_log
@@ -221,6 +222,29 @@ def test_java_asks_again_for_a_commit_that_is_not_stored_and_commits_once(link: 
         values = [json.loads(each.value or b"{}") for _, data in read_log(wire, STORE) for each in decode_records(data)]
     epochs = {value["epoch"] - value["data_epoch"] for value in values if value.get("id") == mine}
     assert epochs == {1}, "each decision raised the epoch"
+    until("both sides are equal", lambda: link.verify(check=False)["equal"])
+
+
+def test_a_java_commit_that_was_given_up_is_done_once_when_it_is_asked_for_again(link: Linked, topic: str) -> None:
+    """``commitTransaction`` raises TimeoutException after ``max.block.ms``, and then may only be called again."""
+    version = link.a.kafka.version
+    if not java_compiles(version):
+        pytest.skip("Java comes without a compiler here")
+    wait_in_sync(link, topic)
+    settings = {"bootstrap_servers": link.a.bootstrap, "transactional_id": unique("java-"), "max_block_ms": "5000"}
+    value = unique("given-up-").encode()
+    with TransactionSteps(version, **settings) as java:
+        for step in ("init", "begin", f"send {topic} {value.decode()}"):
+            assert java.ask(step) == "done"
+        link.b.proxy.pause()
+        try:
+            assert "org.apache.kafka.common.errors.TimeoutException" in java.ask("commit")
+        finally:
+            link.b.proxy.resume()
+        assert java.ask("commit") == "done"
+    for side, name in ((link.a, topic), (link.b, topic.replace(link.local, link.remote))):
+        found = [each.value for each in side.read(name, direct=True, isolation="read_committed")]
+        assert found.count(value) == 1
     until("both sides are equal", lambda: link.verify(check=False)["equal"])
 
 

@@ -15,6 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -22,7 +24,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
-from support.clocks import apart
+from support.clocks import apart, brokers_apart
 from support.kafka import unique
 from support.links import VERIFICATION, Linked, Read, relayed, until, whole
 from support.relay import Relay
@@ -54,9 +56,10 @@ class Scene:
 
 @contextmanager
 def scene(a_brokers: int, b_brokers: int, a_clock_s: int = 0) -> Iterator[Scene]:
-    """Clusters of one's own: their brokers are killed. ``a_clock_s``: how far A's proxy is ahead of B's."""
+    """Clusters of one's own: their brokers are killed. ``a_clock_s``: how far A's clocks are ahead of B's."""
     with ExitStack() as stack:
-        a = stack.enter_context(KafkaCluster(name="storm-a", brokers=a_brokers))
+        clock = brokers_apart(a_clock_s, Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-storm-"))))
+        a = stack.enter_context(KafkaCluster(name="storm-a", brokers=a_brokers, jvm_flags=clock))
         b = stack.enter_context(KafkaCluster(name="storm-b", brokers=b_brokers, settings={VERIFICATION: "false"}))
         pair, relay = stack.enter_context(relayed(a, b, a_proxies=[whole(a, apart(a_clock_s))]))
         pair.attach()

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Succession
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
+from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
 from isthmus_protocol.schema import ApiKey
 
@@ -57,7 +58,9 @@ class FormerIds:
 
     def on_commit(self, request: Request) -> Verdict:
         """Forward a commit with the ids that there are, and offsets that the topics had."""
-        if not self._concerns(request):
+        if not self._may_concern(request) or self._successions.keys().isdisjoint(
+            peeks.topics(ApiKey.OFFSET_COMMIT, request.version, "request", request.frame)
+        ):
             return None
         head, payload = decode_request(request.frame)
         asked: Any = payload
@@ -69,7 +72,9 @@ class FormerIds:
 
     def on_offset_fetch(self, request: Request) -> Verdict:
         """The same for a question about positions."""
-        if not self._concerns(request):
+        if not self._may_concern(request) or self._successions.keys().isdisjoint(
+            peeks.offset_fetch_topic_ids(request.version, request.frame)
+        ):
             return None
         head, payload = decode_request(request.frame)
         asked: Any = payload
@@ -83,11 +88,8 @@ class FormerIds:
         frame = encode_request(replace(asked, groups=tuple(groups)), request.correlation_id, head.client_id)
         return Replace(frame, partial(_told, request.version, former))
 
-    def _concerns(self, request: Request) -> bool:
-        if not self._successions or request.version < TOPIC_IDS_SINCE:
-            return False
-        frame = request.frame
-        return any(former in frame for former in self._successions)
+    def _may_concern(self, request: Request) -> bool:
+        return bool(self._successions) and request.version >= TOPIC_IDS_SINCE
 
     def _renamed(self, topics: Sequence[Any]) -> tuple[tuple[Any, ...], _Ids]:
         """Topics under the ids that they have now, and the ids that they were named by; no ids: nothing changes."""

@@ -1,4 +1,4 @@
-"""Leases of what is led over a synchronous link no more, whichever proxy granted them: how long they run.
+"""Leases of what is In-Sync, or led over a synchronous link, no more, whoever granted them: how long they run.
 
 Without I/O. A proxy grants leases until it has applied the change. So of what another one pushed they run on from when
 every proxy has.

@@ -33,9 +33,8 @@ class LeaderEpochs:
 
     def __init__(self) -> None:
         self._shifts: dict[str, EpochShift] = {}
-        self._names: dict[bytes, str] = {}
-        self._marks: tuple[bytes, ...] = ()
-        """A request that has none of these bytes anywhere is not about such a topic."""
+        self._topics: frozenset[bytes] = frozenset()
+        """Names and ids."""
         self._seen: object = None
 
     def hooks(self) -> Sequence[RequestHook]:
@@ -51,12 +50,8 @@ class LeaderEpochs:
         if state.epoch_shifts is not self._seen:
             self._seen = state.epoch_shifts
             self._shifts = dict(state.epoch_shifts)
-            self._names = {uuid.UUID(each.topic_id).bytes: name for name, each in self._shifts.items()}
-            self._marks = (*self._names, *(name.encode() for name in self._shifts))
-
-    def _concerns(self, request: Request) -> bool:
-        frame = request.frame
-        return any(mark in frame for mark in self._marks)
+            ids = (uuid.UUID(each.topic_id).bytes for each in self._shifts.values())
+            self._topics = frozenset((*ids, *(name.encode() for name in self._shifts)))
 
     def on_metadata(self, request: Request) -> Verdict:
         """Tell shifted epochs."""
@@ -65,7 +60,7 @@ class LeaderEpochs:
         return Replace(request.frame, partial(self._shifted, request.api_key, request.version))
 
     def _shifted(self, api_key: int, version: int, frame: bytes) -> bytes:
-        if not any(mark in frame for mark in self._marks):
+        if self._topics.isdisjoint(peeks.topics(api_key, version, "response", frame)):
             return frame
         correlation_id, payload = decode_response(api_key, version, frame)
         answered: Any = payload
@@ -87,20 +82,22 @@ class LeaderEpochs:
 
     def on_fetch(self, request: Request) -> Verdict:
         """Forward a Fetch without the epochs of such topics' partitions; nothing else of it changes."""
-        if not self._shifts or not self._concerns(request):
+        if not self._shifts:
+            return None
+        found = peeks.fetch_leader_epochs(request.version, request.frame)
+        places = [place for topic, places in found if topic in self._topics for place in places if place is not None]
+        if not places:
             return None
         frame = bytearray(request.frame)
-        by_id = peeks.topics_are_ids(ApiKey.FETCH, request.version)
-        known = self._names if by_id else {name.encode() for name in self._shifts}
-        for topic, places in peeks.fetch_leader_epochs(request.version, request.frame):
-            for place in places if topic in known else ():
-                if place is not None:
-                    frame[place[0] : place[1]] = UNCHECKED
+        for start, end in places:
+            frame[start:end] = UNCHECKED
         return Replace(bytes(frame))
 
     def on_search(self, request: Request) -> Verdict:
         """The same for ListOffsets and OffsetForLeaderEpoch."""
-        if not self._shifts or not self._concerns(request):
+        if not self._shifts or self._topics.isdisjoint(
+            peeks.topics(request.api_key, request.version, "request", request.frame)
+        ):
             return None
         head, payload = decode_request(request.frame)
         asked: Any = payload

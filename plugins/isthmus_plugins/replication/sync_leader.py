@@ -126,6 +126,7 @@ class SyncLeader(Confirmer):
             self._synchronous = any(self.holds(link) for link in state.links.values())
             self._mappings = {name: link.mappings for name, link in state.links.items()}
             self.acks.changed()
+        self._note_left(self._former or state, state, monotonic())
         self._former = state
         self.who.changed()
         self.reads.control_changed(state)
@@ -158,6 +159,22 @@ class SyncLeader(Confirmer):
                 gone = [each for each in link.mappings if each.leads_groups and each not in now]
                 if gone:
                     self.commits.detached(name, gone, state.applied_offset)
+
+    def _note_left(self, before: ControlState, state: ControlState, now: float) -> None:
+        """Partitions are recorded Out-Of-Sync, by whatever proxy: no lease of them is granted any more, and acks wait
+        for those that were. Who records it has waited for its own, but may believe to lead what it leads no more."""
+        for name, records in state.sync_records.items():
+            known = before.sync_records.get(name, {})
+            for place, record in records.items() if records is not known else ():
+                was, key = known.get(place), LedPartition(name, *place)
+                if was is None or (was.state, record.state) != (SyncState.IN_SYNC, SyncState.OUT_OF_SYNC):
+                    continue
+                progress, promised_at = self.progress.get(key), now
+                if progress is not None:
+                    progress.joining, progress.in_sync, progress.level = None, False, False
+                    promised_at = progress.promised_at
+                if self.leads(key) and now < promised_at + LEASE_S + LEASE_MARGIN_S:
+                    self.who.former.granted_here(key, promised_at)
 
     async def _enforced(self, offset: int) -> None:
         await granted_no_more(self._context, offset)

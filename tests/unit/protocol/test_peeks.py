@@ -154,6 +154,16 @@ def expected_config_resources(message: Any) -> Any:
     return [(entry.resource_type, text(entry.resource_name)) for entry in message.resources], message.validate_only
 
 
+def expected_topics(message: Any) -> Any:
+    wanted = [field.name for field in dataclasses.fields(message.topics[0])] if message.topics else []
+    names = [name for name in wanted if name in ("name", "topic", "topic_id")]
+    return [
+        topic_id(entry) if name == "topic_id" else text(getattr(entry, name))
+        for entry in message.topics or ()
+        for name in names
+    ]
+
+
 def expected_offset_fetch_groups(message: Any) -> Any:
     groups = message.groups if hasattr(message, "groups") else (message,)
     return [text(group.group_id) for group in groups]
@@ -199,6 +209,13 @@ def of(api_key: ApiKey, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda version, frame: function(api_key, version, frame)
 
 
+TOPIC_APIS = [
+    (ApiKey.METADATA, "response"),
+    (ApiKey.DESCRIBE_TOPIC_PARTITIONS, "response"),
+    (ApiKey.LIST_OFFSETS, "request"),
+    (ApiKey.OFFSET_FOR_LEADER_EPOCH, "request"),
+    (ApiKey.OFFSET_COMMIT, "request"),
+]
 GROUP_APIS = [
     ApiKey.OFFSET_COMMIT,
     ApiKey.TXN_OFFSET_COMMIT,
@@ -247,6 +264,15 @@ PEEKS: list[tuple[ApiKey, str, Callable[..., Any], Callable[[Any], Any]]] = [
         for api_key in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
     ),
     (ApiKey.OFFSET_FETCH, "request", peeks.offset_fetch_groups, expected_offset_fetch_groups),
+    *(
+        (
+            api_key,
+            kind,
+            lambda version, frame, of=(api_key, kind): peeks.topics(of[0], version, of[1], frame),
+            expected_topics,
+        )
+        for api_key, kind in TOPIC_APIS
+    ),
     (ApiKey.ADD_PARTITIONS_TO_TXN, "request", peeks.add_partitions_to_txn, expected_add_partitions),
     (ApiKey.WRITE_TXN_MARKERS, "request", peeks.write_txn_markers, expected_markers),
     (ApiKey.FIND_COORDINATOR, "request", peeks.find_coordinator, expected_find_coordinator),
@@ -305,6 +331,13 @@ def test_acks_of_a_frame_among_others(version: int, acks: int) -> None:
     assert found == sorted(found, key=lambda value: value is not None)
     assert found[0] is None
     assert found[-1] == acks
+
+
+def test_ids_of_topics_whose_positions_are_asked_for() -> None:
+    for seed in range(20):
+        message: Any = RandomEntities(seed).entity(schema.request_type(ApiKey.OFFSET_FETCH, 10))
+        expected = [topic_id(entry) for group in message.groups for entry in group.topics or ()]
+        assert peeks.offset_fetch_topic_ids(10, Encoder().request(message)) == expected
 
 
 def test_topics_by_name_or_id() -> None:
