@@ -18,7 +18,7 @@ from support.groups import commit as commit_alone
 from support.groups import group_status
 from support.java_steps import TransactionSteps, java_compiles
 from support.kafka import unique
-from support.links import Linked, linked, until
+from support.links import Linked, Side, linked, until
 from support.raw_log import read_log
 from support.source_topics import alter_topic
 from support.wire import Wire
@@ -243,8 +243,13 @@ def test_a_java_commit_that_was_given_up_is_done_once_when_it_is_asked_for_again
             link.b.proxy.resume()
         assert java.ask("commit") == "done"
     for side, name in ((link.a, topic), (link.b, topic.replace(link.local, link.remote))):
-        found = [each.value for each in side.read(name, direct=True, isolation="read_committed")]
-        assert found.count(value) == 1
+
+        def found(side: Side = side, name: str = name) -> int:
+            read = side.read(name, direct=True, isolation="read_committed")
+            return [each.value for each in read].count(value)
+
+        until("the marker is there", found)
+        assert found() == 1
     until("both sides are equal", lambda: link.verify(check=False)["equal"])
 
 

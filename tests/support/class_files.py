@@ -75,9 +75,9 @@ class ClassFile:
                 attribute, size = struct.unpack_from(">HI", data, position)
                 code = data[position + 14 : position + 14 + struct.unpack_from(">I", data, position + 10)[0]]
                 if self._names[attribute] == "Code" and (code[0], code[3:]) == (_INVOKESTATIC, bytes([_LRETURN])):
-                    more = struct.pack(">BHB", _LDC2_W, self._constants, _LADD)
-                    head = struct.pack(">HIH", attribute, size + len(more), 4) + data[position + 8 : position + 10]
-                    changed = head + struct.pack(">I", len(code) + len(more)) + code[:3] + more + code[3:]
+                    more = code[:3] + struct.pack(">BHB", _LDC2_W, self._constants, _LADD) + code[3:]
+                    body = struct.pack(">H", 4) + data[position + 8 : position + 10]  # two longs, and the locals
+                    body += struct.pack(">I", len(more)) + more + bytes(4)  # no handlers, nothing for debuggers
                     return b"".join(
                         (
                             data[:8],
@@ -85,8 +85,8 @@ class ClassFile:
                             data[10 : self._constants_end],
                             struct.pack(">Bq", _LONG, by),
                             data[self._constants_end : position],
-                            changed,
-                            data[position + 14 + len(code) :],
+                            struct.pack(">HI", attribute, len(body)) + body,
+                            data[position + 6 + size :],
                         )
                     )
                 position += 6 + size

@@ -36,7 +36,7 @@ class SyncNeeds:
         self._leader_epoch = leader_epoch
         self.former = FormerLeases()
         self.unsure = True
-        """Leases of the process before this one may still run, of links that are asynchronous again."""
+        """Leases of the process before this one may still run, whatever is recorded by now."""
         self._recorded: dict[tuple[Partition, bool], tuple[Clause, ...]] = {}
         """What is needed of partitions where that follows from the control log alone."""
 
@@ -58,7 +58,7 @@ class SyncNeeds:
     def _needed_now(self, place: Partition, transactional: bool) -> Iterator[Clause]:
         now = monotonic()
         yield from self._rules.clauses(place, self.records(place), transactional, self._stays, now)
-        for key in self._unrecorded(place, now):
+        for key in self._leased(place, now):
             yield Clause(1, (key,))
         if self._rules.confirm(place[0]):
             epoch = self._leader_epoch(place)
@@ -78,7 +78,7 @@ class SyncNeeds:
             yield from self.needed(place, False)
             return
         yield from self._rules.commit_clauses(place, self.records(place))
-        for key in self._unrecorded(place, monotonic()):
+        for key in self._leased(place, monotonic()):
             yield Clause(1, (key,))
 
     # ---- decisions and markers ----
@@ -126,9 +126,20 @@ class SyncNeeds:
         progress = self._progress.get(key)
         return progress is not None and progress.in_sync and progress.why is None and not progress.late
 
+    def _leased(self, place: Partition, now: float) -> Iterator[LedPartition]:
+        """Links that nothing is recorded In-Sync of, whose leases of before may still run."""
+        for link in self._links_of(place[0]) if self.unsure else ():
+            record = self._record_of(link, place)
+            if record is None or record.state is not SyncState.IN_SYNC:
+                yield LedPartition(link, *place)
+        yield from self.former.running(place, now)
+
     def _unrecorded(self, place: Partition, now: float) -> Iterator[LedPartition]:
-        """Links without a record whose leases of before may still run."""
+        """Of these, those with no record that says whether transactions go without them: what was led, or synchronous,
+        and is no more."""
         for link in self._links_of(place[0]) if self.unsure else ():
             if self._record_of(link, place) is None and not self._is_synchronous(link):
                 yield LedPartition(link, *place)
-        yield from self.former.running(place, now)
+        for key in self.former.running(place, now):
+            if self._record_of(key.link, place) is None:
+                yield key
