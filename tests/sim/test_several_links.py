@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
-from support.replicas import End, simulate_clock
+from support.replicas import End, falsely_out_of_sync, simulate_clock
 from support.three import LINKS, Three
 
 from isthmus_control.commands import AlterDemands, AlterLink, DegradeSync
@@ -174,7 +174,9 @@ class Scene:
     # ---- what happens ----
 
     async def fault(self) -> None:
-        what = self.random.choice(("cut", "cut", "kill A", "kill", "stuck", "control", "mode", "confirm", "degrade"))
+        what = self.random.choice(
+            ("cut", "cut", "kill A", "kill", "stuck", "control", "mode", "confirm", "degrade", "false")
+        )
         target = self.random.choice("BC")
         if what == "cut":
             self.three.cut_off(target)
@@ -193,6 +195,8 @@ class Scene:
             self.three.controls["A"].trouble = self.random.choice((0.0, 0.5))
         elif what == "mode":
             self.mode(self.random.choice((LinkMode.ASYNCHRONOUS, LinkMode.SYNCHRONOUS)), target)
+        elif what == "false":
+            falsely_out_of_sync(self.three.controls["A"], LINKS[target], TOPIC, self.random.randrange(PARTITIONS))
         elif what == "confirm":
             self.demand(confirm=self.random.choice((ALL, ANY_1, ANY_1, ANY_2)))
         else:

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from support.fake_cluster import FakeContext, run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
-from support.replicas import HOUR_MS, LINK, LINK_ID, End, Peers, Replicas, simulate_clock
+from support.replicas import HOUR_MS, LINK, End, Peers, Replicas, falsely_out_of_sync, simulate_clock
 
-from isthmus_control.commands import AlterDemands, AlterLink, DetachNamespace, PartitionSync, RecordSync
+from isthmus_control.commands import AlterDemands, AlterLink, DetachNamespace
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import Consistency
-from isthmus_control.model import LinkMode, Reason, ResourceType, SyncState
-from isthmus_control.states import ReasonCode
+from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.api import Gate
 from isthmus_plugins.replication.group_leader import GroupLeader
 from isthmus_plugins.replication.leader import LeaderEnd
@@ -93,15 +92,6 @@ class Scene:
         if mode is LinkMode.ASYNCHRONOUS:
             self.reached.clear()
         self.replicas.controls["A"].apply(AlterLink(LINK, mode=mode))
-
-    def falsely_out_of_sync(self, partition: int) -> None:
-        """What a proxy records that believes to lead a partition, and does not any more."""
-        control = self.replicas.controls["A"]
-        record = control.state.sync_records.get(LINK, {}).get((TOPIC, partition))
-        if record is not None and record.state is SyncState.IN_SYNC:
-            entry = PartitionSync(TOPIC, record.topic_id, partition, 0)
-            reason = Reason(ReasonCode.TIMEOUT_ERROR, "nothing was confirmed")
-            control.apply(RecordSync(LINK, LINK_ID, SyncState.OUT_OF_SYNC, (entry,), reason))
 
     def produce(self, partition: int | None = None, transactional: bool | None = None) -> None:
         """A client's request: the broker has it at once, and its answer goes by way of A's proxy, if there is one."""
@@ -187,7 +177,7 @@ class Scene:
         elif what == "control":
             self.replicas.controls["A"].trouble = self.random.choice((0.0, 0.5))
         elif what == "false":
-            self.falsely_out_of_sync(self.random.randrange(PARTITIONS))
+            falsely_out_of_sync(self.replicas.controls["A"], LINK, TOPIC, self.random.randrange(PARTITIONS))
         elif what == "mode":
             self.mode(self.random.choice((LinkMode.ASYNCHRONOUS, LinkMode.SYNCHRONOUS)))
 
@@ -282,7 +272,7 @@ def test_what_another_proxy_records_lets_no_ack_go_while_leases_of_this_one_run(
         replicas.b.down.add(1)
         scene.produce(0, transactional=False)
         assert scene.asked
-        scene.falsely_out_of_sync(0)
+        falsely_out_of_sync(replicas.controls["A"], LINK, TOPIC, 0)
         assert scene.says_in_sync(0)
         applied_at = simulated_now()
         await replicas.until("the ack", lambda: scene.look() or not scene.asked)

@@ -15,7 +15,7 @@ import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, offsets_batch
 from support.partition_log import TIMESTAMP
-from support.replicas import LINK, End, Replicas, simulate_clock
+from support.replicas import LINK, End, Replicas, falsely_out_of_sync, simulate_clock
 
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
@@ -150,7 +150,7 @@ class Scene:
                     assert has.offset >= offset, f"In-Sync until {claim.until_ms}: {has}, and {offset} was acked"
 
     async def fault(self) -> str:
-        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "control", "mode", "leader", "nothing"))
+        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "control", "mode", "leader", "false", "nothing"))
         if what == "cut":
             self.replicas.cut()
         elif what.startswith("kill"):
@@ -168,6 +168,9 @@ class Scene:
             self.mode(self.random.choice((LinkMode.ASYNCHRONOUS, LinkMode.SYNCHRONOUS)))
         elif what == "leader":
             self.random.choice(self.partitions).move(self.random.choice(self.replicas.a.brokers))
+        elif what == "false":
+            partition = self.random.randrange(PARTITIONS)
+            falsely_out_of_sync(self.replicas.controls["A"], LINK, OFFSETS_TOPIC, partition)
         return str(what)
 
     async def connect_again(self) -> None:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus_control.commands import AttachNamespace, CreateLink, RegisterProducerIds
-from isthmus_control.model import ResourceType, Role
+from isthmus_control.commands import AttachNamespace, CreateLink, PartitionSync, RecordSync, RegisterProducerIds
+from isthmus_control.model import Reason, ResourceType, Role, SyncState
+from isthmus_control.outcome import Accepted
 from isthmus_control.sealing import Sealer, Secret
+from isthmus_control.states import ReasonCode
 from isthmus_plugins import confirmation as confirmation_module
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.replication import _Ends
@@ -120,6 +122,16 @@ def _superfluous(history: Partition, end: int) -> set[int]:
     latest = {record.key: offset for offset, record in committed.items()}
     count = {offset for offset, record in committed.items() if record.key is not None and record.value is not None}
     return history.records().keys() - {offset for offset in count if latest[committed[offset].key] == offset}
+
+
+def falsely_out_of_sync(control: FakeControl, link: str, topic: str, partition: int) -> None:
+    """What a proxy records that believes to lead a partition, and does not any more; nothing if it is not In-Sync."""
+    record = control.state.sync_records.get(link, {}).get((topic, partition))
+    if record is not None and record.state is SyncState.IN_SYNC:
+        entry = PartitionSync(topic, record.topic_id, partition, 0)
+        reason = Reason(ReasonCode.TIMEOUT_ERROR, "nothing was confirmed")
+        link_id = control.state.links[link].link_id
+        assert isinstance(control.apply(RecordSync(link, link_id, SyncState.OUT_OF_SYNC, (entry,), reason)), Accepted)
 
 
 class Wire:
