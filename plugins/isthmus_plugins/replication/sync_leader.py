@@ -121,7 +121,7 @@ class SyncLeader(Confirmer):
                 link = state.links.get(key.link)
                 if key.topic == OFFSETS_TOPIC and link is not None and self._mappings.get(key.link) != link.mappings:
                     # Commits of other groups, or in other topics, count now, and nobody held those of before.
-                    progress.joining, progress.in_sync, progress.level = None, False, False
+                    progress.leaves()
             self._links.clear()
             self._synchronous = any(self.holds(link) for link in state.links.values())
             self._mappings = {name: link.mappings for name, link in state.links.items()}
@@ -149,7 +149,7 @@ class SyncLeader(Confirmer):
                 if progress is None:
                     elsewhere.append(key)
                 else:
-                    progress.joining, progress.in_sync, progress.level = None, False, False
+                    progress.leaves()
                     self.who.former.granted_here(key, progress.promised_at)
         if elsewhere:
             self.who.former.granted_elsewhere(elsewhere, state.applied_offset)
@@ -171,7 +171,7 @@ class SyncLeader(Confirmer):
                     continue
                 progress, promised_at = self.progress.get(key), now
                 if progress is not None:
-                    progress.joining, progress.in_sync, progress.level = None, False, False
+                    progress.leaves()
                     promised_at = progress.promised_at
                 if self.leads(key) and now < promised_at + LEASE_S + LEASE_MARGIN_S:
                     self.who.former.granted_here(key, promised_at)
@@ -393,7 +393,8 @@ class SyncLeader(Confirmer):
             progress.lost_at = None if stream is not None else progress.lost_at or now
             another = record is not None and stream is not None and record.topic_id != _topic_id(stream.topic_id)
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
-                progress.joining, progress.level, progress.in_sync, progress.why = None, False, False, None
+                progress.leaves()
+                progress.why = None
                 if record is not None and not another:
                     without = self._rules.goes_without(key, self.who.records(key.place))
                     progress.suspended = progress.suspended or without

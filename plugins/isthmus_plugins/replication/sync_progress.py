@@ -64,6 +64,10 @@ class Progress:
         if epoch not in (-1, self.epoch):
             self.epoch, self.seen_at = epoch, now
 
+    def leaves(self) -> None:
+        """It is recorded In-Sync no more, or means something else: no lease is granted until it joins again."""
+        self.joining, self.in_sync, self.level = None, False, False
+
     def joins(self, record: SyncRecord, now: float) -> None:
         """It is recorded In-Sync."""
         self.joining, self.joined_at = record.at_offset, now
