@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,13 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as AioPartition
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from support.groups import Member, group_status, member, offsets
 from support.kafka import unique
 from support.links import Linked, linked, until
 
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(180)]
 
@@ -197,3 +199,45 @@ def test_what_a_transaction_commits_in_a_group_is_stored_at_the_other_cluster(gr
             ends(30)
             until("nothing is pending at B", lambda: not groups.prepared_at_b("tx"))
             assert groups.at_b("tx") == 1
+
+
+@contextmanager
+def committing_in_transactions(groups: Groups, group: str) -> Iterator[None]:
+    """An application commits positions of a group that is not replicated, one transaction after another."""
+    ended = threading.Event()
+
+    def commit() -> None:
+        producer = groups.pair.a.producer(transactional_id=unique("other-"))
+        consumer = Consumer({"bootstrap.servers": groups.pair.a.bootstrap, "group.id": group})
+        producer.init_transactions(30)
+        metadata = consumer.consumer_group_metadata()
+        while not ended.is_set():
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction([TopicPartition(groups.topic, 0, 1)], metadata, 30)
+            producer.commit_transaction(30)
+        consumer.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(commit)
+        try:
+            yield
+        finally:
+            ended.set()
+            committing.result(60)
+
+
+def test_transactions_of_other_groups_keep_nobody_out_of_sync(groups: Groups) -> None:
+    client = groups.pair.a.producer()
+    partitions = len(client.list_topics(OFFSETS_TOPIC).topics[OFFSETS_TOPIC].partitions)
+    at = partition_of(groups.local + "5", partitions)
+    other = next(name for number in range(1000) if partition_of(name := f"other-{number}", partitions) == at)
+    with groups.in_sync("5") as joined, committing_in_transactions(groups, other):
+        groups.pair.b.proxy.pause()
+        try:
+            until("committed without B", lambda: joined.commit({(groups.topic, 0): 20}) or True)
+            assert groups.state("5") == "Out-Of-Sync"
+        finally:
+            groups.pair.b.proxy.resume()
+        until("In-Sync again", lambda: groups.state("5") == "In-Sync", 40)
+        joined.commit({(groups.topic, 0): 21})
+        assert groups.at_b("5") == 21

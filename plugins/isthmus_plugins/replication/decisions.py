@@ -16,7 +16,15 @@ from typing import Any, Final, Protocol
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, Role
-from isthmus_plugins.api import PluginContext, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import (
+    BrokerUnavailable,
+    KafkaRefused,
+    PluginContext,
+    Replace,
+    Request,
+    RequestHook,
+    Verdict,
+)
 from isthmus_plugins.replication.abort_ends import AbortEnds, Connections
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.decision import Decision, Partition, remote_topic, said
@@ -69,6 +77,9 @@ class Needs(Protocol):
     def floor(self, key: LedPartition) -> int | None:
         """From where on this proxy knows of every decision to commit in a partition."""
 
+    def told_from(self, key: LedPartition) -> int | None:
+        """From where on every decision is told that lists a partition of the offsets topic; None: nowhere."""
+
     def lose(self, key: LedPartition, why: str) -> bool:
         """Have a partition leave; whether nothing says any more that it is In-Sync."""
 
@@ -111,6 +122,8 @@ class Decisions:
         self._order = MarkerOrder(self._floor, self._recall)
         self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
         """Streams that wait for a decision: of which producer, at which offset, and since when."""
+        self._catching_up: set[LedPartition] = set()
+        """Those of the offsets topic for which the log is read up to its end."""
         leader_end.may_pass = self.may_pass
         groups.may_pass = self.may_be_told
         needs.settled = self.tail.settled
@@ -425,8 +438,8 @@ class Decisions:
         return link is not None and all(remote_topic(link, topic) is not None for topic, _ in told)
 
     def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
-        streams = (self._leader_end.stream(LedPartition(link_name, *place)) for place in decision.places)
-        pushing = {stream.connection for stream in streams if stream is not None}
+        pushed = (self._aborts.place(LedPartition(link_name, *place)) for place in decision.places)
+        pushing = {place.connection for place in pushed if place is not None}
         if not pushing and self._coordinates(decision):
             return self._peers.connections(link_name)[:1]
         return list(pushing)
@@ -515,12 +528,38 @@ class Decisions:
         self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
         loading = not self.tail.loaded and now < self._load_until + UNDECIDED_S
         for stream, (_, offset, since) in self._undecided.items():
+            if self._may_be_untold(stream.key, offset) and stream.key not in self._catching_up:
+                self._catching_up.add(stream.key)
+                self._tasks.start("catch-up", self._catch_up(stream.key))
             if not loading and now - since > UNDECIDED_S:
                 why = f"the decision that the marker at offset {offset} carries out is not known"
                 if self._needs.lose(stream.key, why):
                     self._order.waive(stream.key, offset)
         self._go_on_reading()
         self._order.forget(self._is_pushed, lambda key: key in self._needs.who.ordered(key.place))
+
+    def _may_be_untold(self, key: LedPartition, offset: int) -> bool:
+        """Whether a marker of the offsets topic may carry out a decision that is told to nobody because of it."""
+        if key.topic != OFFSETS_TOPIC or offset < self._order.known_upto(key):
+            return False
+        told_from = self._needs.told_from(key)
+        return told_from is None or offset < told_from
+
+    async def _catch_up(self, key: LedPartition) -> None:
+        """Read all that is decided by now, so that markers of what other groups decided wait for nobody.
+
+        A partition of the offsets topic that is Out-Of-Sync has none told that no other partition asks for.
+        """
+        upto = self._groups.read_end(key.partition)
+        try:
+            async with asyncio.timeout(UNDECIDED_S):
+                await self.tail.caught_up()
+            self._order.all_known(key, upto)
+        except (BrokerUnavailable, KafkaRefused, TimeoutError) as error:
+            log.warning("transaction log not read", extra={"detail": str(error)})
+        finally:
+            self._catching_up.discard(key)
+        self._go_on_reading()
 
 
 def _now() -> float:

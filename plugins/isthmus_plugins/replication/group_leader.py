@@ -247,6 +247,11 @@ class GroupLeader:
         source = self._sources.get(partition)
         return -1 if source is None else source.leader_epoch
 
+    def read_end(self, partition: int) -> int:
+        """Up to where a partition of the offsets topic is read, -1 for not at all."""
+        source = self._sources.get(partition)
+        return -1 if source is None else source.read_offset
+
     async def on_applied(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         """The other side's coordinators have what partitions add up to at these offsets."""
         feed = self._feeds.get(connection.link_name)

@@ -84,6 +84,8 @@ class MarkerOrder:
         """By partition and producer id, in the order of the transaction log."""
         self._producers: dict[OrderedPlace, _Producers] = {}
         self._waived: dict[LedPartition, int] = {}
+        self._known_upto: dict[LedPartition, int] = {}
+        """Below this, a marker of whose decision nothing is known carries out one that need not be told."""
 
     def decided(self, key: LedPartition, decision: SentDecision) -> None:
         """A decision lists a partition that this proxy pushes."""
@@ -116,6 +118,7 @@ class MarkerOrder:
         """Forget streams that have ended, and decisions of partitions that need none, or whose markers are there."""
         self._producers = {stream: known for stream, known in self._producers.items() if led(stream)}
         self._waived = {key: offset for key, offset in self._waived.items() if needs(key)}
+        self._known_upto = {key: offset for key, offset in self._known_upto.items() if needs(key)}
         acked = {stream.key: stream.acked for stream in self._producers}
         for place, known in list(self._known.items()):
             end = acked.get(place[0], 0)
@@ -128,6 +131,14 @@ class MarkerOrder:
     def waive(self, key: LedPartition, offset: int) -> None:
         """Send the marker at an offset all the same."""
         self._waived[key] = offset
+
+    def all_known(self, key: LedPartition, upto: int) -> None:
+        """All decisions are known that markers below ``upto`` carry out and that have to be told."""
+        self._known_upto[key] = max(upto, self.known_upto(key))
+
+    def known_upto(self, key: LedPartition) -> int:
+        """Up to where that is said of a partition."""
+        return self._known_upto.get(key, 0)
 
     def may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool = False) -> bool:
         """Whether a transactional batch may be sent. To be asked for each of a stream, in order, also again.
@@ -181,7 +192,7 @@ class MarkerOrder:
             unused = (each for each in known if each.used_at is None)
             found = next((each for each in unused if each.decision.ends_after(stream.key, begun)), None)
         if found is None:
-            return below
+            return below or offset < self.known_upto(stream.key)
         for each in known:  # those that came earlier may be the one that is meant
             if not (each.decision.is_there(stream.key.link) if there else each.decision.is_sent(stream)):
                 return NOT_DECIDED

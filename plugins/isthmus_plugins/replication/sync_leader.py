@@ -301,6 +301,14 @@ class SyncLeader(Confirmer):
         progress = self.progress.get(key)
         return progress.floor if progress is not None and not progress.suspended else None
 
+    def told_from(self, key: LedPartition) -> int | None:
+        """From where on every decision is told that lists a partition of the offsets topic; None: nowhere."""
+        progress, record = self.progress.get(key), self._record(key.link, key.place)
+        if progress is None or record is None or record.state is not SyncState.IN_SYNC:
+            return None
+        is_read = progress.joining == record.at_offset and progress.join_end != NOT_READ
+        return progress.join_end if is_read else None
+
     def lose(self, key: LedPartition, why: str) -> bool:
         """Have a partition leave; whether nothing says any more that it is In-Sync."""
         progress, record = self.progress.get(key), self._record(key.link, key.place)

@@ -64,6 +64,9 @@ class GroupPlaces(Protocol):
     def leader_epoch(self, partition: int) -> int:
         """The latest that is known, -1 for none."""
 
+    def read_end(self, partition: int) -> int:
+        """Up to where one is read, -1 for not at all."""
+
     may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool]
     """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
 

@@ -182,11 +182,15 @@ class TransactionTail:
         """
         try:
             async with asyncio.timeout(SETTLED_S):
-                await self._settled(places)
+                await self.caught_up()
+                decided = self.completing(places).items()
+                while decided & self.completing(places).items():
+                    await self._more_is_read()
         except TimeoutError:
             raise BrokerUnavailable("transactions that were decided are not completed, or not read") from None
 
-    async def _settled(self, places: Collection[tuple[str, int]]) -> None:
+    async def caught_up(self) -> None:
+        """Return when all is read that was in the log before the call. Raises BrokerUnavailable."""
         topic = await self._context.cluster.topic(TRANSACTION_TOPIC)
         if topic is None:
             return
@@ -196,9 +200,6 @@ class TransactionTail:
             raise BrokerUnavailable(f"not all partitions of {TRANSACTION_TOPIC} can be read")
         self.wake()
         while any(self.reached(index) < end for (_, index), end in ends.items()):
-            await self._more_is_read()
-        decided = self.completing(places).items()
-        while decided & self.completing(places).items():
             await self._more_is_read()
 
     async def _more_is_read(self) -> None:

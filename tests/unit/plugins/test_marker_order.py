@@ -102,6 +102,23 @@ def test_below_the_floor_what_was_decided_before_this_process_is_told_first() ->
     assert not scene.marker(11)
 
 
+def test_one_of_which_nothing_is_known_passes_when_all_is_known_that_has_to_be_told() -> None:
+    scene = Scene()
+    scene.data(0)
+    assert not scene.marker(1)
+    scene.order.all_known(KEY, 4)
+    scene.order.all_known(KEY, 3)
+    assert scene.marker(1)
+    assert scene.data(2)
+    told = _Decision(sent=False)
+    scene.order.decided(KEY, told)
+    assert not scene.marker(3), "what another partition needs is waited for"
+    told.sent = True
+    assert scene.marker(3)
+    assert scene.data(4)
+    assert not scene.marker(5)
+
+
 def test_aborts_and_markers_without_records_pass() -> None:
     scene = Scene()
     assert scene.data(0)
