@@ -17,7 +17,7 @@ from typing import Any
 from isthmus_control import commands as c
 from isthmus_control.control_state import ControlState
 from isthmus_control.demand_rules import LINKS_MAX
-from isthmus_control.model import Claim, GroupClaim, NamespaceMapping, ResourceType
+from isthmus_control.model import AckTerms, Claim, GroupClaim, NamespaceMapping, ResourceType
 from isthmus_control.outcome import Change, ClaimsRecorded, Rejection, require
 
 ENTRIES_MAX = 10_000
@@ -45,11 +45,7 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
             Rejection.INVALID,
             f"topic {entry.topic!r} has no such claim of partition {entry.partition}",
         )
-        require(
-            0 <= entry.terms.count <= len(entry.terms.links) <= LINKS_MAX and entry.terms.degrade_after_ms >= 0,
-            Rejection.INVALID,
-            f"acks of topic {entry.topic!r} cannot have meant {entry.terms.count} of {len(entry.terms.links)} links",
-        )
+        _check(entry.terms, f"of topic {entry.topic!r}")
         topic = state.follower_topics.get(entry.topic)
         if topic is None or topic.link != body.link or topic.topic_id != entry.topic_id:
             continue  # it was made anew meanwhile
@@ -62,12 +58,23 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
             Rejection.INVALID,
             f"there is no such claim of groups in partition {each.partition} of {each.partitions}",
         )
+        for prefix, terms in each.terms.items():
+            _check(terms, f"to groups {prefix!r}*")
         told = state.group_claim(body.link, body.link_id, each.partition)
         if supersedes(each.until_ms, None if told is None else told.until_ms, command.at_ms):
-            groups[body.link, each.partition] = GroupClaim(body.link_id, each.until_ms, each.partitions)
+            groups[body.link, each.partition] = GroupClaim(body.link_id, each.until_ms, each.partitions, each.terms)
     if after == state.claims and groups == state.group_claims:
         return state, ()
     return state.evolve(claims=after, group_claims=groups), (ClaimsRecorded(body.link, entries),)
+
+
+def _check(terms: AckTerms, whose: str) -> None:
+    """Raises Refuse for what acks cannot have meant."""
+    require(
+        0 <= terms.count <= len(terms.links) <= LINKS_MAX and terms.degrade_after_ms >= 0,
+        Rejection.INVALID,
+        f"acks {whose} cannot have meant {terms.count} of {len(terms.links)} links",
+    )
 
 
 def supersedes(until_ms: int, known_ms: int | None, now_ms: int) -> bool:

@@ -95,7 +95,7 @@ class Command:
 @dataclass(frozen=True, slots=True)
 class CreateNamespace(Body):
     KIND: ClassVar[str] = "create-namespace"
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     type: ResourceType
     prefix: str
     reserved: bool = False
@@ -120,7 +120,7 @@ class AlterDemands(Body):
     """Changes what a namespace asks of synchronous links, where it is not None."""
 
     KIND: ClassVar[str] = "alter-demands"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     type: ResourceType
     prefix: str
     consistency: Consistency | None = None
@@ -559,6 +559,7 @@ class DegradeSync(Body):
     """
 
     KIND: ClassVar[str] = "degrade-sync"
+    VERSION: ClassVar[int] = 2
     link: str
     link_id: str
     partitions: tuple[PartitionSync, ...]
@@ -584,6 +585,7 @@ class OffsetsClaim:
     partition: int
     partitions: int
     until_ms: int
+    terms: Mapping[str, AckTerms] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,7 +593,7 @@ class RecordClaims(Body):
     """Leases of partitions that follow, and of groups, have run out: until then they were In-Sync."""
 
     KIND: ClassVar[str] = "record-claims"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     link: str
     link_id: str
     partitions: tuple[PartitionClaim, ...]

@@ -24,9 +24,14 @@ def check_demands(key: NamespaceKey, informational: bool, demands: Demands) -> N
     if demands == NONE:
         return
     require(
-        key.type is ResourceType.TOPIC,
+        key.type is not ResourceType.PRINCIPAL,
         Rejection.INVALID,
-        f"the {key} holds no topics: only those can ask for more of synchronous links",
+        f"the {key} holds neither topics nor groups: only those can ask for more of synchronous links",
+    )
+    require(
+        key.type is ResourceType.TOPIC or not demands.confirmed,
+        Rejection.INVALID,
+        f"the {key} holds no topics: there is nothing that its consumers could see later",
     )
     require(
         not informational,

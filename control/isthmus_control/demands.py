@@ -1,4 +1,4 @@
-"""What a topic namespace asks of the synchronous links that lead it, beyond what every synchronous link promises."""
+"""What a namespace of topics or groups asks of the synchronous links that lead it, beyond what each promises."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ NEVER: Final = 0
 @dataclass(frozen=True, slots=True)
 class Demands:
     """``consistency``: strict has plain producers wait as well while a partition is Out-Of-Sync. ``visibility``:
-    confirmed shows consumers of the source nothing for which an ack still waits. ``degrade_after_ms``: acks that wait
-    for a partition that is Out-Of-Sync for longer go without it. ``confirm``: which links are waited for.
+    confirmed shows consumers of the source nothing for which an ack still waits (topics alone). ``degrade_after_ms``:
+    acks that wait for a partition that is Out-Of-Sync for longer go without it. ``confirm``: which links acks wait for.
+
+    Of groups, commits outside of transactions are what plain producers write.
     """
 
     consistency: Consistency = Consistency.AVAILABLE
@@ -81,7 +83,7 @@ NONE = Demands()
 
 
 def combined(demands: Iterable[Demands]) -> Demands:
-    """What a topic is given that several namespaces hold: the most that one of them asks.
+    """What a topic or group is given that several namespaces hold: the most that one of them asks.
 
     So acks go without a link only where all of them say so: after the longest time, by the same set of links.
     """

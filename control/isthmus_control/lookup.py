@@ -63,9 +63,11 @@ class Lookup:
         for namespace in namespaces.values():
             if namespace.reserved:
                 self._reserved[namespace.type][namespace.prefix] = self._reservation(namespace)
-        topics = [each for each in namespaces.values() if each.type is ResourceType.TOPIC]
-        self._demanding = topics if any(each.demands != NO_DEMANDS for each in topics) else []
-        """Also those that ask for nothing: a topic of theirs gets no less."""
+        self._demanding = {
+            kind: [each for each in namespaces.values() if each.type is kind]
+            for kind in {each.type for each in namespaces.values() if each.demands != NO_DEMANDS}
+        }
+        """Also those that ask for nothing: what they hold gets no less."""
         self._lengths = {kind: _descending(table) for kind, table in self._reserved.items()}
 
     def _reservation(self, namespace: Namespace) -> Reservation:
@@ -124,9 +126,23 @@ class Lookup:
             if mapping.type is kind and (remote := mapping.remote_name(local_name)) is not None
         )
 
-    def demands(self, topic: str) -> Demands:
-        """What is asked for a topic of the synchronous links that lead it."""
-        return combined(each.demands for each in self._demanding if topic in each)
+    def demands(self, kind: ResourceType, name: str) -> Demands:
+        """What is asked for a topic or group of the synchronous links that lead it."""
+        return combined(each.demands for each in self._demanding.get(kind, ()) if name in each)
+
+    def demanding(self, kind: ResourceType, name: str) -> str:
+        """The longest prefix of the namespaces that hold a topic or group; empty where none of them asks for anything.
+
+        What such a prefix holds, and no longer one, is asked for alike.
+        """
+        return max((each.prefix for each in self._demanding.get(kind, ()) if name in each), key=len, default="")
+
+    def led_groups(self, link_name: str) -> tuple[str, ...]:
+        """Prefixes as of :meth:`demanding` of all groups that a link leads."""
+        led = [each.local_prefix for link, each in self._leading if link.name == link_name and each.leads_groups]
+        known = [each.prefix for each in self._demanding.get(ResourceType.CONSUMER_GROUP, ())]
+        found = {each for each in known if any(each.startswith(prefix) for prefix in led)}
+        return tuple(sorted(found)) or (("",) if led else ())
 
     def local(self, link: str, kind: ResourceType, role: Role, remote_name: str) -> Counterpart | None:
         """The local counterpart of a remote resource on a link, where the local namespace has this role."""

@@ -397,12 +397,19 @@ class GroupClaim:
     """Until ``until_ms`` this cluster had the positions that the source had acked by then.
 
     Of the groups of one partition of the source's offsets topic, which has so many ``partitions``, and of the
-    namespaces that followed over the link then.
+    namespaces that followed over the link then. ``terms``: by the prefix of the groups here, what acks meant in place
+    of that; the longest prefix counts.
     """
 
     link_id: str
     until_ms: int
     partitions: int
+    terms: Mapping[str, AckTerms] = field(default_factory=dict)
+
+    def terms_of(self, group: str) -> AckTerms:
+        """What acks meant to a group."""
+        prefix = max((each for each in self.terms if group.startswith(each)), key=len, default=None)
+        return PLAIN_TERMS if prefix is None else self.terms[prefix]
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,9 +112,8 @@ def _degrade(state: ControlState, offset: int, command: c.Command, body: c.Degra
             Rejection.CONFLICT,
             f"{_at(entry)}: the proposer had not seen what changed at offset {known.at_offset} of the log",
         )
-        asked = state.lookup.demands(entry.topic).degrade_after_ms
         require(
-            NEVER < asked <= body.after_ms,
+            any(NEVER < each <= body.after_ms for each in _degrade_times(state, link, entry.topic)),
             Rejection.CONFLICT,
             f"{_at(entry)}: its namespaces do not let acks go without a link after {body.after_ms} ms",
         )
@@ -124,6 +123,15 @@ def _degrade(state: ControlState, offset: int, command: c.Command, body: c.Degra
         after[entry.topic, entry.partition] = replace(known, degraded=degraded)
         changes.append(SyncChanged(link.name, entry.topic, entry.partition, known, after[entry.topic, entry.partition]))
     return (_with(state, link.name, after), tuple(changes)) if changes else (state, ())
+
+
+def _degrade_times(state: ControlState, link: Link, topic: str) -> list[int]:
+    """After which times (ms) acks may go without a link; those of the offsets topic are the groups' that it leads."""
+    lookup = state.lookup
+    if topic != OFFSETS_TOPIC:
+        return [lookup.demands(ResourceType.TOPIC, topic).degrade_after_ms]
+    groups = lookup.led_groups(link.name)
+    return [lookup.demands(ResourceType.CONSUMER_GROUP, each).degrade_after_ms for each in groups]
 
 
 def _synchronous_link(state: ControlState, body: c.RecordSync | c.DegradeSync) -> Link:

@@ -48,6 +48,11 @@ class GroupClaim(_Model):
     in_sync_until_ms: int | None = None
     """Whatever the source acked before this moment of this cluster's clock is here. None: nothing can be said."""
     in_sync_until_seconds_ago: float | None = None
+    any_of: AnyOf | None = None
+    """In place of that, where the source's namespaces ask for some of several links alone."""
+    degrade_after_ms: int | None = None
+    """So long after this side got Out-Of-Sync, commits in transactions, and all of strict namespaces, were acked
+    without it, if nobody changed that after it was told last. None: never."""
     message: str
 
 

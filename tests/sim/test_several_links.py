@@ -78,7 +78,7 @@ class Scene:
 
     @property
     def demands(self) -> Demands:
-        return self.three.controls["A"].state.lookup.demands(TOPIC)
+        return self.three.controls["A"].state.lookup.demands(ResourceType.TOPIC, TOPIC)
 
     def record(self, target: str, partition: int) -> SyncRecord | None:
         return self.three.controls["A"].state.sync_records.get(LINKS[target], {}).get((TOPIC, partition))

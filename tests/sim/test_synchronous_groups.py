@@ -66,7 +66,7 @@ class Scene:
 
     def says_in_sync(self, partition: int) -> bool:
         b = self.replicas.ends.get("B")
-        return b is not None and b.sync_leases.groups.in_sync(LINK, partition)
+        return b is not None and b.sync_leases.groups.lease(LINK, partition) is not None
 
     def in_sync(self) -> bool:
         keys = [LedPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
@@ -211,6 +211,8 @@ class Scene:
         assert simulated_now() - began < 3
         assert sum(self.acked.values()) + self.not_yet - refused >= before + 20
         assert self.not_yet == refused or fault == "leader", "whoever has come to lead tells"
+        await asyncio.sleep(2)  # a lease of before its leader moved is over
+        await replicas.until("In-Sync still", self.in_sync)
         replicas.cut()
         began_ms = TIMESTAMP + simulated_now() * 1000
         await replicas.until("claimed", lambda: self.claimed_since(began_ms))

@@ -44,6 +44,16 @@ class Three(Replicas):
             AttachNamespace(SECOND, topic, "remote-", "local-", Role.FOLLOWER, create_missing=True)
         )
 
+    def lead_groups(self, prefix: str) -> None:
+        """Groups of A follow at both, as ``far-`` and their name."""
+        group = ResourceType.CONSUMER_GROUP
+        for target, link in LINKS.items():
+            for name, local, remote, role in (
+                ("A", prefix, f"far-{prefix}", Role.LEADER),
+                (target, f"far-{prefix}", prefix, Role.FOLLOWER),
+            ):
+                self.controls[name].apply(AttachNamespace(link, group, local, remote, role, create_missing=True))
+
     def start(self, which: str = "ABC") -> None:
         for name in which:
             cluster = self.a if name == "A" else self.targets[name]

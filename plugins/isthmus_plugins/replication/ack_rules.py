@@ -9,18 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import NEVER, Confirm, Demands
-from isthmus_control.model import SyncRecord, SyncState
+from isthmus_control.model import ResourceType, SyncRecord, SyncState
 from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 Known = Mapping[LedPartition, tuple[int, int]]
 """(Leader epoch, offset): what each link's follower has."""
 NOT_KNOWN = (-1, -1)
 Records = Mapping[str, SyncRecord]
 """By link: what is recorded of a partition."""
+
+
+class GroupScope(NamedTuple):
+    """Groups whose commits wait alike. A partition of the offsets topic has those of many."""
+
+    prefix: str
+    """Of the most specific namespace that holds them, as far as namespaces of groups ask for anything."""
+    links: tuple[str, ...]
+    """Those that lead them, of the links that commits may wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,51 +66,79 @@ def is_degraded(demands: Demands, record: SyncRecord) -> bool:
 
 
 class AckRules:
-    """By topic what is asked, by partition what was promised and what may have been acked."""
+    """What is asked, and by partition what was promised and what may have been acked.
+
+    A topic is asked for something by its namespaces. A partition of the offsets topic is not, but groups are: there an
+    ack is one to groups of a *scope*.
+    """
 
     def __init__(self, state: Callable[[], ControlState]) -> None:
         self._state = state
-        self._demands: dict[str, Demands] = {}
-        self._promises: dict[Partition, dict[Clause, float]] = {}
-        """Until when."""
-        self._acked: dict[Partition, tuple[bytes | None, int, int]] = {}
-        """(Topic id, leader epoch, offset) up to which acks may have gone, where links are chosen from."""
+        self._demands: dict[tuple[ResourceType, str], Demands] = {}
+        self._led_groups: dict[str, tuple[str, ...]] = {}
+        self._promises: dict[Partition, dict[tuple[str, Clause], float]] = {}
+        """Until when; of the offsets topic with the prefix of the groups that it was promised of."""
+        self._acked: dict[Partition, dict[str, tuple[bytes | None, int, int]]] = {}
+        """(Topic id, leader epoch, offset) up to which acks may have gone, where links are chosen from; by prefix of
+        groups."""
 
     def changed(self) -> None:
         """Namespaces may ask for something else."""
         self._demands.clear()
+        self._led_groups.clear()
 
-    def demands(self, topic: str) -> Demands:
-        found = self._demands.get(topic)
+    def demands(self, topic: str, scope: GroupScope | None = None) -> Demands:
+        """Of a topic, or of groups."""
+        key = (ResourceType.TOPIC, topic) if scope is None else (ResourceType.CONSUMER_GROUP, scope.prefix)
+        found = self._demands.get(key)
         if found is None:
-            found = self._demands[topic] = self._state().lookup.demands(topic)
+            found = self._demands[key] = self._state().lookup.demands(*key)
         return found
 
-    def confirm(self, topic: str) -> Confirm:
-        return self.demands(topic).confirm
+    def confirm(self, topic: str, scope: GroupScope | None = None) -> Confirm:
+        return self.demands(topic, scope).confirm
 
-    def is_degraded(self, topic: str, record: SyncRecord) -> bool:
-        """See :func:`is_degraded`."""
-        return record.degraded is not None and is_degraded(self.demands(topic), record)
+    def asked(self, key: LedPartition) -> Mapping[str, Demands]:
+        """What is asked of one link in a partition: by the prefix of its groups, or for the topic ("")."""
+        if key.topic != OFFSETS_TOPIC:
+            return {"": self.demands(key.topic)}
+        led = self._led_groups.get(key.link)
+        if led is None:
+            led = self._led_groups[key.link] = self._state().lookup.led_groups(key.link)
+        return {prefix: self.demands(OFFSETS_TOPIC, GroupScope(prefix, ())) for prefix in led}
+
+    def is_chosen(self, key: LedPartition) -> bool:
+        """Whether acks in a partition may go without this link although it is In-Sync."""
+        return any(key.link in demands.confirm.links for demands in self.asked(key).values())
 
     def goes_without(self, key: LedPartition, records: Records) -> bool:
-        """Whether transactions go on without a partition that is Out-Of-Sync."""
-        record = records[key.link]
-        if record.state is SyncState.IN_SYNC or self.is_degraded(key.topic, record):
+        """Whether transactions go on without a partition of a topic that is Out-Of-Sync.
+
+        Of the offsets topic no decision waits for such a partition (``docs/adr/0007``).
+        """
+        record, demands = records[key.link], self.demands(key.topic)
+        if record.state is SyncState.IN_SYNC or is_degraded(demands, record):
             return record.state is not SyncState.IN_SYNC
-        confirm = self.confirm(key.topic)
+        confirm = demands.confirm
         others = [link for link in confirm.links if link in records and records[link].state is SyncState.IN_SYNC]
         return key.link in confirm.links and len(others) >= confirm.count
 
     def clauses(
-        self, place: Partition, records: Records, transactional: bool, able: Callable[[LedPartition], bool], now: float
+        self,
+        place: Partition,
+        records: Records,
+        transactional: bool,
+        able: Callable[[LedPartition], bool],
+        now: float,
+        scope: GroupScope | None = None,
     ) -> Iterator[Clause]:
         """What an ack needs of links that have a record of a partition.
 
         ``able``: one that is In-Sync and will stay so. Of a set, others are not counted on while there are enough.
         """
-        waits, confirm = transactional or self.demands(place[0]).strict, self.confirm(place[0])
-        in_sync, others, chosen = self._members(place, records, waits)
+        demands = self.demands(place[0], scope)
+        confirm = demands.confirm
+        in_sync, others, chosen = self._members(place, records, transactional or demands.strict, demands)
         for key in others:
             yield Clause(1, (key,))
         if in_sync:
@@ -109,30 +148,32 @@ class AckRules:
         if len(chosen) > len(in_sync):
             yield Clause(min(confirm.count, len(chosen)), chosen)
         if confirm:
-            yield from self._promised(place, now)
+            yield from self._promised(place, "" if scope is None else scope.prefix, now)
 
     def commit_clauses(self, place: Partition, records: Records) -> Iterator[Clause]:
         """The same of decisions to commit: of a set all that are In-Sync must have them, and so many in any case.
 
         Which of them has the records of a transaction says nothing of which has its decision.
         """
-        in_sync, others, chosen = self._members(place, records, True)
+        demands = self.demands(place[0])
+        in_sync, others, chosen = self._members(place, records, True, demands)
         for key in (*others, *in_sync):
             yield Clause(1, (key,))
         if len(chosen) > len(in_sync):
-            yield Clause(min(self.confirm(place[0]).count, len(chosen)), chosen)
+            yield Clause(min(demands.confirm.count, len(chosen)), chosen)
 
+    @staticmethod
     def _members(
-        self, place: Partition, records: Records, waits: bool
+        place: Partition, records: Records, waits: bool, demands: Demands
     ) -> tuple[tuple[LedPartition, ...], tuple[LedPartition, ...], tuple[LedPartition, ...]]:
         """Of the set those that are In-Sync; all others that an ack waits for; of the set all that it may wait for."""
-        listed = self.confirm(place[0]).links
+        listed = demands.confirm.links
         in_sync: list[LedPartition] = []
         others: list[LedPartition] = []
         chosen: list[LedPartition] = []
         for link, record in records.items():
             holds = record.state is SyncState.IN_SYNC
-            if not holds and (not waits or self.is_degraded(place[0], record)):
+            if not holds and (not waits or is_degraded(demands, record)):
                 continue
             key = LedPartition(link, *place)
             (chosen if link in listed else others).append(key)
@@ -142,29 +183,42 @@ class AckRules:
 
     # ---- promises ----
 
-    def promise(self, place: Partition, clause: Clause, until: float, now: float) -> None:
-        """A lease says that acks mean this."""
+    def promise(self, place: Partition, promised: Mapping[str, Clause], until: float, now: float) -> None:
+        """A lease says that acks mean this: by the prefix of groups, or to all ("")."""
         kept = {each: end for each, end in self._promises.get(place, {}).items() if end > now}
-        kept[clause] = max(until, kept.get(clause, until))
+        for each in promised.items():
+            kept[each] = max(until, kept.get(each, until))
         self._promises[place] = kept
 
-    def _promised(self, place: Partition, now: float) -> Iterator[Clause]:
-        for clause, until in self._promises.get(place, {}).items():
-            if now < until:
+    def _promised(self, place: Partition, prefix: str, now: float) -> Iterator[Clause]:
+        """Namespaces may have come and gone since: what was promised of some of these groups is kept to all of them."""
+        for (promised, clause), until in self._promises.get(place, {}).items():
+            if now < until and _overlap(promised, prefix):
                 yield clause
 
     # ---- what may have been acked ----
 
-    def may_be_acked(self, place: Partition, topic_id: bytes | None, epoch: int, end: int) -> None:
+    def may_be_acked(
+        self, place: Partition, topic_id: bytes | None, epoch: int, end: int, scope: GroupScope | None = None
+    ) -> None:
         """Acks go out up to here. Which of the links have it may not be known later, if that depends on the set."""
-        if not self.confirm(place[0]):
+        if not self.confirm(place[0], scope):
             return
-        known_id, known_epoch, known_end = self._acked.get(place, (topic_id, *NOT_KNOWN))
+        known, prefix = self._acked.setdefault(place, {}), "" if scope is None else scope.prefix
+        known_id, known_epoch, known_end = known.get(prefix, (topic_id, *NOT_KNOWN))
         if None not in (topic_id, known_id) and topic_id != known_id:  # it was made anew
             known_epoch, known_end = NOT_KNOWN
-        self._acked[place] = topic_id or known_id, max(epoch, known_epoch), max(end, known_end)
+        known[prefix] = topic_id or known_id, max(epoch, known_epoch), max(end, known_end)
 
-    def acked(self, place: Partition, topic_id: bytes) -> tuple[int, int]:
-        """(Leader epoch, offset). What an earlier process acked was there when a partition got level."""
-        known_id, epoch, end = self._acked.get(place, (topic_id, *NOT_KNOWN))
-        return (epoch, end) if known_id in (None, topic_id) else NOT_KNOWN
+    def acked(self, place: Partition, topic_id: bytes, prefix: str = "") -> tuple[int, int]:
+        """(Leader epoch, offset), of groups to any that a prefix holds, or that are held with them. What an earlier
+        process acked was there when a partition got level."""
+        found = NOT_KNOWN
+        for each, (known_id, epoch, end) in self._acked.get(place, {}).items():
+            if known_id in (None, topic_id) and _overlap(each, prefix):
+                found = max(epoch, found[0]), max(end, found[1])
+        return found
+
+
+def _overlap(left: str, right: str) -> bool:
+    return left.startswith(right) or right.startswith(left)

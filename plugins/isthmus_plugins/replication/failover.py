@@ -19,7 +19,7 @@ from isthmus_plugins.links import NamespaceRef, OperationError
 from isthmus_plugins.replication.peers import PeerState
 from isthmus_plugins.replication.promotion import Promotions, doubted
 from isthmus_plugins.replication.sync_lease import SyncLeases
-from isthmus_plugins.replication.sync_status import claimed, sayable, some_of
+from isthmus_plugins.replication.sync_status import claimed, claimed_of_group, sayable, some_of
 from isthmus_protocol.offsets_log import partition_of
 
 SOURCE_REACHABLE: Final = "SOURCE_REACHABLE"
@@ -159,7 +159,7 @@ class Failovers:
                 )
             elif known is not None:
                 claim.degrade_after_ms = known.terms.degrade_after_ms or None
-                claim.any_of = some_of(known)
+                claim.any_of = some_of(known, known.terms)
             if known is not None and claim.any_of is None and not lost:
                 claim.in_sync_until_ms = sayable(known)
                 claim.in_sync_until_seconds_ago = _seconds_ago(claim.in_sync_until_ms)
@@ -175,18 +175,19 @@ class Failovers:
                 continue
             at = partition_of(report.remote + group.removeprefix(key.prefix), partitions) if partitions else None
             known = None if at is None else claims.get(at)
-            until_ms = sayable(known)
-            ago = _seconds_ago(until_ms)
-            report.group_claims.append(
-                GroupClaim(
-                    group=group,
-                    partition=at,
-                    in_sync_until_ms=until_ms,
-                    in_sync_until_seconds_ago=ago,
-                    message=claimed(known),
-                )
-            )
-        every = [sayable(claims.get(each)) for each in range(partitions)]
+            claim = GroupClaim(group=group, partition=at, message=claimed_of_group(known, group))
+            if known is not None:
+                terms = known.terms_of(group)
+                claim.degrade_after_ms = terms.degrade_after_ms or None
+                claim.any_of = some_of(known, terms)
+            if claim.any_of is None:
+                claim.in_sync_until_ms = sayable(known)
+                claim.in_sync_until_seconds_ago = _seconds_ago(claim.in_sync_until_ms)
+            report.group_claims.append(claim)
+        every = [
+            None if claim is None or any(each.links for each in claim.terms.values()) else sayable(claim)
+            for claim in map(claims.get, range(partitions))
+        ]
         if None not in every:
             report.all_groups_until_ms = min((each for each in every if each is not None), default=None)
 

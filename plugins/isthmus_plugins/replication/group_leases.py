@@ -14,7 +14,7 @@ from typing import Any
 from isthmus_control.claim_rules import supersedes
 from isthmus_control.commands import OffsetsClaim
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import GroupClaim, Link, NamespaceMapping, ResourceType, Role
+from isthmus_control.model import AckTerms, GroupClaim, Link, NamespaceMapping, ResourceType, Role
 from isthmus_plugins.api import PluginContext
 
 Namespaces = frozenset[tuple[str, str]]
@@ -36,13 +36,17 @@ def _followed(link: Link | None) -> Namespaces:
     )
 
 
-@dataclass(slots=True)
-class _Lease:
-    link_id: str
-    partitions: int
-    until: float = float("-inf")
+@dataclass(frozen=True, slots=True)
+class GroupLease:
+    """Of one partition of the source's offsets topic, which has so many ``partitions``."""
+
+    until: float
     """Monotonic seconds."""
-    until_ms: int = 0
+    until_ms: int
+    """The same moment of this machine's wall clock."""
+    partitions: int
+    terms: Mapping[str, AckTerms]
+    """As of :class:`~isthmus_control.model.GroupClaim`."""
 
 
 class GroupLeases:
@@ -50,7 +54,8 @@ class GroupLeases:
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
-        self._leases: dict[tuple[str, int], _Lease] = {}
+        self._leases: dict[tuple[str, int], tuple[str, GroupLease]] = {}
+        """With the id of the link."""
         self._follows: dict[str, Namespaces] = {}
         self._links: object = None
 
@@ -64,25 +69,20 @@ class GroupLeases:
                 del self._leases[key]
         self._follows = follows
 
-    def granted(
-        self, link_name: str, granted: Mapping[int, int], said: Iterable[Any], until: float, until_ms: int
-    ) -> None:
-        """Take leases. ``granted``: partitions of the source's offsets topic, and how many it has; ``said``: what the
-        source leads."""
+    def granted(self, link_name: str, granted: Mapping[int, GroupLease], said: Iterable[Any]) -> None:
+        """Take leases by partition of the source's offsets topic; ``said``: what the source leads."""
         link = self._context.control.state.links.get(link_name)
         if link is None or not _followed(link) <= {(str(kind), str(prefix)) for kind, prefix in said}:
             return
-        for partition, partitions in granted.items():
-            lease = self._leases.get((link_name, partition))
-            if lease is None or lease.link_id != link.link_id:
-                lease = self._leases[link_name, partition] = _Lease(link.link_id, partitions)
-            if until > lease.until:
-                lease.until, lease.until_ms, lease.partitions = until, until_ms, partitions
+        for partition, lease in granted.items():
+            link_id, known = self._leases.get((link_name, partition), ("", lease))
+            if link_id != link.link_id or lease.until > known.until:
+                self._leases[link_name, partition] = link.link_id, lease
 
-    def in_sync(self, link_name: str, partition: int) -> bool:
-        """Of the groups whose positions are in that partition of the source's offsets topic."""
-        lease = self._leases.get((link_name, partition))
-        return lease is not None and monotonic() < lease.until
+    def lease(self, link_name: str, partition: int) -> GroupLease | None:
+        """Of the groups whose positions are in that partition of the source's offsets topic, while it runs."""
+        _, lease = self._leases.get((link_name, partition), ("", None))
+        return lease if lease is not None and monotonic() < lease.until else None
 
     def claims(self, link: Link) -> dict[int, GroupClaim]:
         """The latest that is known by this process, or recorded by any of the cluster, by partition."""
@@ -92,26 +92,27 @@ class GroupLeases:
             for name, partition in state.group_claims
             if name == link.name and (claim := state.group_claim(name, link.link_id, partition)) is not None
         }
-        for (name, partition), lease in self._leases.items():
+        for (name, partition), (link_id, lease) in self._leases.items():
             known = found.get(partition)
             if (
                 name == link.name
-                and lease.link_id == link.link_id
+                and link_id == link.link_id
                 and (known is None or supersedes(lease.until_ms, known.until_ms, now_ms))
             ):
-                found[partition] = GroupClaim(lease.link_id, lease.until_ms, lease.partitions)
+                found[partition] = GroupClaim(link_id, lease.until_ms, lease.partitions, lease.terms)
         return found
 
     def due(self, over: float) -> dict[str, list[OffsetsClaim]]:
         """By link, the leases that ran out before and are not recorded."""
         state, now_ms = self._context.control.state, int(time() * 1000)
         due: dict[str, list[OffsetsClaim]] = {}
-        for (name, partition), lease in list(self._leases.items()):
+        for (name, partition), (link_id, lease) in list(self._leases.items()):
             link = state.links.get(name)
-            if link is None or link.link_id != lease.link_id:
+            if link is None or link.link_id != link_id:
                 del self._leases[name, partition]
             elif lease.until < over:
-                known = state.group_claim(name, lease.link_id, partition)
+                known = state.group_claim(name, link_id, partition)
                 if supersedes(lease.until_ms, None if known is None else known.until_ms, now_ms):
-                    due.setdefault(name, []).append(OffsetsClaim(partition, lease.partitions, lease.until_ms))
+                    claim = OffsetsClaim(partition, lease.partitions, lease.until_ms, lease.terms)
+                    due.setdefault(name, []).append(claim)
         return due

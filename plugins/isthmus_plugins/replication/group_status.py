@@ -28,9 +28,9 @@ class GroupStatuses:
         context: PluginContext,
         group_leader: GroupLeader,
         group_follower: GroupFollower,
-        sync_of: Callable[[LedPartition], SyncStatus],
+        sync_of: Callable[[LedPartition, str], SyncStatus],
     ) -> None:
-        """``sync_of``: what acks for a partition of the offsets topic mean, which a synchronous link leads."""
+        """``sync_of``: what acks for a partition of the offsets topic mean to a group that a synchronous link leads."""
         self._context = context
         self._group_leader = group_leader
         self._group_follower = group_follower
@@ -59,7 +59,7 @@ class GroupStatuses:
             state=PartitionState.FOLLOWING if group.told else PartitionState.CATCHING_UP,
             positions=group.positions,
             unmapped_topics=list(group.unmapped_topics),
-            sync=self._sync(link, group.partition),
+            sync=self._sync(link, group),
         )
         if not connected:
             status.state = PartitionState.DISCONNECTED
@@ -69,10 +69,10 @@ class GroupStatuses:
             status.state, status.reason, status.message = PartitionState.STOPPED, POSITION_NOT_KNOWN, group.problem
         return status
 
-    def _sync(self, link: Link, partition: int | None) -> SyncStatus | None:
-        if partition is None or not leads_positions(link):
+    def _sync(self, link: Link, group: LedGroup) -> SyncStatus | None:
+        if group.partition is None or not leads_positions(link):
             return None
-        return self._sync_of(LedPartition(link.name, OFFSETS_TOPIC, partition))
+        return self._sync_of(LedPartition(link.name, OFFSETS_TOPIC, group.partition), group.group)
 
     def _followed(self, group: FollowedGroup, remote: str) -> GroupStatus:
         status = GroupStatus(

@@ -23,11 +23,10 @@ from isthmus_plugins.api import (
     Replace,
     Request,
     RequestHook,
-    ResponseHook,
     Verdict,
-    passed_on,
 )
 from isthmus_plugins.held_answers import HeldAnswers, Partition, Wait
+from isthmus_plugins.replication.ack_rules import GroupScope
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S, granted_no_more
 from isthmus_plugins.replication.sync_places import GroupPlaces
@@ -48,25 +47,29 @@ COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
 """Those of transactions wait while the partition is Out-Of-Sync, too."""
 
 
-class LinkNeeds(Protocol):
-    """What an ack needs, of one link: the leader end of synchronous links."""
+SCOPES_MAX: Final = 10_000
+"""Groups whose scopes are remembered."""
+
+
+class GroupNeeds(Protocol):
+    """What an ack to groups needs: the leader end of synchronous links."""
 
     def confirmed_end(
-        self, place: Partition, epoch: int, transactional: bool, over_link: str | None = None
+        self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
     ) -> int | None: ...
 
     def leader_epoch(self, place: Partition) -> int: ...
 
 
-class _OfLink:
-    """What an ack needs of one link: a group waits for those that lead it, and for no other."""
+class _OfScope:
+    """What an ack to the groups of one scope needs."""
 
-    def __init__(self, needs: LinkNeeds, link: str) -> None:
+    def __init__(self, needs: GroupNeeds, scope: GroupScope) -> None:
         self._needs = needs
-        self._link = link
+        self._scope = scope
 
     def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
-        return self._needs.confirmed_end(place, epoch, transactional, self._link)
+        return self._needs.confirmed_end(place, epoch, transactional, self._scope)
 
     def leader_epoch(self, place: Partition) -> int:
         return self._needs.leader_epoch(place)
@@ -76,17 +79,18 @@ class HeldCommits:
     """All commits of this proxy's clients that wait for synchronous links."""
 
     def __init__(
-        self, context: PluginContext, needs: LinkNeeds, groups: GroupPlaces, clock: Callable[[], float]
+        self, context: PluginContext, needs: GroupNeeds, groups: GroupPlaces, clock: Callable[[], float]
     ) -> None:
         self._context = context
         self._needs = needs
         self._groups = groups
         self._clock = clock
         self._tasks = Tasks("held-commits")
-        self._held: dict[str, HeldAnswers] = {}
-        """By link."""
+        self._held: dict[GroupScope, HeldAnswers] = {}
         self._links: frozenset[str] = frozenset()
         """That may hold commits."""
+        self._scopes: dict[str, GroupScope] = {}
+        """By group."""
         self._detached: dict[NamespaceMapping, None] = {}
         """Namespaces of groups of which a link that led them may still be said to be In-Sync."""
         self._work = asyncio.Event()
@@ -103,6 +107,7 @@ class HeldCommits:
     def control_changed(self, links: Iterable[str]) -> None:
         """Hold commits for these links, or let go, as the control log says now."""
         self._links = frozenset(links)
+        self._scopes.clear()
         for held in self._held.values():
             held.confirmed_all()
 
@@ -112,8 +117,7 @@ class HeldCommits:
         Nobody tells the other side what they commit now. Until it says In-Sync no more, their commits are refused: this
         proxy grants no leases of before, others grant them until they have applied that, too.
         """
-        held = self._held.get(link_name)
-        if held is not None:
+        for held in self._over(link_name):
             held.expire(float("inf"))  # which group an answer is for is not known any more: clients commit again
         for mapping in mappings:
             self._detached[mapping] = None
@@ -126,14 +130,19 @@ class HeldCommits:
 
     def confirmed(self, key: LedPartition) -> None:
         """The other side has more of a partition."""
-        held = self._held.get(key.link)
-        if held is not None:
+        for held in self._over(key.link):
             held.confirmed(key.place)
 
-    def oldest(self, key: LedPartition) -> float | None:
-        """Since when the first commit in a partition waits for a link, or waited in vain; None: none does."""
-        held = self._held.get(key.link)
-        return None if held is None else held.oldest(key.place)
+    def oldest(self, key: LedPartition, beyond: int) -> float | None:
+        """Since when the first commit at ``beyond`` or later in a partition waits, or waited in vain; None: none does.
+
+        ``beyond``: what the key's link has confirmed; a commit before it waits for another one.
+        """
+        since = (held.oldest(key.place, beyond) for held in self._over(key.link))
+        return min((each for each in since if each is not None), default=None)
+
+    def _over(self, link_name: str) -> list[HeldAnswers]:
+        return [held for scope, held in self._held.items() if link_name in scope.links]
 
     # ---- requests ----
 
@@ -142,18 +151,25 @@ class HeldCommits:
         if not self._links and not self._detached:
             return None
         group = str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
-        if any(mapping.holds(group) for mapping in self._detached):
-            return Replace(request.frame, partial(self._refuse, request.api_key, request.version, request.frame, group))
-        links = self._links_of(group)
-        if not links:
+        if self._is_detached(group):
+            return Replace(request.frame, partial(self._answer, request, group, None, None))
+        scope = self._scope(group)
+        if not scope.links:
             return None
         if not self._groups.partitions:
             return Hold(self._found(request, group))
-        return self._waits(request, group, links, self._groups.partitions)
+        return self._waits(request, group, scope, self._groups.partitions)
 
-    def _links_of(self, group: str) -> list[str]:
-        leading = self._context.control.state.lookup.leading(ResourceType.CONSUMER_GROUP, group)
-        return [each.link.name for each in leading if each.link.name in self._links]
+    def _scope(self, group: str) -> GroupScope:
+        found = self._scopes.get(group)
+        if found is None:
+            kind, lookup = ResourceType.CONSUMER_GROUP, self._context.control.state.lookup
+            leading = (each.link.name for each in lookup.leading(kind, group))
+            found = GroupScope(lookup.demanding(kind, group), tuple(each for each in leading if each in self._links))
+            if len(self._scopes) >= SCOPES_MAX:
+                self._scopes.clear()
+            self._scopes[group] = found
+        return found
 
     async def _found(self, request: Request, group: str) -> Verdict:
         """Go on when it is known how many partitions the offsets topic has."""
@@ -165,27 +181,30 @@ class HeldCommits:
             return Replace(frame, lambda answer: _refused(api_key, frame, group))
         if topic is None:  # it is made now: nothing of it was ever In-Sync
             return None
-        return self._waits(request, group, self._links_of(group), len(topic.partitions))
+        return self._waits(request, group, self._scope(group), len(topic.partitions))
 
-    def _waits(self, request: Request, group: str, links: Iterable[str], partitions: int) -> Verdict:
+    def _waits(self, request: Request, group: str, scope: GroupScope, partitions: int) -> Verdict:
+        if not scope.links:
+            return None
         place = OFFSETS_TOPIC, partition_of(group, partitions)
-        refused = partial(_refused, request.api_key, request.frame, group)
-        hooks = [partial(self._hold, link, place, request.api_key, request.version, refused) for link in links]
-        return Replace(request.frame, partial(_through, hooks)) if hooks else None
+        return Replace(request.frame, partial(self._answer, request, group, scope, place))
 
-    @staticmethod
-    def _refuse(api_key: int, version: int, request: bytes, group: str, answer: bytes) -> bytes:
-        return _refused(api_key, request, group) if 0 in peeks.error_codes(api_key, version, answer) else answer
+    def _is_detached(self, group: str) -> bool:
+        return any(mapping.holds(group) for mapping in self._detached)
 
-    def _hold(
-        self, link: str, place: Partition, api_key: int, version: int, refused: Callable[[], bytes], frame: bytes
+    def _answer(
+        self, request: Request, group: str, scope: GroupScope | None, place: Partition | None, frame: bytes
     ) -> bytes | Gate:
-        if 0 not in peeks.error_codes(api_key, version, frame):
+        """The answer as it goes out: at once, when it may, or refused, if its group has been detached meanwhile."""
+        if 0 not in peeks.error_codes(request.api_key, request.version, frame):
             return frame
-        held = self._held.get(link)
+        refused = partial(_refused, request.api_key, request.frame, group)
+        if scope is None or place is None or self._is_detached(group):
+            return refused()
+        held = self._held.get(scope)
         if held is None:
-            held = self._held[link] = HeldAnswers(_OfLink(self._needs, link), self._clock)
-        answer = held.hold_commit(place, api_key == ApiKey.TXN_OFFSET_COMMIT, WAIT_S, frame, refused)
+            held = self._held[scope] = HeldAnswers(_OfScope(self._needs, scope), self._clock)
+        answer = held.hold_commit(place, request.api_key == ApiKey.TXN_OFFSET_COMMIT, WAIT_S, frame, refused)
         self._work.set()
         return answer
 
@@ -194,7 +213,7 @@ class HeldCommits:
     async def _look_for_ever(self) -> None:
         while True:
             self._work.clear()
-            taken = {link: held.take_untold() for link, held in self._held.items() if held.has_untold}
+            taken = {scope: held.take_untold() for scope, held in self._held.items() if held.has_untold}
             if taken:
                 self._tasks.start("log-ends", self._look(taken))
             now = self._clock()
@@ -208,7 +227,7 @@ class HeldCommits:
             except TimeoutError:
                 pass
 
-    async def _look(self, taken: Mapping[str, Mapping[Partition, list[Wait]]]) -> None:
+    async def _look(self, taken: Mapping[GroupScope, Mapping[Partition, list[Wait]]]) -> None:
         """Find where logs end that have commits."""
         ends: Mapping[Partition, int] = {}
         try:
@@ -217,19 +236,11 @@ class HeldCommits:
         except (BrokerUnavailable, KafkaRefused, TimeoutError) as error:
             log.warning("log ends not read", extra={"detail": str(error)})
             await asyncio.sleep(STEP_S)
-        for link, waits in taken.items():
+        for scope, waits in taken.items():
             for place, each in waits.items():
-                self._held[link].told(place, each, ends.get(place))
+                self._held[scope].told(place, each, ends.get(place))
         if not ends:  # they are asked for again
             self._work.set()
-
-
-def _through(hooks: Iterable[ResponseHook], frame: bytes) -> bytes | Gate:
-    """An answer that goes through several hooks."""
-    answer: bytes | Gate = frame
-    for hook in hooks:
-        answer = passed_on(hook, answer)
-    return answer
 
 
 def _refused(api_key: int, frame: bytes, group: str) -> bytes:

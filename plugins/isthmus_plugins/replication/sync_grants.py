@@ -13,11 +13,13 @@ from time import monotonic
 from typing import Any, Final, Protocol
 
 from isthmus_control.codec import to_json
-from isthmus_control.model import PLAIN_TERMS, AckTerms
+from isthmus_control.demands import Confirm
+from isthmus_control.model import PLAIN_TERMS, AckTerms, Link, ResourceType
 from isthmus_plugins.api import BrokerUnavailable, PluginContext
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.replication.ack_rules import NOT_KNOWN, AckRules, Clause, Known
 from isthmus_plugins.replication.connection import LinkConnection
+from isthmus_plugins.replication.group_leader import remote_name
 from isthmus_plugins.replication.group_leases import led_namespaces
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LedPartition
@@ -89,20 +91,26 @@ class SyncGrants:
     async def on_sync_lease(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         """Grant the follower leases for those of its streams and groups that are in sync, and tell how others are.
 
-        Those of ``in_sync_any`` say what their ``terms`` say, in place of: this side has all that is acked.
+        Those of ``in_sync_any`` say what their ``terms`` say, in place of: this side has all that is acked. Of groups
+        there are such terms by the prefix that they have at the follower.
         """
         now, link = monotonic(), self._context.control.state.links.get(connection.link_name)
         streams = [self._leader_end.stream_of(connection, int(each)) for each in params["streams"]]
         records = {each.stream_id: each for each in streams if each is not None and each.copy is None}
-        granted = {each: clause for each in records if (clause := self._grant(records[each], connection, now))}
-        terms = {each: self._terms(records[each].key, clause) for each, clause in granted.items()}
+        granted = {each: terms[""] for each in records if (terms := self._grant(records[each], connection, now))}
         others = {each: stream.key for each, stream in records.items() if each not in granted}
         keys = [LedPartition(connection.link_name, OFFSETS_TOPIC, int(each)) for each in params.get("groups", ())]
+        places = {key.partition: self._groups.place(key) for key in keys}
+        groups = {each: terms for each in places if (terms := self._grant(places[each], connection, now)) is not None}
         return {
-            "in_sync": [each for each, clause in granted.items() if not clause.chooses],
-            "in_sync_any": [each for each, clause in granted.items() if clause.chooses],
-            "terms": {str(each): to_json(said) for each, said in terms.items() if said != PLAIN_TERMS},
-            "groups_in_sync": [key.partition for key in keys if self._grant(self._groups.place(key), connection, now)],
+            "in_sync": [each for each, terms in granted.items() if not terms.links],
+            "in_sync_any": [each for each, terms in granted.items() if terms.links],
+            "terms": {str(each): to_json(terms) for each, terms in granted.items() if terms != PLAIN_TERMS},
+            "groups_in_sync": [each for each, terms in groups.items() if not _is_some_chosen(terms)],
+            "groups_in_sync_any": [each for each, terms in groups.items() if _is_some_chosen(terms)],
+            "group_terms": {
+                str(each): said for each, terms in groups.items() if (said := _said_of_groups(link, terms))
+            },
             "groups_of": led_namespaces(() if link is None else link.mappings),
             "lease_ms": int(LEASE_S * 1000),
             "states": {
@@ -112,18 +120,20 @@ class SyncGrants:
             },
         }
 
-    def _grant(self, place: SyncPlace | None, connection: LinkConnection, now: float) -> Clause | None:
-        """Grant a lease of a partition, if nothing speaks against it: of what it promises."""
+    def _grant(self, place: SyncPlace | None, connection: LinkConnection, now: float) -> Mapping[str, AckTerms] | None:
+        """Grant a lease of a partition, if nothing speaks against it: of what it promises, as ``AckRules.asked``."""
         if place is None or place.connection is not connection or not self._able(place.key, now):
             return None
-        clause, counted = self._promise(place, now)
-        if clause is None:
+        promised = self._promises(place, now)
+        if promised is None:
             return None
-        for key in counted:
-            self._states.progress[key].counted_at = now
+        for clause in promised.values():
+            for key in clause.keys:
+                self._states.progress[key].counted_at = now
         self._states.progress[place.key].granted_at = now
-        self._rules.promise(place.key.place, clause, now + LEASE_S + LEASE_MARGIN_S, now)
-        return clause
+        self._rules.promise(place.key.place, promised, now + LEASE_S + LEASE_MARGIN_S, now)
+        asked = self._rules.asked(place.key)
+        return {each: self._terms(clause, asked[each].degrade_after_ms) for each, clause in promised.items()}
 
     def is_late(self, key: LedPartition, now: float) -> bool:
         """Whether a partition may not stay in sync for as long as a lease runs."""
@@ -133,31 +143,44 @@ class SyncGrants:
     def _able(self, key: LedPartition, now: float) -> bool:
         return self._states.in_sync(key) and now < self._context.lease_deadline and not self.is_late(key, now)
 
-    def _promise(self, place: SyncPlace, now: float) -> tuple[Clause | None, Sequence[LedPartition]]:
-        """What acks mean as long as a lease runs, and of which partitions that depends; None: it is not so yet.
-
-        It counts on those that will stay, so that no ack has to wait for a promise when another one leaves.
-        """
+    def _promises(self, place: SyncPlace, now: float) -> Mapping[str, Clause] | None:
+        """What acks mean as long as a lease runs; None: it is not so yet."""
         key = place.key
-        alone = Clause(1, (key,))
-        confirm = self._rules.confirm(key.topic)
-        clause, counted = alone, [key]
-        if key.link in confirm.links:
-            able = [each for each in self._holding(key.place) if each.link in confirm.links]
-            able = [each for each in able if self._able(each, now)]
-            clause, counted = Clause(min(confirm.count, len(able)), tuple(able)), able
-            if not clause.chooses:
-                clause, counted = alone, [key]
-            if place.leader_epoch != self._states.progress[key].level_epoch:
-                return None, ()  # whoever led meanwhile may have acked what this process knows nothing of
-        epoch, end = self._rules.acked(key.place, place.topic_id)
-        ends = (self._states.known.get(each, NOT_KNOWN) for each in clause.keys)
-        has = sum(at >= epoch and known >= end for at, known in ends)
-        return (clause, counted) if end < 0 or has >= clause.count else (None, ())
+        if self._rules.is_chosen(key) and place.leader_epoch != self._states.progress[key].level_epoch:
+            return None  # whoever led meanwhile may have acked what this process knows nothing of
+        found: dict[str, Clause] = {}
+        for prefix, demands in self._rules.asked(key).items():
+            clause = found[prefix] = self._promise(key, prefix, demands.confirm, now)
+            epoch, end = self._rules.acked(key.place, place.topic_id, prefix)
+            ends = (self._states.known.get(each, NOT_KNOWN) for each in clause.keys)
+            if end >= 0 and sum(at >= epoch and known >= end for at, known in ends) < clause.count:
+                return None
+        return found
 
-    def _terms(self, key: LedPartition, clause: Clause) -> AckTerms:
+    def _promise(self, key: LedPartition, prefix: str, confirm: Confirm, now: float) -> Clause:
+        """It counts on those that will stay, so that no ack has to wait for a promise when another one leaves."""
+        alone = Clause(1, (key,))
+        if key.link not in confirm.links:
+            return alone
+        others = [each for each in self._holding(key.place) if each.link in confirm.links]
+        able = [each for each in others if prefix in self._rules.asked(each) and self._able(each, now)]
+        clause = Clause(min(confirm.count, len(able)), tuple(able))
+        return clause if clause.chooses else alone
+
+    def _terms(self, clause: Clause, degrade_after_ms: int) -> AckTerms:
         """A promise in words that the other side can repeat."""
         links = self._context.control.state.links
         chosen = {each.link: links[each.link].remote_cluster_id for each in clause.keys if each.link in links}
-        after_ms = self._rules.demands(key.topic).degrade_after_ms
-        return AckTerms(clause.count, chosen, after_ms) if clause.chooses else AckTerms(degrade_after_ms=after_ms)
+        count = clause.count if clause.chooses else 0
+        return AckTerms(count, chosen if clause.chooses else {}, degrade_after_ms)
+
+
+def _is_some_chosen(terms: Mapping[str, AckTerms]) -> bool:
+    return any(each.links for each in terms.values())
+
+
+def _said_of_groups(link: Link | None, terms: Mapping[str, AckTerms]) -> dict[str, Any]:
+    """Terms that say something, by the prefix that the groups have at the other end."""
+    mappings = () if link is None else link.mappings
+    named = {remote_name(mappings, ResourceType.CONSUMER_GROUP, prefix): each for prefix, each in terms.items()}
+    return {name: to_json(each) for name, each in named.items() if name is not None and each != PLAIN_TERMS}

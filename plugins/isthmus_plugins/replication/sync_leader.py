@@ -33,7 +33,7 @@ from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
 from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.replication import degrading
-from isthmus_plugins.replication.ack_rules import AckRules
+from isthmus_plugins.replication.ack_rules import AckRules, GroupScope
 from isthmus_plugins.replication.held_commits import HeldCommits
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
@@ -227,19 +227,19 @@ class SyncLeader(Confirmer):
         return self._leader_end.leader_epochs.get(place, -1)
 
     def confirmed_end(
-        self, place: Partition, epoch: int, transactional: bool, over_link: str | None = None
+        self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
     ) -> int | None:
-        """See :class:`~isthmus_plugins.confirmation.Confirmer`; ``over_link``: of that link alone."""
-        ends = [
-            clause.end(self.known, epoch)
-            for clause in self.who.needed(place, transactional)
-            if over_link in (None, clause.keys[0].link)  # of groups each link is needed
-        ]
+        """See :class:`~isthmus_plugins.confirmation.Confirmer`; ``scope``: to these groups."""
+        ends = [clause.end(self.known, epoch) for clause in self.who.needed(place, transactional, scope)]
         if not ends:
             return None
         end = min(ends)
-        self._rules.may_be_acked(place, self._leader_end.topic_ids.get(place[0]), epoch, end)
+        self._rules.may_be_acked(place, self._topic_id(place[0]), epoch, end, scope)
         return end
+
+    def _topic_id(self, topic: str) -> bytes | None:
+        """None: not known."""
+        return (self._groups.topic_id or None) if topic == OFFSETS_TOPIC else self._leader_end.topic_ids.get(topic)
 
     def readable_end(self, place: Partition, committed: bool) -> int | None:
         """Up to where consumers see a partition that are to see what is confirmed alone: as far as plain acks go.
@@ -323,20 +323,20 @@ class SyncLeader(Confirmer):
         progress = self.progress.get(key)
         return progress.failed if progress is not None else None
 
-    def sync_of(self, key: LedPartition) -> SyncStatus:
-        """What an ack for a partition means."""
-        offsets = key.topic == OFFSETS_TOPIC
-        topic_id = self._groups.topic_id if offsets else self._leader_end.topic_ids.get(key.topic)
-        return recorded_sync(self._context.control.state, key, topic_id or None, self.in_sync, self.why_not)
+    def sync_of(self, key: LedPartition, group: str | None = None) -> SyncStatus:
+        """What an ack for a partition means; of the offsets topic, to a group."""
+        state, topic_id = self._context.control.state, self._topic_id(key.topic)
+        asks = (ResourceType.TOPIC, key.topic) if group is None else (ResourceType.CONSUMER_GROUP, group)
+        return recorded_sync(state, key, topic_id, state.lookup.demands(*asks), self.in_sync, self.why_not)
 
     def late_since(self, key: LedPartition) -> float | None:
         """Since when the first answer waits for what a link has not confirmed, or such went without waiting for it."""
-        if key.topic == OFFSETS_TOPIC:
-            return self.commits.oldest(key)
         epoch, end = self.known.get(key, (-1, -1))
-        since = [self.acks.oldest(key.place, end if epoch == self.leader_epoch(key.place) else -1)]
-        progress, topic_id = self.progress.get(key), self._leader_end.topic_ids.get(key.topic, b"")
-        if progress is not None and key.link in self._rules.confirm(key.topic).links:
+        beyond = end if epoch == self.leader_epoch(key.place) else -1
+        offsets = key.topic == OFFSETS_TOPIC
+        since = [self.commits.oldest(key, beyond) if offsets else self.acks.oldest(key.place, beyond)]
+        progress, topic_id = self.progress.get(key), self._topic_id(key.topic) or b""
+        if progress is not None and self._rules.is_chosen(key):
             since.append(progress.late_since(end, self._rules.acked(key.place, topic_id)[1], monotonic()))
         return min((each for each in since if each is not None), default=None)
 
@@ -386,7 +386,7 @@ class SyncLeader(Confirmer):
         leaving: dict[str, dict[LedPartition, str]] = {}
         joined: list[SyncPlace] = []
         reached: dict[str, list[LedPartition]] = {}
-        degraded: dict[str, list[LedPartition]] = {}
+        degraded: dict[str, dict[LedPartition, int]] = {}
         led = {key for key in self._leader_end.led if key.topic != OFFSETS_TOPIC and self.leads(key)}
         led.update(key for key in self._groups.places() if self.leads(key))
         for key in [key for key in self.progress if key not in led]:
@@ -399,15 +399,16 @@ class SyncLeader(Confirmer):
             stream = self._pushed(key)
             record = self._record(key.link, key.place)
             progress.lost_at = None if stream is not None else progress.lost_at or now
-            another = record is not None and stream is not None and record.topic_id != _topic_id(stream.topic_id)
+            another = record is not None and stream is not None and record.topic_id != _as_uuid(stream.topic_id)
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
                 progress.leaves()
                 progress.why = None
                 if record is not None and not another:
                     without = self._rules.goes_without(key, self.who.records(key.place))
                     progress.suspended = progress.suspended or without
-                    if degrading.is_due(self._rules, key, record, progress, now):
-                        degraded.setdefault(key.link, []).append(key)
+                    after_ms = degrading.due_after_ms(self._rules, key, record, progress, now)
+                    if after_ms is not None:
+                        degraded.setdefault(key.link, {})[key] = after_ms
                 ready = stream is not None and now >= progress.retry_at and stream.is_close(now)
                 if stream is not None and ready and self._agreed(key.link):
                     joining.setdefault(key.link, []).append(stream)
@@ -436,15 +437,14 @@ class SyncLeader(Confirmer):
         for name, level in reached.items():
             await self._reach(state.links[name], level)
         for name, long_out in degraded.items():
-            for command in degrading.commands(self._rules, state.links[name], long_out, self._record, self.known):
+            for command in degrading.commands(state.links[name], long_out, self._record, self.known):
                 await self._append(command)
         for name, streams in joining.items():
             await self._join(state.links[name], streams)
 
     def _may_have_been_led(self, place: SyncPlace, progress: Progress) -> bool:
         """Whether acks of another process may have gone without a partition that it knows to be in sync."""
-        chosen = place.key.link in self._rules.confirm(place.key.topic).links
-        return chosen and place.leader_epoch != progress.level_epoch
+        return self._rules.is_chosen(place.key) and place.leader_epoch != progress.level_epoch
 
     def leads(self, key: LedPartition) -> bool:
         """Whether a partition is led over a link that is synchronous."""
@@ -478,7 +478,7 @@ class SyncLeader(Confirmer):
         for stream in streams:
             self.progress[stream.key].retry_at = monotonic() + JOIN_RETRY_S
         entries = tuple(
-            PartitionSync(stream.key.topic, _topic_id(stream.topic_id), stream.key.partition, stream.acked)
+            PartitionSync(stream.key.topic, _as_uuid(stream.topic_id), stream.key.partition, stream.acked)
             for stream in streams
         )
         await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
@@ -553,5 +553,5 @@ def _now() -> float:
     return monotonic()
 
 
-def _topic_id(topic_id: bytes) -> str:
+def _as_uuid(topic_id: bytes) -> str:
     return str(uuid.UUID(bytes=topic_id))

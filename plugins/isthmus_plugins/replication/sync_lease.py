@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, time
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -29,7 +29,7 @@ from isthmus_plugins.replication.connection import LinkConnection, LinkLost, Lin
 from isthmus_plugins.replication.follower import FollowerEnd
 from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_plugins.replication.group_follower import GroupFollower
-from isthmus_plugins.replication.group_leases import GroupLeases
+from isthmus_plugins.replication.group_leases import GroupLease, GroupLeases
 from isthmus_plugins.replication.transaction_store import TransactionStore
 from isthmus_plugins.tasks import Tasks
 
@@ -178,8 +178,13 @@ class SyncLeases:
                         lease.end = stream.follower_log.end
             if mode == self._mode(connection.link_name):  # else it may have been said of another time
                 self._reached(connection.link_name, reached)
-            granted = {int(each): groups[int(each)] for each in answer.get("groups_in_sync", ()) if int(each) in groups}
-            self.groups.granted(connection.link_name, granted, answer.get("groups_of", ()), until, until_ms)
+            of_groups = answer.get("group_terms", {})
+            granted = {
+                int(each): GroupLease(until, until_ms, groups[int(each)], _group_terms(of_groups.get(str(each), {})))
+                for each in (*answer.get("groups_in_sync", ()), *answer.get("groups_in_sync_any", ()))
+                if int(each) in groups
+            }
+            self.groups.granted(connection.link_name, granted, answer.get("groups_of", ()))
             for stream_id, told in answer.get("states", {}).items():
                 if (stream := streams.get(int(stream_id))) is not None:
                     lease = self._lease_of(stream)
@@ -241,3 +246,8 @@ class SyncLeases:
             log.warning("leases not recorded", extra={"detail": str(error)})
         finally:
             self._recording = False
+
+
+def _group_terms(said: Mapping[str, Any]) -> dict[str, AckTerms]:
+    """By the prefix of groups. Raises MalformedValue and UnknownField."""
+    return {str(prefix): from_json(AckTerms, terms) for prefix, terms in said.items()}

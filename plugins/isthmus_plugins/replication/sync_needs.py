@@ -7,7 +7,7 @@ from time import monotonic
 
 from isthmus_control.model import SyncRecord, SyncState
 from isthmus_plugins.held_answers import Partition
-from isthmus_plugins.replication.ack_rules import AckRules, Clause
+from isthmus_plugins.replication.ack_rules import AckRules, Clause, GroupScope
 from isthmus_plugins.replication.former_leases import FormerLeases
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_grants import LEASE_MARGIN_S, LEASE_S
@@ -37,7 +37,7 @@ class SyncNeeds:
         self.former = FormerLeases()
         self.unsure = True
         """Leases of the process before this one may still run, whatever is recorded by now."""
-        self._recorded: dict[tuple[Partition, bool], tuple[Clause, ...]] = {}
+        self._recorded: dict[tuple[Partition, bool, GroupScope | None], tuple[Clause, ...]] = {}
         """What is needed of partitions where that follows from the control log alone."""
 
     def changed(self) -> None:
@@ -46,23 +46,26 @@ class SyncNeeds:
 
     # ---- acks ----
 
-    def needed(self, place: Partition, transactional: bool) -> Iterable[Clause]:
-        """What must be confirmed of a partition's records before they are acked."""
-        if self.unsure or self.former or self._rules.confirm(place[0]):
-            return self._needed_now(place, transactional)
-        found = self._recorded.get((place, transactional))
+    def needed(self, place: Partition, transactional: bool, scope: GroupScope | None = None) -> Iterable[Clause]:
+        """What must be confirmed of a partition's records before they are acked; ``scope``: to these groups."""
+        if self.unsure or self.former or self._rules.confirm(place[0], scope):
+            return self._needed_now(place, transactional, scope)
+        found = self._recorded.get((place, transactional, scope))
         if found is None:
-            found = self._recorded[place, transactional] = tuple(self._needed_now(place, transactional))
+            found = self._recorded[place, transactional, scope] = tuple(self._needed_now(place, transactional, scope))
         return found
 
-    def _needed_now(self, place: Partition, transactional: bool) -> Iterator[Clause]:
-        now = monotonic()
-        yield from self._rules.clauses(place, self.records(place), transactional, self._stays, now)
+    def _needed_now(self, place: Partition, transactional: bool, scope: GroupScope | None) -> Iterator[Clause]:
+        now, records = monotonic(), self.records(place)
+        if scope is not None:
+            records = {link: record for link, record in records.items() if link in scope.links}
+        yield from self._rules.clauses(place, records, transactional, self._stays, now, scope)
         for key in self._leased(place, now):
-            yield Clause(1, (key,))
-        if self._rules.confirm(place[0]):
+            if scope is None or key.link in scope.links:
+                yield Clause(1, (key,))
+        if self._rules.confirm(place[0], scope):
             epoch = self._leader_epoch(place)
-            for key in self.holding(place):
+            for key in _in_sync(place, records):
                 progress = self._progress.get(key)
                 known = progress is not None and progress.epoch == epoch
                 if progress is None or not known or now < progress.seen_at + LEASE_S + LEASE_MARGIN_S:
@@ -114,8 +117,7 @@ class SyncNeeds:
 
     def holding(self, place: Partition) -> list[LedPartition]:
         """Over which links a partition is recorded In-Sync."""
-        records = self.records(place).items()
-        return [LedPartition(link, *place) for link, record in records if record.state is SyncState.IN_SYNC]
+        return _in_sync(place, self.records(place))
 
     def records(self, place: Partition) -> dict[str, SyncRecord]:
         """By link."""
@@ -143,3 +145,7 @@ class SyncNeeds:
         for key in self.former.running(place, now):
             if self._record_of(key.link, place) is None:
                 yield key
+
+
+def _in_sync(place: Partition, records: Mapping[str, SyncRecord]) -> list[LedPartition]:
+    return [LedPartition(link, *place) for link, record in records.items() if record.state is SyncState.IN_SYNC]

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING
 
 from isthmus_control.claim_rules import AHEAD_MS
 from isthmus_control.control_state import ControlState
-from isthmus_control.demands import Confirm
-from isthmus_control.model import PLAIN_TERMS, Claim, GroupClaim, Link, LinkMode, ResourceType, Role, SyncState
+from isthmus_control.demands import Confirm, Demands
+from isthmus_control.model import (
+    PLAIN_TERMS,
+    AckTerms,
+    Claim,
+    GroupClaim,
+    Link,
+    LinkMode,
+    ResourceType,
+    Role,
+    SyncState,
+)
 from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode, combine
 from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.replication import reasons
@@ -62,16 +72,17 @@ def recorded_sync(
     state: ControlState,
     key: LedPartition,
     topic_id: bytes | None,
+    demands: Demands,
     in_sync: Callable[[LedPartition], bool],
     why_not: Callable[[LedPartition], str | None],
 ) -> SyncStatus:
     """What an ack for a partition means, as the control log of the source has it.
 
-
-    ``in_sync``: whether the follower has been seen to have all that was acked before acks were held. ``why_not``: why
-    that failed when it was tried last.
+    ``demands``: of its topic, or, in the offsets topic, of the group that is asked about. ``in_sync``: whether the
+    follower has been seen to have all that was acked before acks were held. ``why_not``: why that failed when it was
+    tried last.
     """
-    record, demands = None, state.lookup.demands(key.topic)
+    record = None
     if topic_id is not None:
         record = state.sync_record(key.link, key.topic, str(uuid.UUID(bytes=topic_id)), key.partition)
     any_of = _chosen(state, key, demands.confirm)
@@ -111,7 +122,7 @@ def _chosen(state: ControlState, key: LedPartition, confirm: Confirm) -> AnyOf |
 def leased_sync(leases: SyncLeases, topic: str, topic_id: str | None, partition: int) -> SyncStatus:
     """What is known at the target of the acks of the source."""
     claim = leases.claim(topic, topic_id, partition)
-    any_of = some_of(claim)
+    any_of = None if claim is None else some_of(claim, claim.terms)
     until_ms = sayable(claim) if any_of is None else None
     lease = leases.lease(topic, topic_id, partition)
     now = monotonic()
@@ -124,18 +135,27 @@ def leased_sync(leases: SyncLeases, topic: str, topic_id: str | None, partition:
     return SyncStatus(state="Unknown", until_ms=until_ms, any_of=any_of, reason=why, message=claimed(claim))
 
 
-def some_of(claim: Claim | None) -> AnyOf | None:
+def some_of(claim: Claim | GroupClaim, terms: AckTerms) -> AnyOf | None:
     """What a claim says where not all that was acked needs to be here."""
-    if claim is None or not claim.terms.links:
-        return None
-    return AnyOf(count=claim.terms.count, links=dict(claim.terms.links), until_ms=sayable(claim))
+    return AnyOf(count=terms.count, links=dict(terms.links), until_ms=sayable(claim)) if terms.links else None
 
 
-def claimed(claim: Claim | GroupClaim | None) -> str:
-    """What may be said without the source, in words."""
+def claimed(claim: Claim | None) -> str:
+    """What may be said of a partition without the source, in words."""
+    compare = "Compare the log ends of {} of them, and fail over to where they end last"
+    return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms, compare)
+
+
+def claimed_of_group(claim: GroupClaim | None, group: str) -> str:
+    """The same of a group's positions."""
+    compare = "Compare its positions in {} of them, partition by partition: the furthest has what was acked"
+    return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms_of(group), compare)
+
+
+def _claimed(claim: Claim | GroupClaim | None, terms: AckTerms, compare: str) -> str:
     if claim is None:
         return "what an ack meant is not known here: no lease was recorded"
-    ago, terms = time() - claim.until_ms / 1000, PLAIN_TERMS if isinstance(claim, GroupClaim) else claim.terms
+    ago = time() - claim.until_ms / 1000
     if sayable(claim) is None:
         until = _moment(claim.until_ms)
         return f"In-Sync until {until} of a clock that is {-ago:.0f} s ahead: when that was is not known here"
@@ -143,11 +163,8 @@ def claimed(claim: Claim | GroupClaim | None) -> str:
     said = f"In-Sync until {_moment(claim.until_ms)} ({ago:.0f} s ago): what acks mean since then is not known here"
     if terms.links:
         names = ", ".join(f"{name} (cluster {cluster_id})" for name, cluster_id in sorted(terms.links.items()))
-        compare = len(terms.links) - terms.count + 1
-        said += (
-            f"; what was acked by then is in {terms.count} of these, not in each: {names}. Compare the log ends of "
-            f"{compare} of them, and fail over to where they end last"
-        )
+        said += f"; what was acked by then is in {terms.count} of these, not in each: {names}. "
+        said += compare.format(len(terms.links) - terms.count + 1)
     if terms.degrade_after_ms:
         earliest = _moment(claim.until_ms + terms.degrade_after_ms)
         said += f"; as it was set then, transactional and strict producers may be acked without it from {earliest} on"

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
+from isthmus_control.model import ResourceType
 from isthmus_plugins.api import (
     BrokerUnavailable,
     Close,
@@ -160,7 +161,7 @@ class ConfirmedReads:
                 known = self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
                 if known is None:
                     return None
-                demands = self._context.control.state.lookup.demands(known)
+                demands = self._context.control.state.lookup.demands(ResourceType.TOPIC, known)
                 name = known if demands.confirmed and self._is_led(known) else None
                 if len(self._asked) > NAMES_MAX:
                     self._asked.clear()

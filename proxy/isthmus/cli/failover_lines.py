@@ -89,7 +89,7 @@ def _group_claims(namespaces: list[dict[str, Any]]) -> Iterator[str]:
                 (
                     claim["group"],
                     *_until(claim),
-                    claim["message"] if claim["in_sync_until_ms"] is None else None,
+                    claim["message"] if claim["in_sync_until_ms"] is None or claim["degrade_after_ms"] else None,
                 )
                 for claim in each["group_claims"]
             ),

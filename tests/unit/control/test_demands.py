@@ -10,11 +10,11 @@ from support.command_log import CommandLog
 from isthmus_control import commands as c
 from isthmus_control.codec import canonical, from_json, parse
 from isthmus_control.control_state import ControlState
-from isthmus_control.demands import ALL, NEVER, NONE, Confirm, Consistency, Demands
-from isthmus_control.model import NamespaceKey, ResourceType
+from isthmus_control.demands import ALL, NEVER, NONE, Confirm, Consistency, Demands, Visibility
+from isthmus_control.model import NamespaceKey, ResourceType, Role
 from isthmus_control.outcome import Rejected, Rejection
 
-TOPIC, GROUP = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP
+TOPIC, GROUP, PRINCIPAL = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL
 STRICT, AVAILABLE = Consistency.STRICT, Consistency.AVAILABLE
 
 
@@ -26,8 +26,8 @@ class Log(CommandLog):
         assert (outcome.code, self.state.namespaces) == (code, before)
         assert words in outcome.message
 
-    def demands(self, topic: str) -> Demands:
-        return self.state.lookup.demands(topic)
+    def demands(self, name: str, kind: ResourceType = TOPIC) -> Demands:
+        return self.state.lookup.demands(kind, name)
 
 
 def test_a_namespace_asks_for_more_and_takes_it_back() -> None:
@@ -57,10 +57,12 @@ def test_a_topic_in_several_namespaces_gets_the_most_that_one_asks() -> None:
 def test_what_cannot_be_asked_for() -> None:
     log = Log()
     log.refused(c.AlterDemands(TOPIC, "x", STRICT), Rejection.NOT_FOUND, "'x'")
-    log.refused(c.CreateNamespace(GROUP, "g-", demands=Demands(STRICT)), Rejection.INVALID, "no topics")
-    log.ok(c.CreateNamespace(GROUP, "g-"))
-    log.refused(c.AlterDemands(GROUP, "g-", STRICT), Rejection.INVALID, "no topics")
-    log.ok(c.AlterDemands(GROUP, "g-", AVAILABLE))
+    log.refused(c.CreateNamespace(PRINCIPAL, "User:p-", demands=Demands(STRICT)), Rejection.INVALID, "neither")
+    log.ok(c.CreateNamespace(PRINCIPAL, "User:p-"))
+    log.refused(c.AlterDemands(PRINCIPAL, "User:p-", STRICT), Rejection.INVALID, "neither")
+    log.ok(c.AlterDemands(PRINCIPAL, "User:p-", AVAILABLE))
+    confirmed = Demands(visibility=Visibility.CONFIRMED)
+    log.refused(c.CreateNamespace(GROUP, "g-", demands=confirmed), Rejection.INVALID, "no topics")
     log.refused(
         c.CreateNamespace(TOPIC, "i-", informational=True, demands=Demands(STRICT)), Rejection.INVALID, "informational"
     )
@@ -85,6 +87,28 @@ def test_acks_go_without_a_link_only_where_all_namespaces_say_so() -> None:
     assert log.demands("pay-t").confirm == ALL, "one asks for another set"
     log.ok(c.AlterDemands(TOPIC, "pay-", degrade_after_ms=NEVER, confirm=ALL))
     assert log.demands("pay-u") == NONE
+    assert from_json(ControlState, parse(canonical(log.state))) == log.state
+
+
+def test_groups_ask_for_themselves() -> None:
+    log = Log()
+    for name in ("b", "c"):
+        log.ok(c.CreateLink(name, str(uuid.uuid4()), name.upper(), True, ("h:1",)))
+    any_of = Confirm(1, ("b", "c"))
+    log.ok(c.CreateNamespace(TOPIC, "pay-", demands=Demands(STRICT)))
+    log.ok(c.AttachNamespace("b", GROUP, "pay-", "far-", Role.LEADER, create_missing=True))
+    assert (log.demands("pay-g", GROUP), log.state.lookup.demanding(GROUP, "pay-g")) == (NONE, "")
+    assert log.state.lookup.led_groups("b") == ("",)
+    log.ok(c.CreateNamespace(GROUP, "pay-eu-", demands=Demands(degrade_after_ms=60_000, confirm=any_of)))
+    log.ok(c.CreateNamespace(GROUP, "other-"))
+    lookup = log.state.lookup
+    assert log.demands("pay-eu-g", GROUP) == NONE, "the one around it asks for all, and for ever"
+    log.ok(c.AlterDemands(GROUP, "pay-", degrade_after_ms=60_000, confirm=any_of))
+    assert log.demands("pay-eu-g", GROUP).confirm == any_of
+    names = "pay-g", "pay-eu-g", "other-g", "nobody"
+    assert [lookup.demanding(GROUP, each) for each in names] == ["pay-", "pay-eu-", "other-", ""]
+    assert (lookup.led_groups("b"), lookup.led_groups("c")) == (("pay-", "pay-eu-"), ())
+    assert log.demands("pay-t") == Demands(STRICT)
     assert from_json(ControlState, parse(canonical(log.state))) == log.state
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus_control.demands import ALL, NEVER, Confirm, Consistency, Demands
-from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
-from isthmus_plugins.replication.ack_rules import AckRules, Clause
+from isthmus_control.demands import ALL, NEVER, NONE, Confirm, Consistency, Demands
+from isthmus_control.model import Degraded, Reason, ResourceType, SyncRecord, SyncState
+from isthmus_plugins.replication.ack_rules import AckRules, Clause, GroupScope
+from isthmus_plugins.replication.degrading import due_after_ms
 from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.sync_progress import Progress
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 PLACE = ("t", 0)
 B, C, D = (LedPartition(name, *PLACE) for name in "bcd")
@@ -19,7 +23,7 @@ MINUTE_MS = 60_000
 def rules(confirm: Confirm = ALL, after_ms: int = NEVER, strict: bool = False) -> AckRules:
     consistency = Consistency.STRICT if strict else Consistency.AVAILABLE
     demands = Demands(consistency, degrade_after_ms=after_ms, confirm=confirm)
-    state: Any = SimpleNamespace(lookup=SimpleNamespace(demands=lambda topic: demands))
+    state: Any = SimpleNamespace(lookup=SimpleNamespace(demands=lambda kind, name: demands))
     return AckRules(lambda: state)
 
 
@@ -106,8 +110,8 @@ def test_the_end_of_a_clause() -> None:
 
 def test_what_was_promised_is_waited_for_until_the_lease_is_over() -> None:
     of = rules(Confirm(1, ("b", "c")))
-    of.promise(PLACE, any_of(1, B), 5.0, 3.0)
-    of.promise(PLACE, any_of(1, B), 4.0, 3.5)
+    of.promise(PLACE, {"": any_of(1, B)}, 5.0, 3.0)
+    of.promise(PLACE, {"": any_of(1, B)}, 4.0, 3.5)
 
     def promised(now: float) -> set[Clause]:
         return set(of.clauses(PLACE, records(b=IN, c=IN), False, lambda key: True, now))
@@ -128,3 +132,52 @@ def test_what_may_have_been_acked_is_known_where_it_was_chosen() -> None:
     other = rules()
     other.may_be_acked(PLACE, b"1", 3, 10)
     assert other.acked(PLACE, b"1") == (-1, -1)
+
+
+def test_groups_of_one_partition_are_asked_for_apart() -> None:
+    asked = {"any-": Demands(confirm=Confirm(1, ("b", "c"))), "all-": Demands(degrade_after_ms=MINUTE_MS)}
+    lookup = SimpleNamespace(
+        demands=lambda kind, name: asked[name] if kind is ResourceType.CONSUMER_GROUP else NONE,
+        led_groups=lambda link: tuple(asked),
+    )
+    state: Any = SimpleNamespace(lookup=lookup)
+    of, place = AckRules(lambda: state), (OFFSETS_TOPIC, 0)
+    b, c = (LedPartition(name, *place) for name in "bc")
+    any_scope, all_scope = (GroupScope(prefix, ("b", "c")) for prefix in asked)
+
+    def clauses(scope: GroupScope, known: dict[str, SyncRecord], transactional: bool = False) -> set[Clause]:
+        return set(of.clauses(place, known, transactional, lambda key: True, 0.0, scope))
+
+    assert clauses(any_scope, records(b=IN, c=IN)) == {any_of(1, b, c)}
+    assert clauses(all_scope, records(b=IN, c=IN)) == {any_of(1, b), any_of(1, c)}
+    assert clauses(any_scope, records(b=IN, c=OUT), True) == {any_of(1, b), any_of(1, b, c)}
+    degraded = {**records(b=IN), **records(degraded_ms=MINUTE_MS, c=OUT)}
+    assert clauses(all_scope, degraded, True) == {any_of(1, b)}
+    assert of.is_chosen(b)
+    assert not of.goes_without(c, degraded), "of decisions the records alone say"
+    of.promise(place, {"any-": any_of(1, c), "all-": any_of(1, b)}, 1.0, 0.0)
+    assert clauses(any_scope, records(b=IN, c=IN)) == {any_of(1, b, c), any_of(1, c)}
+    assert any_of(1, c) in clauses(GroupScope("any-", ("b", "c", "d")), records(b=IN, c=IN))
+    of.may_be_acked(place, b"1", 0, 7, any_scope)
+    of.may_be_acked(place, b"1", 0, 9, all_scope)
+    assert [of.acked(place, b"1", prefix) for prefix in ("any-", "any-x", "all-", "")] == [
+        *[(0, 7)] * 2,
+        (-1, -1),
+        (0, 7),
+    ]
+
+
+def test_of_several_times_the_longest_that_is_over_is_recorded() -> None:
+    asked = {"slow-": Demands(degrade_after_ms=9_000), "fast-": Demands(degrade_after_ms=2_000), "x-": NONE}
+    lookup = SimpleNamespace(demands=lambda kind, name: asked[name], led_groups=lambda link: tuple(asked))
+    state: Any = SimpleNamespace(lookup=lookup)
+    of, key, progress = AckRules(lambda: state), LedPartition("b", OFFSETS_TOPIC, 0), Progress(0.0, 0)
+    (record,) = records(b=OUT).values()
+
+    def due(now: float, recorded_ms: int = 0) -> int | None:
+        known = replace(record, degraded=Degraded(recorded_ms, 0, 0, "p", 1)) if recorded_ms else record
+        return due_after_ms(of, key, known, progress, now)
+
+    assert (due(10.0), due(11.9), due(12.0)) == (None, None, 2_000)
+    assert (due(12.5, 2_000), due(19.0, 2_000), due(30.0, 9_000)) == (None, 9_000, None)
+    assert due(19.5) == 9_000

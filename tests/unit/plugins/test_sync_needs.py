@@ -29,7 +29,7 @@ def needs(
 ) -> SyncNeeds:
     """What is needed of links with these records, under a leader epoch of the source."""
     demands = Demands(degrade_after_ms=after_ms, confirm=confirm)
-    state: Any = SimpleNamespace(lookup=SimpleNamespace(demands=lambda topic: demands))
+    state: Any = SimpleNamespace(lookup=SimpleNamespace(demands=lambda kind, name: demands))
     degraded = Degraded(degraded_ms, 0, 0, "p", 1) if degraded_ms else None
     records = {
         name: SyncRecord("id", is_in, 0, 0, None if is_in is IN else Reason("c", "m"), 1, True, degraded)
