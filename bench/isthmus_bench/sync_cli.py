@@ -35,7 +35,10 @@ def sync(
     ] = None,
     version: Annotated[str | None, typer.Option("--version", help="Kafka's version (default: the newest).")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds; figures are medians.")] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="Of each load.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.1, help="Of each load; three times as long of depth-1 and commit."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only to see that it works.")] = False,
     html: Annotated[
         Path | None, typer.Option("--report", help="Write a page with plots into this file, and JSON beside it.")
@@ -53,7 +56,7 @@ def sync(
 ) -> None:
     """Measure what an ack costs that means both sites have it: links and a stretched cluster over a WAN, in one run.
 
-    Latency from the median to p99.9, and CPU. Takes about 50 minutes for each --rtt. The WAN needs root, or
+    Latency from the median to p99.9, and CPU. Takes about 60 minutes for each --rtt. The WAN needs root, or
     CAP_NET_ADMIN. Exit code 1 if a target is missed (not with --quick; targets are for --rtt 20).
     """
     import json

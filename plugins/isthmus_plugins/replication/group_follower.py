@@ -13,6 +13,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
@@ -138,15 +139,16 @@ class GroupFollower:
     # ---- the leader end's calls ----
 
     async def group_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Take what groups have committed at the source. Nothing is awaited: calls count in the order they come."""
+        """Take what groups have committed at the source, and begin to commit it: calls count in the order they come."""
         if monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
         now, said = monotonic(), params.get("topics")
         topics = None if said is None else frozenset(str(prefix) for prefix in said)
         for part in params["parts"]:
             self._take(connection, int(params["partitions"]), topics, part, now)
-        self._tell_applied()
+        self._tell_applied((connection.link_name, int(part["partition"])) for part in params["parts"])
         self._changed.set()
+        await asyncio.sleep(0)  # clients wait for what was begun, not for this answer: that goes out first
         return {"holds_back": True}
 
     def _take(
@@ -203,6 +205,9 @@ class GroupFollower:
                 self._settle(self._groups[link_name, name])
         if key in self._telling:
             self._told_whole(key, told, bool(part.get("end")), now)
+        else:
+            for name in dict.fromkeys(name for name, _ in told):
+                self._begin_if_known(self._groups[link_name, name], now)
 
     # ---- what is confirmed ----
 
@@ -237,7 +242,7 @@ class GroupFollower:
         await self._prepared.store(connection, partition, pending)
         for each in pending:
             applied.has(each.group, each.name, number)
-        self._tell_applied()
+        self._tell_applied([(connection.link_name, partition)])
 
     def _settle(self, group: FollowedGroup) -> None:
         """Note what the coordinator has of a group as it is wanted."""
@@ -245,10 +250,13 @@ class GroupFollower:
         if applied is not None:
             applied.settle(group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what))
 
-    def _tell_applied(self) -> None:
-        """Tell leader ends how far their commits are here."""
+    def _tell_applied(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Tell leader ends how far their commits are here. ``keys``: links and partitions that may have moved."""
         parts: dict[LinkConnection, list[tuple[int, int, int]]] = {}
-        for key, applied in self._applied.items():
+        for key in keys:
+            applied = self._applied.get(key)
+            if applied is None:
+                continue
             moved = applied.advance()
             if (known := applied.to_store()) is not None:
                 self._tasks.start("still-open", self._store_open(self._feeds[key].connection, key[1], applied, *known))
@@ -268,7 +276,7 @@ class GroupFollower:
     ) -> None:
         await self._prepared.still_open(connection, partition, upto, still_open)
         applied.stored()
-        self._tell_applied()
+        self._tell_applied([(connection.link_name, partition)])
 
     @staticmethod
     async def _told_applied(connection: LinkConnection, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
@@ -447,8 +455,7 @@ class GroupFollower:
         self._activate()
         await self._read()
         now = monotonic()
-        ready = [group for group in self._active if self._is_free(group) and group.has is not None]
-        ready = [group for group in ready if group.retry_at <= now]
+        ready = [group for group in self._active if self._is_ready(group, now)]
         for group in ready:
             self._note_silence(group)
         unsure = {place for group in ready for place in group.to_check if self._objection(place[0]) is None}
@@ -459,17 +466,36 @@ class GroupFollower:
         self._awaited |= beyond  # what comes while the ends are read is looked at again
         ends |= await self._context.cluster.high_watermarks(beyond) if beyond else {}
         for group in ready:
-            if group.has is not None and self._is_free(group):
+            if self._is_ready(group, now):
                 self._note_silence(group)  # as it is now
-                topics = {topic for topic, _ in {*group.has, *group.wanted}}
-                objections = {topic: why for topic in topics if (why := self._objection(topic))}
-                whole = (group.link, group.source_partition) not in self._telling
-                plan = group.plan(ends, objections, now, log_ends, whole)
-                self._awaited -= plan.commit.keys()
-                if plan:
-                    group.busy = True
-                    work = self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))
-                    self._running[group.link, group.group] = work
+                self._begin(group, now, ends, log_ends)
+
+    def _begin_if_known(self, group: FollowedGroup, now: float) -> None:
+        """Begin what there is to do for a group if nothing need be read for it; if not, :meth:`_apply` does."""
+        if self._renewal_s is None or group.read_at <= now or not self._is_ready(group, now):
+            return
+        self._note_silence(group)
+        wanted = [place for place in group.to_commit if self._objection(place[0]) is None]
+        if not group.to_check and all(group.wanted[place].offset <= self._ends.get(place, -1) for place in wanted):
+            self._begin(group, now, self._ends)
+
+    def _begin(
+        self,
+        group: FollowedGroup,
+        now: float,
+        ends: Mapping[Place, int],
+        log_ends: Mapping[Place, int] = MappingProxyType({}),
+    ) -> None:
+        """Begin what there is to do for a group. ``ends``, ``log_ends``: see :meth:`FollowedGroup.plan`."""
+        topics = {topic for topic, _ in {*(group.has or ()), *group.wanted}}
+        objections = {topic: why for topic in topics if (why := self._objection(topic))}
+        whole = (group.link, group.source_partition) not in self._telling
+        plan = group.plan(ends, objections, now, log_ends, whole)
+        self._awaited -= plan.commit.keys()
+        if plan:
+            group.busy = True
+            work = self._tasks.start(f"group-{group.group}", self._carry_out(group, plan))
+            self._running[group.link, group.group] = work
 
     def _activate(self) -> None:
         """Leave groups alone that have what they want; look after those that are to be read or renewed again."""
@@ -485,6 +511,10 @@ class GroupFollower:
     def _is_free(self, group: FollowedGroup) -> bool:
         """Whether nothing is under way for a group, not even from before it was told anew."""
         return not group.busy and (group.link, group.group) not in self._running
+
+    def _is_ready(self, group: FollowedGroup, now: float) -> bool:
+        """Whether something may be done for a group now."""
+        return self._is_free(group) and group.has is not None and group.retry_at <= now
 
     def _objection(self, topic: str) -> Pending | None:
         """Why positions in a topic wait: it does not follow (yet), or not as it is."""
@@ -547,7 +577,7 @@ class GroupFollower:
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
                 if not group.deleting:  # nothing of it is the link's
                     self._groups.pop((group.link, group.group), None)
-        self._tell_applied()
+        self._tell_applied({(group.link, group.source_partition) for group in due})
 
     async def _carry_out(self, group: FollowedGroup, plan: Plan) -> None:
         try:
@@ -582,16 +612,17 @@ class GroupFollower:
         refused: dict[Place, Refused] = {}
         answers: Mapping[Place, Refused]
         if plan.commit:
-            applied = self._applied.get((group.link, group.source_partition))
+            key = group.link, group.source_partition
+            applied = self._applied.get(key)
             number = 0 if applied is None else applied.number
             wanted = {place for place, position in plan.commit.items() if group.wanted.get(place) == position}
             answers = await cluster.commit_offsets(group.group, plan.commit)
             done = {place: position for place, position in plan.commit.items() if place not in answers}
-            group.committed(done, monotonic(), renewal_s)
-            if applied is not None and group.certain:
+            if applied is not None and group.certain:  # told first: clients wait for it
                 for place in wanted & done.keys():
                     applied.has(group.group, place, number)
-                self._tell_applied()
+                self._tell_applied([key])
+            group.committed(done, monotonic(), renewal_s)
             self.commits += len(done)
             refused.update(answers)
         if plan.renew:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -140,6 +140,7 @@ class Feed:
         "fed",
         "held_back",
         "holds_back",
+        "idle",
         "link_name",
         "mappings",
         "pending",
@@ -166,6 +167,8 @@ class Feed:
         self.pending: dict[str, Waiting] = {}
         """By the remote name of the group."""
         self.wake = asyncio.Event()
+        self.idle = False
+        """Whether all has been told that there was when :attr:`wake` was waited for."""
 
     def remote_group(self, group: str) -> str | None:
         return remote_name(self.mappings, ResourceType.CONSUMER_GROUP, group)
@@ -513,17 +516,16 @@ class GroupLeader:
             log.error("offsets topic not read", extra={"partition": source.partition, "detail": str(error)})
         pending, undone = source.offsets_log.take_pending_news(), source.offsets_log.take_undone()
         for feed in self._feeds.values():
-            news = feed.told.get(source)
+            news, fed = feed.told.get(source), feed.fed.get(source)
             if news is not None:
                 for key in changed:
                     if feed.remote_group(key.group) is not None and feed.remote_topic(key.topic) is not None:
                         news.setdefault(key, now)
-                        feed.wake.set()
-            fed = feed.fed.get(source)
             if fed is not None:
                 fed.pending |= pending
                 fed.undone = fed.undone or undone
                 fed.saw(source.read_offset, now)
+            if (news or fed is not None) and not self._tell_at_once(feed, source):
                 feed.wake.set()
 
     def _may_pass(self, source: Source, header: BatchHeader, batch: Frame) -> bool:
@@ -558,7 +560,9 @@ class GroupLeader:
             feed.wake.clear()
             try:
                 if not await self._tell(feed):
+                    feed.idle = True
                     await feed.wake.wait()
+                    feed.idle = False
             except LinkLost:
                 break
             except (LinkRejected, TimeoutError) as error:
@@ -585,10 +589,7 @@ class GroupLeader:
     async def _tell(self, feed: Feed) -> bool:
         """Tell what the follower end lacks; False if that was nothing."""
         current = set(self._sources.values())
-        # A topic that is truncated takes its positions with it when it is deleted, and gets them back.
-        state = self._context.control.state
-        withheld = {name for name, each in state.truncations.items() if each.phase in WITHHELD}
-        withheld = {name for name in withheld if feed.remote_topic(name) is not None}
+        withheld = self._withheld(feed)
         for source in [source for source in feed.told if source not in current]:
             del feed.told[source]
             feed.held_back.pop(source, None)
@@ -607,36 +608,63 @@ class GroupLeader:
                 return True
         changes = []
         room = POSITIONS_AT_ONCE
-        for source, news in feed.told.items():
-            keys = [key for key in news if key.topic not in withheld][: max(0, room)]
-            fed = feed.fed.get(source)
-            all_told = len(keys) == len(news) and not feed.held_back.get(source)
-            if keys or (fed is not None and all_told and source.next_offset > fed.told):
-                room -= len(keys)
-                now = monotonic()
-                positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]
-                part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
-                if fed is not None:
-                    pending, fed.pending = fed.pending, {}
-                    part |= self._upto(feed, source, pending, all_told, fed.undone)
-                    fed.told, fed.undone = (source.next_offset, False) if all_told else (fed.told, fed.undone)
+        for source in feed.told:
+            part = self._change(feed, source, withheld, room)
+            if part is not None:
+                room -= len(part["positions"])
                 changes.append(part)
         if not changes:
             return False
-        if feed.confirms:
-            await self._call_on(feed, changes)
-        else:
+        if not feed.confirms:
             await self._call(feed, changes)
+            return True
+        self._begin_call(feed, changes)
+        if len(feed.calls) >= CALLS_AT_ONCE:
+            await asyncio.wait(feed.calls, return_when=asyncio.FIRST_COMPLETED)
         return True
 
-    async def _call_on(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
-        """Call now, without waiting for the answer, unless many are not answered: calls are taken in their order."""
+    def _tell_at_once(self, feed: Feed, source: Source) -> bool:
+        """Tell a follower end that confirms what was read just now, if it was told all else; whether it has all of it.
+
+        Clients wait for that. The task that tells takes its turn where there is more to do.
+        """
+        if not feed.idle or not feed.confirms or source not in feed.told or not self._is_current(feed):
+            return False
+        if len(feed.calls) >= CALLS_AT_ONCE:
+            return False
+        part = self._change(feed, source, self._withheld(feed), POSITIONS_AT_ONCE)
+        if part is not None:
+            self._begin_call(feed, [part])
+        return not feed.told[source]
+
+    def _withheld(self, feed: Feed) -> set[str]:
+        """Topics that are not told now: one that is truncated takes its positions with it when it is deleted, and gets
+        them back."""
+        withheld = (name for name, each in self._context.control.state.truncations.items() if each.phase in WITHHELD)
+        return {name for name in withheld if feed.remote_topic(name) is not None}
+
+    def _change(self, feed: Feed, source: Source, withheld: Collection[str], room: int) -> dict[str, Any] | None:
+        """What changed of one partition, as a call carries it, up to ``room`` positions; None: nothing."""
+        news, fed = feed.told[source], feed.fed.get(source)
+        keys = [key for key in news if key.topic not in withheld][: max(0, room)]
+        all_told = len(keys) == len(news) and not feed.held_back.get(source)
+        if not keys and (fed is None or not all_told or source.next_offset <= fed.told):
+            return None
+        now = monotonic()
+        positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]
+        part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
+        if fed is not None:
+            pending, fed.pending = fed.pending, {}
+            part |= self._upto(feed, source, pending, all_told, fed.undone)
+            fed.told, fed.undone = (source.next_offset, False) if all_told else (fed.told, fed.undone)
+        return part
+
+    def _begin_call(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
+        """Call now, without waiting for the answer: calls are taken in their order. Raises LinkLost."""
         answer = feed.connection.begin_call("group_offsets", self._asked(feed, changes))
         call = self._tasks.start(f"tell-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
         feed.calls.add(call)
         call.add_done_callback(feed.calls.discard)
-        if len(feed.calls) >= CALLS_AT_ONCE:
-            await asyncio.wait(feed.calls, return_when=asyncio.FIRST_COMPLETED)
 
     async def _answered(self, feed: Feed, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
         try:

@@ -12,7 +12,7 @@ from isthmus_bench.svg import line_plot, log_ticks
 from isthmus_bench.sync import java_said
 from isthmus_bench.sync_cli import LOAD_NAMES, SCENARIO_NAMES
 from isthmus_bench.sync_environment import broker_settings
-from isthmus_bench.sync_figures import Figure, Missing, Report, Verdict, WanFigure, figure_of, verdicts_of
+from isthmus_bench.sync_figures import DEPTH_ONE, Figure, Missing, Report, Verdict, WanFigure, figure_of, verdicts_of
 from isthmus_bench.sync_plan import (
     ASYNC,
     BESIDE,
@@ -145,6 +145,8 @@ def test_options_and_reports_name_everything_once() -> None:
     assert ", ".join(each.name for each in LOADS) == LOAD_NAMES
     plan = Plan()
     assert plan.shape(LOADS[1], 20.0).depth == 5
+    longer = [each.name for each in LOADS if plan.shape(each, 20.0).seconds > plan.seconds]
+    assert longer == list(DEPTH_ONE)
     assert set(Plan.quick("4.3.0").scenarios) < set(plan.scenarios)
 
 

@@ -19,6 +19,7 @@ from isthmus_plugins.api import CommittedOffset, Refused
 from isthmus_plugins.replication.connection import LinkRejected
 from isthmus_plugins.replication.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Pending, Plan
 from isthmus_plugins.replication.group_status import GroupStatuses
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 OTHER = ("remote-t", 1)
 
@@ -235,6 +236,40 @@ def test_a_leader_that_was_overtaken_is_not_believed(monkeypatch: pytest.MonkeyP
         wrong = {"partition": 1, "epoch": 0, "begin": True, "positions": [["mine", "remote-t", 0, 1, "", 0]]}
         with pytest.raises(LinkRejected, match="consumer-group mine does not follow"):
             await follower.group_offsets(connection, {"partitions": 2, "parts": [wrong]})
+
+    in_replicas(monkeypatch, test)
+
+
+def test_a_commit_whose_data_is_known_to_be_here_goes_out_before_the_call_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clients of synchronous links wait for it: nothing is asked of the cluster first, and nothing else done."""
+
+    async def test(replicas: Replicas) -> None:
+        follower, taken = replicas.ends["B"].group_follower, replicas.b.commit_offsets
+        connection = replicas.ends["B"].peers.live[0]
+        begun: list[int] = []
+
+        async def noted(group: str, offsets: Any, retention_ms: int | None = None) -> Any:
+            begun.extend(each.offset for each in offsets.values())
+            return await taken(group, offsets, retention_ms)
+
+        async def tell(offset: int) -> list[int]:
+            begun.clear()
+            told = [["far-app-1", "remote-t", 0, offset, "", 0]]
+            epoch = replicas.a.partition(OFFSETS_TOPIC).leader_epoch
+            part = {"partition": 0, "epoch": epoch, "positions": told}
+            await follower.group_offsets(connection, {"partitions": 1, "parts": [part]})
+            return list(begun)
+
+        monkeypatch.setattr(replicas.b, "commit_offsets", noted)
+        follower.data_came(PLACE, 10)
+        assert await tell(10) == [10]
+        assert await tell(8) == []  # one at a time
+        await until_at(replicas, {PLACE: position(8)})
+        assert await tell(11) == []  # whether that is here it does not know
+        assert status(replicas).reason is None
+        await replicas.until("it waits", lambda: status(replicas).reason == "BEYOND_FOLLOWER_END")
 
     in_replicas(monkeypatch, test)
 

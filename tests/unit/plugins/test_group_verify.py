@@ -47,7 +47,7 @@ def test_a_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         at_source(replicas, 7)
         await until_at(replicas, {PLACE: position(7)})
-        monkeypatch.setattr(replicas.ends["B"].group_follower, "_apply", _nothing)  # nothing mends it now
+        monkeypatch.setattr(replicas.ends["B"].group_follower, "_begin", lambda *_: None)  # nothing mends it now
         replicas.b.offsets["far-app-1"][PLACE] = position(9, "rogue")
         verdict = await verify(replicas, "A")
         assert not verdict.equal
@@ -61,10 +61,6 @@ def test_a_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert verdict.difference == "local-t-0: the source has none, the follower has 7"
 
     in_replicas(monkeypatch, test)
-
-
-async def _nothing() -> None:
-    return None
 
 
 def test_what_is_ahead_of_the_data_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
