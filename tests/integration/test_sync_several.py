@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import httpx
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from support.groups import group_status, member, offsets
 from support.kafka import unique
 from support.links import Linked, Side, linked, until, whole
 
@@ -70,19 +73,21 @@ def several(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Several]:
     with linked(*kafka_pair) as link, KafkaCluster(name="several-c") as kafka, whole(kafka) as proxy:
         proxy.wait_ready()
         prefixes = [unique(name) + "-" for name in ("all", "any", "degrading")]
+        kinds = "topic", "consumer-group"
         topics = [prefix + "t" for prefix in prefixes]
         found = Several(link, Side(kafka, [proxy]), unique("other"), *topics)
         a = found.a.proxy
         a.cli("link", "create", found.other, "--remote", proxy.link_address)
         options = ((), ("--confirm", f"ANY 1 ({', '.join(found.names)})"), ("--degrade-after", "4s"))
         for prefix, topic, asked in zip(prefixes, topics, options, strict=True):
-            a.cli("namespace", "create", prefix, *asked)
+            for kind in kinds:
+                a.cli("namespace", "create", prefix, "--type", kind, *asked)
             found.a.create_topic(topic)
         for name in found.names:
             until("connected", partial(found.is_connected, name))
-            for prefix in prefixes:
-                attach = "--local", prefix, "--remote", prefix, "--role", "leader", "--disable-transaction-verification"
-                a.cli("link", "attach", name, *attach)
+            for prefix, kind in itertools.product(prefixes, kinds):
+                attach = "--type", kind, "--local", prefix, "--remote", prefix, "--role", "leader"
+                a.cli("link", "attach", name, *attach, "--disable-transaction-verification")
             for topic in topics:
                 until("it follows", partial(found.is_in, "Following", name, topic))
             mode = "link", "set-mode", name, "synchronous", "--confirm-timeout-ms", CONFIRM_TIMEOUT_MS
@@ -91,8 +96,8 @@ def several(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Several]:
         yield found
         for name in found.names:  # A and B are others', too: B's brokers check transactions again
             a.cli("link", "set-mode", name, "asynchronous")
-            for prefix in prefixes:
-                a.cli("link", "detach", name, "--local", prefix)
+            for prefix, kind in itertools.product(prefixes, kinds):
+                a.cli("link", "detach", name, "--type", kind, "--local", prefix)
         a.cli("link", "delete", found.other)
 
 
@@ -159,3 +164,51 @@ def test_one_of_a_set_is_enough_and_a_link_that_is_away_for_long_is_not_waited_f
     transact(degrading, producer)
     ends = [side.end(degrading) for side in (a, b, c)]
     assert min(ends[1:]) >= ends[0] - 1, "acked, and its records are not on both sides"
+
+
+def test_commits_of_groups_wait_for_one_of_a_set_and_not_for_ever(several: Several) -> None:
+    a, b, c = several.a, several.b, several.c
+    chosen, waiting = (topic.removesuffix("t") + "group" for topic in (several.any_of, several.degrading))
+
+    def sync(group: str, link: str) -> dict[str, Any]:
+        return (group_status(a, link, group) or {}).get("sync") or {}
+
+    def is_in(state: str, group: str) -> bool:
+        return all(sync(group, link).get("state") == state for link in several.names)
+
+    def claim(group: str) -> dict[str, Any] | None:
+        """What B says of acks to the groups of a namespace, without A."""
+        asked = "link", "failover", several.link.name, "--local-group", group.removesuffix("group"), "--dry-run"
+        (namespace,) = b.proxy.cli(*asked)["namespaces"]
+        return next((each for each in namespace["group_claims"] if each["group"] == group), None)
+
+    with member(a, chosen, several.any_of) as fast, member(a, waiting, several.degrading) as slow:
+        fast.commit({(several.any_of, 0): 0})
+        slow.commit({(several.degrading, 0): 0})
+        until("In-Sync", lambda: is_in("In-Sync", chosen) and is_in("In-Sync", waiting))
+        assert sync(chosen, several.other)["any_of"]["count"] == 1
+        told = until("B says what acks mean", lambda: (claim(chosen) or {}).get("any_of"))
+        assert (told["count"], told["links"].keys()) == (1, set(several.names))
+        assert until("B says it of the others", lambda: claim(waiting))["degrade_after_ms"] == 4000
+        producer = a.producer(transactional_id=unique("txn-"), linger_ms=0)
+        producer.init_transactions(30)
+        c.proxy.pause()
+        try:
+            for offset in range(1, 20):
+                fast.commit({(several.any_of, 0): offset})
+                assert offsets(b, chosen)[several.any_of, 0] == offset, "acked, and neither has it"
+            producer.begin_transaction()
+            position = TopicPartition(several.degrading, 0, 1)
+            producer.send_offsets_to_transaction([position], slow.group_metadata, 60)
+            assert sync(waiting, several.other)["degraded_since_ms"] is not None, "acked before that was recorded"
+            producer.commit_transaction(60)
+            assert offsets(b, waiting)[several.degrading, 0] == 1
+            metrics = httpx.get(f"{a.proxy.url}/metrics", trust_env=False).text
+            assert f'isthmus_link_groups_degraded{{link="{several.other}"}} 1.0' in metrics
+        finally:
+            c.proxy.resume()
+        until("In-Sync again", lambda: is_in("In-Sync", chosen) and is_in("In-Sync", waiting))
+        assert sync(waiting, several.other)["degraded_since_ms"] is None
+        assert offsets(c, waiting)[several.degrading, 0] == 1
+        slow.commit({(several.degrading, 0): 2})
+        assert [offsets(side, waiting)[several.degrading, 0] for side in (b, c)] == [2, 2]

@@ -102,6 +102,11 @@ class GroupStatuses:
         warnings = GaugeMetricFamily(
             "isthmus_group_offsets_warnings", "What keeps this proxy from knowing all that groups have committed"
         )
+        degraded = GaugeMetricFamily(
+            "isthmus_link_groups_degraded",
+            "Groups whose commits in transactions, or of strict namespaces, are acked without the other side",
+            labels=("link",),
+        )
         commits = CounterMetricFamily("isthmus_link_group_offsets_committed", "Positions committed for leaders")
         for name, link in sorted(self._context.control.state.links.items()):
             statuses = self.of(link, True)
@@ -111,9 +116,12 @@ class GroupStatuses:
             if any(mapping.type is ResourceType.CONSUMER_GROUP for mapping in link.mappings):
                 pending.add_metric((name,), sum(each.pending for each in statuses))
                 seconds.add_metric((name,), max((each.pending_seconds or 0.0 for each in statuses), default=0.0))
+                degraded.add_metric(
+                    (name,), sum(each.sync is not None and each.sync.degraded_since_ms is not None for each in statuses)
+                )
         warnings.add_metric((), len(self._group_leader.warnings()))
         commits.add_metric((), self._group_follower.commits)
-        return (groups, pending, seconds, warnings, commits)
+        return (groups, pending, seconds, degraded, warnings, commits)
 
 
 def _wait(status: GroupStatus, waiting: Waiting) -> None:

@@ -78,7 +78,8 @@ class NamespaceView(_Model):
     reserved_reason: str | None = Field(default=None, examples=["follows link 'a-to-b'"])
     informational: bool
     consistency: Consistency
-    """``strict``: producers without transactions wait as well while a synchronous link is Out-Of-Sync."""
+    """``strict``: producers without transactions, or commits of groups, wait as well while a synchronous link is
+    Out-Of-Sync."""
     visibility: Visibility
     """``confirmed``: consumers of the source see nothing that a synchronous link has not confirmed."""
     degrade_after_ms: int | None

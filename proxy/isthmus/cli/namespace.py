@@ -45,7 +45,8 @@ ConsistencyOption = Annotated[
     Literal["available", "strict"] | None,
     typer.Option(
         "--consistency",
-        help="On a synchronous link: with strict, producers without transactions wait as well while it is Out-Of-Sync.",
+        help="On a synchronous link: with strict, producers without transactions (and commits of groups) wait as well "
+        "while it is Out-Of-Sync.",
     ),
 ]
 VisibilityOption = Annotated[
@@ -61,7 +62,7 @@ DegradeOption = Annotated[
         "--degrade-after",
         metavar="TIME|never",
         help="When a synchronous link is Out-Of-Sync for so long (90s, 5m, 2h), transactional and strict producers "
-        "are acked without it.",
+        "(and commits of groups) are acked without it.",
     ),
 ]
 ConfirmOption = Annotated[
