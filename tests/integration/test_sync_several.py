@@ -202,7 +202,7 @@ def test_commits_of_groups_wait_for_one_of_a_set_and_not_for_ever(several: Sever
             producer.send_offsets_to_transaction([position], slow.group_metadata, 60)
             assert sync(waiting, several.other)["degraded_since_ms"] is not None, "acked before that was recorded"
             producer.commit_transaction(60)
-            assert offsets(b, waiting)[several.degrading, 0] == 1
+            until("B's coordinator has it", lambda: offsets(b, waiting)[several.degrading, 0] == 1)
             metrics = httpx.get(f"{a.proxy.url}/metrics", trust_env=False).text
             assert f'isthmus_link_groups_degraded{{link="{several.other}"}} 1.0' in metrics
         finally:

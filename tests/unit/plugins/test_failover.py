@@ -9,7 +9,7 @@ import pytest
 from support.plugins import Two
 from support.promoting import KEY, Killing, on_following, replaced
 
-from isthmus_control.commands import DecidePromotion, RecordClaims
+from isthmus_control.commands import DecidePromotion, OffsetsClaim, RecordClaims
 from isthmus_control.commands import PartitionClaim as Claimed
 from isthmus_control.model import TRANSACTION_VERIFICATION, AckTerms, ResourceType
 from isthmus_plugins import links
@@ -217,7 +217,7 @@ def test_an_ack_to_a_group_meant_this_until_then() -> None:
         await two.until("follows", lambda: two.a.status().partitions[0].state == "Following")
         await two.a.links.set_mode("a-to-b", SetMode(mode="synchronous"))
         leases = two.b.plugin._sync_leases.groups
-        await two.until("In-Sync", lambda: all(leases.in_sync("a-to-b", partition) for partition in range(2)))
+        await two.until("In-Sync", lambda: all(leases.lease("a-to-b", partition) for partition in range(2)))
         two.clusters["B"].offsets["gr-1"] = {("r-t", 0): CommittedOffset(3, "")}
         await source_lost(two)
         lost_ms = time.time() * 1000
@@ -229,6 +229,31 @@ def test_an_ack_to_a_group_meant_this_until_then() -> None:
         assert claim.in_sync_until_ms is not None
         assert report.all_groups_until_ms is not None
         assert lost_ms - 3_000 < report.all_groups_until_ms <= claim.in_sync_until_ms < lost_ms + 3_000
+
+    on_following(work)
+
+
+def test_of_groups_for_which_some_of_several_links_are_enough_it_says_which_to_compare() -> None:
+    async def work(two: Two) -> None:
+        two.clusters["A"].add_topic("__consumer_offsets", 1)
+        groups = links.Attach(
+            local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True
+        )
+        await two.a.links.attach("a-to-b", groups)
+        link_id, now_ms = two.controls["B"].state.links["a-to-b"].link_id, int(time.time() * 1000)
+        terms = {"gr-": AckTerms(degrade_after_ms=60_000), "gr-any-": AckTerms(1, {"a-to-b": "B", "a-to-c": "C"})}
+        claimed = OffsetsClaim(0, 1, now_ms, terms)
+        two.controls["B"].apply(RecordClaims("a-to-b", link_id, (), (claimed,)))
+        for name in ("gr-1", "gr-any-1"):
+            two.clusters["B"].offsets[name] = {("r-t", 0): CommittedOffset(3, "")}
+        (report,) = (each for each in (await fail_over(two, DRY)).namespaces if each.type == "consumer-group")
+        one, chosen = report.group_claims
+        assert (one.in_sync_until_ms, one.any_of, one.degrade_after_ms) == (now_ms, None, 60_000)
+        assert "may be acked without it" in one.message
+        assert (chosen.in_sync_until_ms, chosen.degrade_after_ms) == (None, None)
+        assert chosen.any_of == links.AnyOf(count=1, links={"a-to-b": "B", "a-to-c": "C"}, until_ms=now_ms)
+        assert "Compare its positions in 2 of them" in chosen.message
+        assert report.all_groups_until_ms is None, "not all that was acked needs to be here"
 
     on_following(work)
 
