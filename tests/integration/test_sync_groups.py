@@ -244,3 +244,26 @@ def test_transactions_of_other_groups_keep_nobody_out_of_sync(groups: Groups) ->
         until("In-Sync again", lambda: groups.state("5") == "In-Sync", 40)
         joined.commit({(groups.topic, 0): 21})
         assert groups.at_b("5") == 21
+
+
+def test_transactions_of_other_groups_wait_for_nobody(groups: Groups) -> None:
+    """Their positions are in the same partition of the offsets topic, which a decision names in the group's place."""
+    client = groups.pair.a.producer()
+    partitions = len(client.list_topics(OFFSETS_TOPIC).topics[OFFSETS_TOPIC].partitions)
+    at = partition_of(groups.local + "6", partitions)
+    other = next(name for number in range(1000) if partition_of(name := f"other-{number}", partitions) == at)
+    producer = groups.pair.a.producer(transactional_id=unique("other-"))
+    producer.init_transactions(30)
+    with groups.in_sync("6"):
+        consumer = Consumer({"bootstrap.servers": groups.pair.a.bootstrap, "group.id": other})
+        groups.pair.b.proxy.pause()
+        try:
+            for number in range(5):
+                producer.begin_transaction()
+                position = TopicPartition(groups.topic, 0, number)
+                producer.send_offsets_to_transaction([position], consumer.consumer_group_metadata(), 30)
+                producer.commit_transaction(30)
+            assert groups.state("6") == "In-Sync", "they waited until it was not"
+        finally:
+            groups.pair.b.proxy.resume()
+            consumer.close()

@@ -43,18 +43,20 @@ def group_gone(group: str, type_: int = 2) -> KeyValue:
     return group_key(group, type_), None
 
 
-def offsets_batch(base_offset: int, records: Iterable[KeyValue], producer_id: int = -1) -> bytes:
+def offsets_batch(
+    base_offset: int, records: Iterable[KeyValue], producer_id: int = -1, producer_epoch: int = 0
+) -> bytes:
     """A batch of the offsets log; with a ``producer_id`` part of that producer's transaction."""
     made = [Record(base_offset + index, 1, key, value) for index, (key, value) in enumerate(records)]
     attributes = TRANSACTIONAL_BIT if producer_id >= 0 else 0
-    return encode_batch(made, _header(base_offset, attributes, producer_id))
+    return encode_batch(made, _header(base_offset, attributes, producer_id, producer_epoch))
 
 
-def marker_batch(base_offset: int, producer_id: int, marker: Marker) -> bytes:
+def marker_batch(base_offset: int, producer_id: int, marker: Marker, producer_epoch: int = 0) -> bytes:
     record = Record(base_offset, 1, struct.pack(">hh", 0, marker), struct.pack(">hi", 0, 0))
-    return encode_batch([record], _header(base_offset, TRANSACTIONAL_BIT | CONTROL_BIT, producer_id))
+    return encode_batch([record], _header(base_offset, TRANSACTIONAL_BIT | CONTROL_BIT, producer_id, producer_epoch))
 
 
-def _header(base_offset: int, attributes: int, producer_id: int) -> BatchHeader:
-    epoch = 0 if producer_id >= 0 else -1
+def _header(base_offset: int, attributes: int, producer_id: int, producer_epoch: int = 0) -> BatchHeader:
+    epoch = producer_epoch if producer_id >= 0 else -1
     return BatchHeader(base_offset, 0, 0, 2, 0, attributes, 0, 1, 1, producer_id, epoch, epoch, 1)

@@ -27,7 +27,8 @@
 ``truncation``        cuts topics that diverged: ``salvage``, ``spool`` and ``refill`` are its parts
 ``sync_leader``       synchronous links: the condition that acks wait for; leases of the other side (``sync_lease``)
 ``held_commits``      the same for commits of offsets; ``fed_partition``, ``applied_positions``: how far they are there
-``decisions``         of transactions, told: ``transaction_tail``, ``marker_order``, ``held_transactions``
+``decisions``         of transactions, told: ``transaction_tail``, ``transaction_groups``, ``marker_order``,
+                      ``held_transactions``
 ``transaction_store`` has them there, for a failover
 ``prepared_positions``  what open transactions have committed, in that store
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from isthmus_control.model import Link, ResourceType, Role
@@ -35,6 +36,10 @@ class Decision:
     confirmed: set[str] = field(default_factory=set)
     """Links whose other side has it."""
     sent_on: set[LinkConnection] = field(default_factory=set)
+    free: set[LedPartition] = field(default_factory=set)
+    """Partitions of the offsets topic that need it not: the link leads none of the groups that the transaction has
+    positions of."""
+    seen_at: float = field(default_factory=monotonic)
 
     @property
     def shares_epoch(self) -> bool:
@@ -51,11 +56,11 @@ class Decision:
 
     def is_sent(self, stream: OrderedPlace) -> bool:
         """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
-        return stream.connection in self.sent_on or self.is_there(stream.key.link)
+        return stream.connection in self.sent_on or self.is_there(stream.key)
 
-    def is_there(self, link_name: str) -> bool:
+    def is_there(self, key: LedPartition) -> bool:
         """See :class:`~isthmus_plugins.replication.marker_order.SentDecision`."""
-        return link_name in self.confirmed
+        return key.link in self.confirmed or key in self.free
 
 
 def said(

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Final, Protocol
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, Role
+from isthmus_control.model import Link, ResourceType, Role
 from isthmus_plugins.api import (
     BrokerUnavailable,
     KafkaRefused,
@@ -29,12 +29,14 @@ from isthmus_plugins.replication.abort_ends import AbortEnds, Connections
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.decision import Decision, Partition, remote_topic, said
 from isthmus_plugins.replication.ends_reader import EndsReader
+from isthmus_plugins.replication.group_leader import remote_name
 from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 from isthmus_plugins.replication.marker_order import MarkerOrder
 from isthmus_plugins.replication.sync_needs import SyncNeeds
-from isthmus_plugins.replication.sync_places import GroupPlaces, OrderedPlace, SyncPlace
+from isthmus_plugins.replication.sync_places import GroupPlaces, OrderedPlace, SyncPlace, leads_positions
+from isthmus_plugins.replication.transaction_groups import ASKED_WITHIN_S, TransactionGroups
 from isthmus_plugins.replication.transaction_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -117,6 +119,7 @@ class Decisions:
         self._held_back = False
         """Whether a decision waits for what is aborted before it."""
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
+        self._groups_of = TransactionGroups(context, self._look_for_groups)
         self.held = HeldTransactions(self, _now)
         self.held.on_untold = self._ask
         self._order = MarkerOrder(self._floor, self._recall)
@@ -131,10 +134,12 @@ class Decisions:
 
     def start(self) -> None:
         self.tail.start()
+        self._groups_of.start()
         self._tasks.start("tell", self._tell_for_ever())
 
     async def stop(self) -> None:
         await self.tail.stop()
+        await self._groups_of.stop()
         await self._aborts.stop()
         await self._ends.stop()
         await self._tasks.close()
@@ -154,6 +159,7 @@ class Decisions:
             self._load_until = monotonic() + LOAD_S
         self._active = active
         self.tail.follow(self._active)
+        self._groups_of.follow(self._active and any(map(leads_positions, state.links.values())))
         if not self._active:
             self._pending.clear()
             self._fresh.clear()
@@ -223,7 +229,7 @@ class Decisions:
     def _may_be_acked(self, decision: Decision) -> bool:
         """Whether all have a decision that must; whoever joined later has what it decided."""
         return all(
-            clause.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
+            clause.holds(lambda key: decision.is_there(key) or self._needs_none(key, decision))
             for place in decision.places
             for clause in self._needs.who.commit_needed(place)
         )
@@ -233,7 +239,8 @@ class Decisions:
 
     def _missing(self, decision: Decision) -> set[str]:
         """Links that are to have a decision and do not."""
-        return (self._links_of(decision.places) & decision.links) - decision.confirmed
+        told = {key for place in decision.places for key in self._needs.who.told(place)} - decision.free
+        return ({key.link for key in told} & decision.links) - decision.confirmed
 
     def _links_of(self, places: Iterable[Partition]) -> set[str]:
         """Over which links a decision goes."""
@@ -402,7 +409,39 @@ class Decisions:
         for decision in ready:
             decision.ends = {place: end for place in decision.places if (end := known[place]) is not None}
             self._aborts.ended(decision, readings)
+            self._free(decision)
         self._tell(ready)
+
+    def _look_for_groups(self) -> None:
+        """More of the offsets topic was read: some decisions may be needed by nobody."""
+        pending = [decision for of_id in self._pending.values() for decision in of_id]
+        freed = [decision for decision in pending if self._free(decision)]
+        if freed:
+            self._go_on_reading()
+            self.held.check()
+
+    def _free(self, decision: Decision) -> bool:
+        """See which partitions of the offsets topic need a decision not; whether some were found.
+
+        One from before this process may be of a transaction whose positions were not read.
+        """
+        if decision.again or monotonic() > decision.seen_at + ASKED_WITHIN_S:
+            return False
+        found = len(decision.free)
+        for (topic, partition), end in (decision.ends or {}).items():
+            place = topic, partition
+            keys = {key for link in decision.links if (key := LedPartition(link, *place)) not in decision.free}
+            if topic != OFFSETS_TOPIC or not keys:
+                continue
+            groups = self._groups_of.groups_of(partition, decision.producer_id, decision.data_epoch, end)
+            if groups is not None:
+                decision.free |= {key for key in keys if not self._leads(key.link, groups)}
+        return len(decision.free) > found
+
+    def _leads(self, link_name: str, groups: Iterable[str]) -> bool:
+        link = self._context.control.state.links.get(link_name)
+        mappings = () if link is None else link.mappings
+        return any(remote_name(mappings, ResourceType.CONSUMER_GROUP, group) is not None for group in groups)
 
     def _tell_again(self) -> None:
         """Tell what nobody was told of, or was told in vain; forget what is needed no more."""

@@ -41,8 +41,8 @@ class SentDecision(Protocol):
     def is_sent(self, stream: OrderedPlace) -> bool:
         """Whether it comes before whatever the stream sends now, or is on the other side already."""
 
-    def is_there(self, link_name: str) -> bool:
-        """Whether it is on the other side."""
+    def is_there(self, key: LedPartition) -> bool:
+        """Whether it is on the other side of a partition's link, or need not be."""
 
 
 class _Known:
@@ -194,6 +194,6 @@ class MarkerOrder:
         if found is None:
             return below or offset < self.known_upto(stream.key)
         for each in known:  # those that came earlier may be the one that is meant
-            if not (each.decision.is_there(stream.key.link) if there else each.decision.is_sent(stream)):
+            if not (each.decision.is_there(stream.key) if there else each.decision.is_sent(stream)):
                 return NOT_DECIDED
         return found

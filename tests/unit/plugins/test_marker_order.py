@@ -39,7 +39,7 @@ class _Decision:
     def is_sent(self, stream: Any) -> bool:
         return self.sent or self.there
 
-    def is_there(self, link_name: str) -> bool:
+    def is_there(self, key: LedPartition) -> bool:
         return self.there
 
 
