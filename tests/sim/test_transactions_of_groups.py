@@ -48,8 +48,10 @@ class Done:
 
     group: str
     offset: int
-    guarded: bool
+    in_sync: bool
     """The partition was In-Sync when that was decided, and acked."""
+    kills: int
+    """How often the source's proxy had been killed before."""
     acked: bool = False
     took_s: float = 0.0
 
@@ -65,6 +67,7 @@ class Scene:
         self.failed: list[BaseException] = []
         self.tasks = Tasks("sources", lambda name, error: self.failed.append(error))
         self.done: list[Done] = []
+        self.kills = 0
         self.decided: dict[str, int] = {}
         """By group: the furthest position that was decided."""
 
@@ -93,6 +96,7 @@ class Scene:
         if what == "cut":
             self.replicas.cut()
         elif what.startswith("kill"):
+            self.kills += what[-1] == "A"
             await self.replicas.stop(what[-1])
             await asyncio.sleep(self.random.choice((0.01, 3.0)))
             self.replicas.start(what[-1])
@@ -141,7 +145,8 @@ class Scene:
             has = replicas.b.offsets.get(group, {}).get(FAR)
             decided = stored.get(group, {}).get(FAR)
             there = max(has.offset if has else 0, decided.offset if decided else 0)
-            done = [each for each in self.done if f"far-{each.group}" == group and each.acked and each.guarded]
+            done = [each for each in self.done if f"far-{each.group}" == group and each.acked]
+            done = [each for each in done if each.in_sync or not each.kills]  # docs/adr/0007 says what that leaves open
             acked = max((each.offset for each in done), default=0)
             assert acked <= there, f"{group}: {acked} was acked, {has} is there, {decided} is decided"
             assert there <= self.decided.get(group.removeprefix("far-"), 0), f"{group}: {there} was not committed"
@@ -217,7 +222,7 @@ class App:
         return False
 
     async def commit(self) -> None:
-        done = Done(self.group, self.offset, self.scene.in_sync())
+        done = Done(self.group, self.offset, self.scene.in_sync(), self.scene.kills)
         self.scene.done.append(done)
         self.scene.decided[self.group] = self.offset
         self.epoch += self.raises_epoch
@@ -248,7 +253,8 @@ class App:
             found: Any = answer
             if not found.error_code:
                 done.acked, done.took_s = True, simulated_now() - began
-                done.guarded = done.guarded and self.scene.in_sync()
+                done.in_sync = done.in_sync and self.scene.in_sync()
+                done.kills -= self.scene.kills
                 break
             assert found.error_code == COORDINATOR_LOAD_IN_PROGRESS
             await completing

@@ -111,12 +111,9 @@ class AckRules:
         """Whether acks in a partition may go without this link although it is In-Sync."""
         return any(key.link in demands.confirm.links for demands in self.asked(key).values())
 
-    def goes_without(self, key: LedPartition, records: Records) -> bool:
-        """Whether transactions go on without a partition of a topic that is Out-Of-Sync.
-
-        Of the offsets topic no decision waits for such a partition (``docs/adr/0007``).
-        """
-        record, demands = records[key.link], self.demands(key.topic)
+    def goes_without(self, key: LedPartition, records: Records, scope: GroupScope | None = None) -> bool:
+        """Whether transactions (with positions of such groups) go on without a partition that is Out-Of-Sync."""
+        record, demands = records[key.link], self.demands(key.topic, scope)
         if record.state is SyncState.IN_SYNC or is_degraded(demands, record):
             return record.state is not SyncState.IN_SYNC
         confirm = demands.confirm
@@ -150,12 +147,12 @@ class AckRules:
         if confirm:
             yield from self._promised(place, "" if scope is None else scope.prefix, now)
 
-    def commit_clauses(self, place: Partition, records: Records) -> Iterator[Clause]:
+    def commit_clauses(self, place: Partition, records: Records, scope: GroupScope | None = None) -> Iterator[Clause]:
         """The same of decisions to commit: of a set all that are In-Sync must have them, and so many in any case.
 
         Which of them has the records of a transaction says nothing of which has its decision.
         """
-        demands = self.demands(place[0])
+        demands = self.demands(place[0], scope)
         in_sync, others, chosen = self._members(place, records, True, demands)
         for key in (*others, *in_sync):
             yield Clause(1, (key,))

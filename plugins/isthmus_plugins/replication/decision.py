@@ -36,9 +36,12 @@ class Decision:
     confirmed: set[str] = field(default_factory=set)
     """Links whose other side has it."""
     sent_on: set[LinkConnection] = field(default_factory=set)
+    groups: dict[Partition, frozenset[str]] = field(default_factory=dict)
+    """By partition of the offsets topic: in which groups its transaction has positions there, as far as is known."""
+    looks_for_groups: bool = False
+    """Which these are is not known yet, and may be in a moment."""
     free: set[LedPartition] = field(default_factory=set)
-    """Partitions of the offsets topic that need it not: the link leads none of the groups that the transaction has
-    positions of."""
+    """Partitions of the offsets topic that need it not, as it was when the groups were known."""
     seen_at: float = field(default_factory=monotonic)
 
     @property

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Final, Protocol
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, ResourceType, Role
+from isthmus_control.model import Link, Role
 from isthmus_plugins.api import (
     BrokerUnavailable,
     KafkaRefused,
@@ -29,7 +29,6 @@ from isthmus_plugins.replication.abort_ends import AbortEnds, Connections
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.decision import Decision, Partition, remote_topic, said
 from isthmus_plugins.replication.ends_reader import EndsReader
-from isthmus_plugins.replication.group_leader import remote_name
 from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
@@ -228,18 +227,28 @@ class Decisions:
 
     def _may_be_acked(self, decision: Decision) -> bool:
         """Whether all have a decision that must; whoever joined later has what it decided."""
+        if decision.looks_for_groups and any(self._may_lead(place) for place in decision.places):
+            return False
         return all(
-            clause.holds(lambda key: decision.is_there(key) or self._needs_none(key, decision))
+            clause.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
             for place in decision.places
-            for clause in self._needs.who.commit_needed(place)
+            for clause in self._needs.who.commit_needed(place, decision.groups.get(place))
         )
+
+    def _may_lead(self, place: Partition) -> bool:
+        """Whether a partition of the offsets topic is Out-Of-Sync over a link: decisions about its groups wait."""
+        return place[0] == OFFSETS_TOPIC and len(self._needs.who.records(place)) > len(self._needs.who.holding(place))
 
     def _needs_none(self, key: LedPartition, decision: Decision) -> bool:
         return key.link not in decision.links and key in self._needs.who.holding(key.place)
 
+    def _is_kept(self, decision: Decision) -> bool:
+        """Whether somebody is to have a decision, or may be."""
+        return decision.looks_for_groups or bool(self._missing(decision))
+
     def _missing(self, decision: Decision) -> set[str]:
         """Links that are to have a decision and do not."""
-        told = {key for place in decision.places for key in self._needs.who.told(place)} - decision.free
+        told = {key for place in decision.places for key in self._told(decision, place)}
         return ({key.link for key in told} & decision.links) - decision.confirmed
 
     def _links_of(self, places: Iterable[Partition]) -> set[str]:
@@ -297,7 +306,9 @@ class Decisions:
         self.tail.is_told(transaction.producer_id)
         if before is not None and before != (partition, change) and not self._are_level(transaction.partitions):
             self._remember(*before)  # its marker may not be at the other side, and this one would hide it
-        links = self._links_of(transaction.partitions)
+        places = (place for place in transaction.partitions if place[0] == OFFSETS_TOPIC)
+        of_groups = {link for place in places for link in self._needs.who.records(place)}
+        links = self._links_of(transaction.partitions) | of_groups
         pending = self._pending.get(change.transactional_id, [])
         if not links or any(known.at == at for known in pending):
             return False
@@ -311,6 +322,10 @@ class Decisions:
             frozenset(links),
             self.tail.is_old(at),
         )
+        # Whether these need it depends on what the transaction has committed in groups.
+        decision.looks_for_groups = bool(of_groups)
+        if decision.again:  # it may have ended before reading began
+            self._groups_are_settled(decision)
         pushed = self._pushed()
         for link_name in links:
             for place in transaction.partitions:
@@ -409,46 +424,51 @@ class Decisions:
         for decision in ready:
             decision.ends = {place: end for place in decision.places if (end := known[place]) is not None}
             self._aborts.ended(decision, readings)
-            self._free(decision)
+            self._find_groups(decision)
         self._tell(ready)
 
     def _look_for_groups(self) -> None:
-        """More of the offsets topic was read: some decisions may be needed by nobody."""
-        pending = [decision for of_id in self._pending.values() for decision in of_id]
-        freed = [decision for decision in pending if self._free(decision)]
-        if freed:
+        """More of the offsets topic was read: it may be known what groups decisions are about."""
+        pending = [decision for of_id in self._pending.values() for decision in of_id if decision.looks_for_groups]
+        found = [decision for decision in pending if self._find_groups(decision)]
+        if found:
+            self._tell([decision for decision in found if decision.ends is not None])
             self._go_on_reading()
             self.held.check()
 
-    def _free(self, decision: Decision) -> bool:
-        """See which partitions of the offsets topic need a decision not; whether some were found.
-
-        One from before this process may be of a transaction whose positions were not read.
-        """
-        if decision.again or monotonic() > decision.seen_at + ASKED_WITHIN_S:
+    def _find_groups(self, decision: Decision) -> bool:
+        """See in which groups a transaction has positions; whether that is known now, or will not be."""
+        late = monotonic() > decision.seen_at + ASKED_WITHIN_S
+        if not decision.looks_for_groups or (decision.ends is None and not late):
             return False
-        found = len(decision.free)
-        for (topic, partition), end in (decision.ends or {}).items():
-            place = topic, partition
-            keys = {key for link in decision.links if (key := LedPartition(link, *place)) not in decision.free}
-            if topic != OFFSETS_TOPIC or not keys:
-                continue
-            groups = self._groups_of.groups_of(partition, decision.producer_id, decision.data_epoch, end)
+        offsets = {place: end for place, end in (decision.ends or {}).items() if place[0] == OFFSETS_TOPIC}
+        if not late and not all(self._groups_of.has_read(place[1], end) for place, end in offsets.items()):
+            return False
+        for place in offsets if not late else ():
+            groups = self._groups_of.groups_of(place[1], decision.producer_id, decision.data_epoch)
             if groups is not None:
-                decision.free |= {key for key in keys if not self._leads(key.link, groups)}
-        return len(decision.free) > found
+                decision.groups[place] = groups
+        self._groups_are_settled(decision)
+        return True
 
-    def _leads(self, link_name: str, groups: Iterable[str]) -> bool:
-        link = self._context.control.state.links.get(link_name)
-        mappings = () if link is None else link.mappings
-        return any(remote_name(mappings, ResourceType.CONSUMER_GROUP, group) is not None for group in groups)
+    def _groups_are_settled(self, decision: Decision) -> None:
+        """No more will be known of which groups a decision is about."""
+        decision.looks_for_groups = False
+        for place in decision.places:
+            if place[0] == OFFSETS_TOPIC:
+                keys = {LedPartition(link_name, *place) for link_name in decision.links}
+                decision.free |= keys - self._told(decision, place)
+
+    def _told(self, decision: Decision, place: Partition) -> set[LedPartition]:
+        """Over which links a decision goes that lists a partition, as far as it is known what it is about."""
+        return self._needs.who.told(place, decision.groups.get(place))
 
     def _tell_again(self) -> None:
         """Tell what nobody was told of, or was told in vain; forget what is needed no more."""
         self._held_back = False
         untold: list[Decision] = []
         for transactional_id, pending in list(self._pending.items()):
-            left = [decision for decision in pending if self._missing(decision)]
+            left = [decision for decision in pending if self._is_kept(decision)]
             untold += [decision for decision in left if decision.ends is not None]
             self._keep(transactional_id, left)
         self._tell(untold)
@@ -473,7 +493,7 @@ class Decisions:
     def _carries(self, link_name: str, decision: Decision) -> bool:
         """Whether a link leads all of a decision's places that go over it: an answer says nothing of others."""
         link = self._context.control.state.links.get(link_name)
-        told = [place for place in decision.places if LedPartition(link_name, *place) in self._needs.who.told(place)]
+        told = [place for place in decision.places if LedPartition(link_name, *place) in self._told(decision, place)]
         return link is not None and all(remote_topic(link, topic) is not None for topic, _ in told)
 
     def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
@@ -511,7 +531,7 @@ class Decisions:
         for decision in decisions:
             decision.confirmed.add(connection.link_name)
             pending = self._pending.get(decision.transactional_id, [])
-            self._keep(decision.transactional_id, [each for each in pending if self._missing(each)])
+            self._keep(decision.transactional_id, [each for each in pending if self._is_kept(each)])
         self._go_on_reading()
         self.held.check()
 

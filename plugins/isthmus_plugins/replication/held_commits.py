@@ -153,14 +153,15 @@ class HeldCommits:
         group = str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
         if self._is_detached(group):
             return Replace(request.frame, partial(self._answer, request, group, None, None))
-        scope = self._scope(group)
+        scope = self.scope_of(group)
         if not scope.links:
             return None
         if not self._groups.partitions:
             return Hold(self._found(request, group))
         return self._waits(request, group, scope, self._groups.partitions)
 
-    def _scope(self, group: str) -> GroupScope:
+    def scope_of(self, group: str) -> GroupScope:
+        """With which others its commits wait alike."""
         found = self._scopes.get(group)
         if found is None:
             kind, lookup = ResourceType.CONSUMER_GROUP, self._context.control.state.lookup
@@ -181,7 +182,7 @@ class HeldCommits:
             return Replace(frame, lambda answer: _refused(api_key, frame, group))
         if topic is None:  # it is made now: nothing of it was ever In-Sync
             return None
-        return self._waits(request, group, self._scope(group), len(topic.partitions))
+        return self._waits(request, group, self.scope_of(group), len(topic.partitions))
 
     def _waits(self, request: Request, group: str, scope: GroupScope, partitions: int) -> Verdict:
         if not scope.links:

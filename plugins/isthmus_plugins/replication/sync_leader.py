@@ -97,7 +97,13 @@ class SyncLeader(Confirmer):
         """Called when more of a partition is confirmed."""
         self._rules = AckRules(lambda: context.control.state)
         self.who = SyncNeeds(
-            self._rules, self._links_of, self._record, self._is_synchronous, self.progress, self.leader_epoch
+            self._rules,
+            self._links_of,
+            self._record,
+            self._is_synchronous,
+            self.progress,
+            self.leader_epoch,
+            self.commits.scope_of,
         )
         self.grants = SyncGrants(context, leader_end, groups, self._rules, self.who.holding, self)
         leader_end.on_confirmed = self._on_stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 
 from isthmus_control.model import SyncRecord, SyncState
@@ -27,6 +27,7 @@ class SyncNeeds:
         is_synchronous: Callable[[str], bool],
         progress: Mapping[LedPartition, Progress],
         leader_epoch: Callable[[Partition], int],
+        scope_of: Callable[[str], GroupScope],
     ) -> None:
         self._rules = rules
         self._links_of = links_of
@@ -34,6 +35,7 @@ class SyncNeeds:
         self._is_synchronous = is_synchronous
         self._progress = progress
         self._leader_epoch = leader_epoch
+        self._scope_of = scope_of
         self.former = FormerLeases()
         self.unsure = True
         """Leases of the process before this one may still run, whatever is recorded by now."""
@@ -56,9 +58,7 @@ class SyncNeeds:
         return found
 
     def _needed_now(self, place: Partition, transactional: bool, scope: GroupScope | None) -> Iterator[Clause]:
-        now, records = monotonic(), self.records(place)
-        if scope is not None:
-            records = {link: record for link, record in records.items() if link in scope.links}
+        now, records = monotonic(), self._records_of(place, scope)
         yield from self._rules.clauses(place, records, transactional, self._stays, now, scope)
         for key in self._leased(place, now):
             if scope is None or key.link in scope.links:
@@ -71,18 +71,28 @@ class SyncNeeds:
                 if progress is None or not known or now < progress.seen_at + LEASE_S + LEASE_MARGIN_S:
                     yield Clause(1, (key,))  # what the process before this one promised may depend on it
 
-    def commit_needed(self, place: Partition) -> Iterator[Clause]:
+    def commit_needed(self, place: Partition, groups: Collection[str] | None = None) -> Iterator[Clause]:
         """Who must have a decision to commit that lists a partition before it is acked, whichever proxy pushes that.
 
-        A partition of the offsets topic is many groups', of several links. A link that is Out-Of-Sync there may be down
-        because of groups that the decision is not about, and has not let TxnOffsetCommit pass for those that it leads.
+        A partition of the offsets topic is many groups', of several links. ``groups``: those in which the transaction
+        has positions there. Where they are not known (None), each link that is In-Sync needs it: one that is not may
+        be down because of others.
         """
-        if place[0] == OFFSETS_TOPIC:
+        if place[0] == OFFSETS_TOPIC and groups is None:
             yield from self.needed(place, False)
             return
-        yield from self._rules.commit_clauses(place, self.records(place))
+        for scope in self._scopes(place, groups):
+            yield from self._commit_clauses(place, scope)
+
+    def _commit_clauses(self, place: Partition, scope: GroupScope | None) -> Iterator[Clause]:
+        yield from self._rules.commit_clauses(place, self._records_of(place, scope), scope)
         for key in self._leased(place, monotonic()):
-            yield Clause(1, (key,))
+            if scope is None or key.link in scope.links:
+                yield Clause(1, (key,))
+
+    def _scopes(self, place: Partition, groups: Collection[str] | None) -> Collection[GroupScope | None]:
+        """For which groups a decision is asked about; of topics there are none."""
+        return {self._scope_of(group) for group in groups or ()} if place[0] == OFFSETS_TOPIC else (None,)
 
     # ---- decisions and markers ----
 
@@ -100,18 +110,21 @@ class SyncNeeds:
                 yield key
         yield from self._unrecorded(place, monotonic())
 
-    def told(self, place: Partition) -> set[LedPartition]:
+    def told(self, place: Partition, groups: Collection[str] | None = None) -> set[LedPartition]:
         """Over which links a decision goes that lists a partition: where markers wait for it, or its ack.
 
         Not over those that transactions go without: what is acked is on enough others, and this one may be away for
-        hours.
+        hours. ``groups``: see :meth:`commit_needed`.
         """
-        acks = {key for clause in self.commit_needed(place) for key in clause.keys}
-        if place[0] == OFFSETS_TOPIC:
-            return acks
-        records = self.records(place)
-        without = {key for key in acks if key.link in records and self._rules.goes_without(key, records)}
-        return (acks - without).union(self.ordered(place))
+        if place[0] == OFFSETS_TOPIC and groups is None:
+            return {key for clause in self.commit_needed(place) for key in clause.keys}
+        found: set[LedPartition] = set()
+        for scope in self._scopes(place, groups):
+            records = self._records_of(place, scope)
+            acks = {key for clause in self._commit_clauses(place, scope) for key in clause.keys}
+            without = {key for key in acks if key.link in records and self._rules.goes_without(key, records, scope)}
+            found |= acks - without
+        return found if place[0] == OFFSETS_TOPIC else found.union(self.ordered(place))
 
     # ---- what is recorded ----
 
@@ -123,6 +136,11 @@ class SyncNeeds:
         """By link."""
         found = ((link, self._record_of(link, place)) for link in self._links_of(place[0]))
         return {link: record for link, record in found if record is not None}
+
+    def _records_of(self, place: Partition, scope: GroupScope | None) -> dict[str, SyncRecord]:
+        """Of the links that lead these groups; all without a scope."""
+        records = self.records(place)
+        return {link: each for link, each in records.items() if scope is None or link in scope.links}
 
     def _stays(self, key: LedPartition) -> bool:
         progress = self._progress.get(key)

@@ -60,15 +60,18 @@ class TransactionGroups(TopicTail[_Part]):
     def __init__(self, context: PluginContext, on_progress: Callable[[], None]) -> None:
         super().__init__(context, OFFSETS_TOPIC, LANE, _Part, on_progress)
 
-    def groups_of(self, partition: int, producer_id: int, epoch: int, end: int) -> frozenset[str] | None:
-        """In which groups a producer has committed positions below ``end``, with this epoch, or in more of them.
+    def has_read(self, partition: int, end: int) -> bool:
+        """Whether all is read below an offset."""
+        part = self._parts.get(partition)
+        return part is not None and part.begun and part.next_offset >= end
 
-        None: not all is read up to there, or it was not seen, or something of it cannot be read.
+    def groups_of(self, partition: int, producer_id: int, epoch: int) -> frozenset[str] | None:
+        """In which groups a producer has committed positions with this epoch, as far as is read, or in more of them.
+
+        None: it was not seen, or something of it cannot be read.
         """
         part = self._parts.get(partition)
-        if part is None or not part.begun or part.next_offset < end:
-            return None
-        known = part.producers.get(producer_id)
+        known = None if part is None else part.producers.get(producer_id)
         groups = None if known is None else known.groups.get(epoch)
         if groups is None or NOT_KNOWN in groups:
             return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
-from isthmus_plugins.replication.ack_rules import AckRules, Clause
+from isthmus_plugins.replication.ack_rules import AckRules, Clause, GroupScope
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_needs import SyncNeeds
 from isthmus_plugins.replication.sync_progress import Progress
@@ -42,6 +42,7 @@ def needs(
         lambda link: True,
         progress or {},
         lambda place: epoch,
+        lambda group: GroupScope("", tuple(states)),
     )
 
 
