@@ -39,6 +39,7 @@ from isthmus_plugins.replication import sync_lease as sync_lease_module
 from isthmus_plugins.replication import sync_needs as sync_needs_module
 from isthmus_plugins.replication import tail as tail_module
 from isthmus_plugins.replication import target_topics as target_topics_module
+from isthmus_plugins.replication import transaction_groups as transaction_groups_module
 from isthmus_plugins.replication import transaction_store as transaction_store_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication import writers as writers_module
@@ -84,6 +85,7 @@ CLOCKED: Final = (
     confirmation_module,
     group_leases_module,
     sync_lease_module,
+    transaction_groups_module,
     transaction_store_module,
     verify_module,
     writers_module,

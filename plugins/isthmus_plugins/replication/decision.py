@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 from isthmus_control.model import Link, ResourceType, Role
@@ -29,6 +28,8 @@ class Decision:
     places: tuple[Partition, ...]
     links: frozenset[str]
     """Over which it has to go."""
+    seen_at: float
+    """Monotonic seconds."""
     again: bool = False
     """It was there before this process read the log, and may have been told: its ends may be those of later ones."""
     ends: Mapping[Partition, int] | None = None
@@ -42,7 +43,6 @@ class Decision:
     """Which these are is not known yet, and may be in a moment."""
     free: set[LedPartition] = field(default_factory=set)
     """Partitions of the offsets topic that need it not, as it was when the groups were known."""
-    seen_at: float = field(default_factory=monotonic)
 
     @property
     def shares_epoch(self) -> bool:

@@ -320,6 +320,7 @@ class Decisions:
             at,
             transaction.partitions,
             frozenset(links),
+            monotonic(),
             self.tail.is_old(at),
         )
         # Whether these need it depends on what the transaction has committed in groups.

@@ -96,7 +96,7 @@ class Scene:
         await asyncio.sleep(0.1)
 
     def decide(self, end: int) -> Decision:
-        decision = Decision("app", X, 0, 0, (0, 1), (P,), frozenset({LINK}))
+        decision = Decision("app", X, 0, 0, (0, 1), (P,), frozenset({LINK}), 0.0)
         decision.ends = {P: end}
         self.aborts.ended(decision, self.aborts.readings)
         return decision

@@ -12,11 +12,14 @@ from isthmus_plugins.replication.ack_rules import AckRules, Clause, GroupScope
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.sync_needs import SyncNeeds
 from isthmus_plugins.replication.sync_progress import Progress
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 PLACE = ("t", 0)
 B, C = (LedPartition(name, *PLACE) for name in "bc")
 IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
 ANY_1 = Confirm(1, ("b", "c"))
+LED_BY = {"of b": ("b",), "of c": ("c",), "of both": ("b", "c")}
+"""Groups, and the links that lead them."""
 
 
 def needs(
@@ -42,7 +45,7 @@ def needs(
         lambda link: True,
         progress or {},
         lambda place: epoch,
-        lambda group: GroupScope("", tuple(states)),
+        lambda group: GroupScope("", LED_BY.get(group, ())),
     )
 
 
@@ -53,6 +56,31 @@ def test_decisions_go_to_those_that_must_have_them_and_to_none_that_transactions
     assert needs(ANY_1, b=IN, c=OUT).told(PLACE) == {B}
     assert needs(Confirm(2, ("b", "c")), b=IN, c=OUT).told(PLACE) == {B, C}
     assert needs(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT).told(PLACE) == {B}
+
+
+def test_a_decision_about_groups_is_needed_over_the_links_that_lead_them() -> None:
+    place = (OFFSETS_TOPIC, 0)
+    b, c = (LedPartition(name, *place) for name in "bc")
+
+    def asked(of: SyncNeeds, *groups: str) -> tuple[set[LedPartition], set[LedPartition]]:
+        """Whose confirmation is needed, and to whom it goes."""
+        needed = {key for clause in of.commit_needed(place, groups) for key in clause.keys}
+        return needed, of.told(place, groups)
+
+    of = needs(ALL, b=IN, c=OUT)
+    of.unsure = False
+    assert {key for clause in of.commit_needed(place) for key in clause.keys} == of.told(place) == {b}, "not known yet"
+    assert asked(of, "of nobody") == (set(), set())
+    assert asked(of, "of b") == ({b}, {b})
+    assert asked(of, "of c", "of nobody") == ({c}, {c}), "it is Out-Of-Sync"
+    assert asked(of, "of b", "of c") == asked(of, "of both") == ({b, c}, {b, c})
+    degraded = needs(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT)
+    degraded.unsure = False
+    assert asked(degraded, "of c") == (set(), set())
+    assert asked(degraded, "of both") == ({b}, {b})
+    chosen = needs(ANY_1, b=IN, c=OUT)
+    chosen.unsure = False
+    assert asked(chosen, "of both") == ({b, c}, {b}), "one of them is enough"
 
 
 def test_what_follows_from_the_control_log_alone_is_looked_up_once() -> None:
