@@ -27,7 +27,7 @@ class Decision:
     """Where it stands in the transaction log: (partition, offset)."""
     places: tuple[Partition, ...]
     links: frozenset[str]
-    """Over which it has to go."""
+    """Over which it has to go, or may have to: where the offsets topic has a state, its groups say whether."""
     seen_at: float
     """Monotonic seconds."""
     again: bool = False

@@ -608,7 +608,7 @@ class Decisions:
     async def _catch_up(self, key: LedPartition) -> None:
         """Read all that is decided by now, so that markers of what other groups decided wait for nobody.
 
-        A partition of the offsets topic that is Out-Of-Sync has none told that no other partition asks for.
+        Of a partition of the offsets topic that is Out-Of-Sync those are told that are about groups of the link.
         """
         upto = self._groups.read_end(key.partition)
         try:
