@@ -42,7 +42,8 @@ EPOCH_FOR_EACH: Final = 2
 _INT8: Final = struct.Struct(">b")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
-_INT64: Final = struct.Struct(">q")
+_TIMES: Final = struct.Struct(">qq")
+"""Of the last update, and of the transaction's start."""
 _HEAD: Final = struct.Struct(">hqhib")
 """Version, producer id, producer epoch, timeout, state."""
 
@@ -71,6 +72,8 @@ class Transaction(NamedTuple):
     partitions: tuple[tuple[str, int], ...]
     """(topic, partition) of all that it touches; of group offsets those of the offsets topic."""
     client_version: int = 0
+    started_ms: int = 0
+    """When it began, by the coordinator's clock; -1 if it did not."""
 
     @property
     def data_epoch(self) -> int:
@@ -119,7 +122,8 @@ def decode_value(value: bytes) -> Transaction:
             raise UnknownRecord(f"transaction in state {number}") from None
         flexible = version == 1
         partitions, position = _partitions(value, _HEAD.size, flexible)
-        position += 2 * _INT64.size
+        _, started_ms = _TIMES.unpack_from(value, position)
+        position += _TIMES.size
         tags, position = _tags(value, position) if flexible else ({}, position)
         client_version = tags.get(CLIENT_VERSION_TAG)
         client = 0 if client_version is None else _INT16.unpack(client_version)[0]
@@ -127,7 +131,7 @@ def decode_value(value: bytes) -> Transaction:
         raise MalformedFrame(f"a transaction: {error}") from error
     if position != len(value):
         raise MalformedFrame(f"a transaction of version {version} with {len(value) - position} bytes more")
-    return Transaction(producer_id, producer_epoch, state, partitions, client)
+    return Transaction(producer_id, producer_epoch, state, partitions, client, started_ms)
 
 
 def _partitions(value: bytes, position: int, flexible: bool) -> tuple[tuple[tuple[str, int], ...], int]:

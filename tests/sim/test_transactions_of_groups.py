@@ -20,7 +20,7 @@ from support.replicas import LINK, LINK_ID, End, Replicas, simulate_clock
 from support.transaction_state import state_batch, state_key, state_value
 
 from isthmus_control.commands import AlterLink
-from isthmus_control.model import LinkMode
+from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
 from isthmus_plugins.replication.leader_stream import LedPartition
 from isthmus_plugins.replication.prepared_positions import committed_positions
@@ -48,10 +48,6 @@ class Done:
 
     group: str
     offset: int
-    in_sync: bool
-    """The partition was In-Sync when that was decided, and acked."""
-    kills: int
-    """How often the source's proxy had been killed before."""
     acked: bool = False
     took_s: float = 0.0
 
@@ -67,7 +63,6 @@ class Scene:
         self.failed: list[BaseException] = []
         self.tasks = Tasks("sources", lambda name, error: self.failed.append(error))
         self.done: list[Done] = []
-        self.kills = 0
         self.decided: dict[str, int] = {}
         """By group: the furthest position that was decided."""
 
@@ -96,7 +91,6 @@ class Scene:
         if what == "cut":
             self.replicas.cut()
         elif what.startswith("kill"):
-            self.kills += what[-1] == "A"
             await self.replicas.stop(what[-1])
             await asyncio.sleep(self.random.choice((0.01, 3.0)))
             self.replicas.start(what[-1])
@@ -145,9 +139,8 @@ class Scene:
             has = replicas.b.offsets.get(group, {}).get(FAR)
             decided = stored.get(group, {}).get(FAR)
             there = max(has.offset if has else 0, decided.offset if decided else 0)
-            done = [each for each in self.done if f"far-{each.group}" == group and each.acked]
-            done = [each for each in done if each.in_sync or not each.kills]  # docs/adr/0007 says what that leaves open
-            acked = max((each.offset for each in done), default=0)
+            done = (each.offset for each in self.done if f"far-{each.group}" == group and each.acked)
+            acked = max(done, default=0)
             assert acked <= there, f"{group}: {acked} was acked, {has} is there, {decided} is decided"
             assert there <= self.decided.get(group.removeprefix("far-"), 0), f"{group}: {there} was not committed"
         await replicas.stop("B")
@@ -221,14 +214,23 @@ class App:
             assert code == COORDINATOR_LOAD_IN_PROGRESS
         return False
 
-    async def commit(self) -> None:
-        done = Done(self.group, self.offset, self.scene.in_sync(), self.scene.kills)
-        self.scene.done.append(done)
+    def decide(self) -> Done:
         self.scene.decided[self.group] = self.offset
         self.epoch += self.raises_epoch
         self.record(TransactionState.PREPARE_COMMIT)
-        began = simulated_now()
+        done = Done(self.group, self.offset)
+        self.scene.done.append(done)
+        return done
+
+    async def commit(self) -> None:
+        done = self.decide()
         completing = self.scene.tasks.start("complete", self.complete(Marker.COMMIT))
+        await self.end_transaction(done, completing)
+        await completing
+
+    async def end_transaction(self, done: Done, completing: asyncio.Future[None]) -> None:
+        """EndTxn, until it is acked."""
+        began = simulated_now()
         request = encode_request(
             build_request(
                 ApiKey.END_TXN,
@@ -253,12 +255,9 @@ class App:
             found: Any = answer
             if not found.error_code:
                 done.acked, done.took_s = True, simulated_now() - began
-                done.in_sync = done.in_sync and self.scene.in_sync()
-                done.kills -= self.scene.kills
                 break
             assert found.error_code == COORDINATOR_LOAD_IN_PROGRESS
             await completing
-        await completing
 
     async def complete(self, marker: Marker) -> None:
         log, epoch = self.scene.offsets, self.epoch
@@ -292,3 +291,45 @@ def test_other_groups_wait_for_nobody(seed: int, monkeypatch: pytest.MonkeyPatch
 
     simulate_clock(monkeypatch)
     run_simulated(main(Scene(seed)))
+
+
+@pytest.mark.parametrize("completed", [False, True])
+def test_what_was_decided_before_a_start_waits_for_its_groups_link_alone(
+    completed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy is killed between a decision and its answer; the link is gone when the client asks again."""
+
+    async def main(scene: Scene) -> None:
+        replicas = scene.replicas
+        await scene.begin()
+        apps = [App(scene, number, group) for number, group in enumerate(("app-1", "app-2", "other-1", "other-2"))]
+        for app in apps:
+            app.record(TransactionState.ONGOING)
+            assert await app.commit_position(1)
+            app.offset = 1
+        replicas.cut()
+        await replicas.stop("A")
+        done = [app.decide() for app in apps]
+        if completed:
+            for app in apps:
+                await app.complete(Marker.COMMIT)
+        replicas.start("A")
+
+        def is_out() -> bool:
+            return replicas.controls["A"].state.sync_records[LINK][PLACE].state is SyncState.OUT_OF_SYNC
+
+        await replicas.until("Out-Of-Sync", is_out)
+        completing = [scene.tasks.start("complete", app.complete(Marker.COMMIT)) for app in apps if not completed]
+        ended = asyncio.gather(*completing)
+        asking = [
+            scene.tasks.start("end", app.end_transaction(each, ended)) for app, each in zip(apps, done, strict=True)
+        ]
+        await asyncio.sleep(60)
+        assert [each.acked for each in done] == [False, False, True, True]
+        await replicas.connect()
+        await asyncio.gather(*asking)
+        assert all(each.acked for each in done)
+        await scene.end()
+
+    simulate_clock(monkeypatch)
+    run_simulated(main(Scene(5)))

@@ -44,12 +44,12 @@ def group_gone(group: str, type_: int = 2) -> KeyValue:
 
 
 def offsets_batch(
-    base_offset: int, records: Iterable[KeyValue], producer_id: int = -1, producer_epoch: int = 0
+    base_offset: int, records: Iterable[KeyValue], producer_id: int = -1, producer_epoch: int = 0, at_ms: int = 1
 ) -> bytes:
     """A batch of the offsets log; with a ``producer_id`` part of that producer's transaction."""
-    made = [Record(base_offset + index, 1, key, value) for index, (key, value) in enumerate(records)]
+    made = [Record(base_offset + index, at_ms, key, value) for index, (key, value) in enumerate(records)]
     attributes = TRANSACTIONAL_BIT if producer_id >= 0 else 0
-    return encode_batch(made, _header(base_offset, attributes, producer_id, producer_epoch))
+    return encode_batch(made, _header(base_offset, attributes, producer_id, producer_epoch, at_ms))
 
 
 def marker_batch(base_offset: int, producer_id: int, marker: Marker, producer_epoch: int = 0) -> bytes:
@@ -57,6 +57,8 @@ def marker_batch(base_offset: int, producer_id: int, marker: Marker, producer_ep
     return encode_batch([record], _header(base_offset, TRANSACTIONAL_BIT | CONTROL_BIT, producer_id, producer_epoch))
 
 
-def _header(base_offset: int, attributes: int, producer_id: int, producer_epoch: int = 0) -> BatchHeader:
+def _header(
+    base_offset: int, attributes: int, producer_id: int, producer_epoch: int = 0, at_ms: int = 1
+) -> BatchHeader:
     epoch = producer_epoch if producer_id >= 0 else -1
-    return BatchHeader(base_offset, 0, 0, 2, 0, attributes, 0, 1, 1, producer_id, epoch, epoch, 1)
+    return BatchHeader(base_offset, 0, 0, 2, 0, attributes, 0, at_ms, at_ms, producer_id, epoch, epoch, 1)

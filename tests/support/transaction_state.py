@@ -30,7 +30,7 @@ def state_value(transaction: Transaction, version: int = 1) -> bytes:
         body += _compact(topic) if flexible else _string(topic)
         body += _count(len(partitions), flexible) + b"".join(struct.pack(">i", index) for index in partitions)
         body += NONE if flexible else b""
-    times = struct.pack(">qq", 1_700_000_000_001, 1_700_000_000_000)
+    times = struct.pack(">qq", 1_700_000_000_001, transaction.started_ms)
     tags = b"\x01\x02\x02" + struct.pack(">h", transaction.client_version) if transaction.client_version else NONE
     return head + body + times + (tags if flexible else b"")
 

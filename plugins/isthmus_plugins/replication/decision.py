@@ -30,6 +30,8 @@ class Decision:
     """Over which it has to go, or may have to: where the offsets topic has a state, its groups say whether."""
     seen_at: float
     """Monotonic seconds."""
+    started_ms: int = 0
+    """When its transaction began, by its coordinator's clock."""
     again: bool = False
     """It was there before this process read the log, and may have been told: its ends may be those of later ones."""
     ends: Mapping[Partition, int] | None = None
@@ -41,8 +43,15 @@ class Decision:
     """By partition of the offsets topic: in which groups its transaction has positions there, as far as is known."""
     looks_for_groups: bool = False
     """Which these are is not known yet, and may be in a moment."""
+    groups_unknown: bool = False
+    """Which these are will not be known: any link that leads groups may have to have it."""
     free: set[LedPartition] = field(default_factory=set)
     """Partitions of the offsets topic that need it not, as it was when the groups were known."""
+
+    @property
+    def producer(self) -> tuple[int, int]:
+        """(Producer id, epoch) of its transaction's records."""
+        return self.producer_id, self.data_epoch
 
     @property
     def shares_epoch(self) -> bool:

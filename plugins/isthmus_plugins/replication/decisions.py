@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -28,6 +28,7 @@ from isthmus_plugins.api import (
 from isthmus_plugins.replication.abort_ends import AbortEnds, Connections
 from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.decision import Decision, Partition, remote_topic, said
+from isthmus_plugins.replication.decision_groups import DecisionGroups
 from isthmus_plugins.replication.ends_reader import EndsReader
 from isthmus_plugins.replication.held_transactions import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.leader import LeaderEnd
@@ -35,7 +36,6 @@ from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
 from isthmus_plugins.replication.marker_order import MarkerOrder
 from isthmus_plugins.replication.sync_needs import SyncNeeds
 from isthmus_plugins.replication.sync_places import GroupPlaces, OrderedPlace, SyncPlace, leads_positions
-from isthmus_plugins.replication.transaction_groups import ASKED_WITHIN_S, TransactionGroups
 from isthmus_plugins.replication.transaction_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -118,7 +118,7 @@ class Decisions:
         self._held_back = False
         """Whether a decision waits for what is aborted before it."""
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
-        self._groups_of = TransactionGroups(context, self._look_for_groups)
+        self._groups_of = DecisionGroups(context, lambda: needs.who, self._all_pending, self._groups_found)
         self.held = HeldTransactions(self, _now)
         self.held.on_untold = self._ask
         self._order = MarkerOrder(self._floor, self._recall)
@@ -210,15 +210,13 @@ class Decisions:
         if decided is None:
             return self._all_in_sync()
         self._remember(*decided)
-        self.tail.is_past_no_more(transactional_id)
         return True
 
     def _all_in_sync(self) -> bool:
         """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
-        return all(
-            clause.holds(self._needs.in_sync)
-            for place in {key.place for key in self._pushed()}
-            for clause in self._needs.who.commit_needed(place)
+        places = {key.place for key in self._pushed()}
+        return not any(map(self._groups_of.may_lead, places)) and all(
+            clause.holds(self._needs.in_sync) for place in places for clause in self._needs.who.commit_needed(place)
         )
 
     def _pushed(self) -> set[LedPartition]:
@@ -227,7 +225,7 @@ class Decisions:
 
     def _may_be_acked(self, decision: Decision) -> bool:
         """Whether all have a decision that must; whoever joined later has what it decided."""
-        if decision.looks_for_groups and any(self._may_lead(place) for place in decision.places):
+        if self._groups_of.may_be_needed(decision):
             return False
         return all(
             clause.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
@@ -235,21 +233,22 @@ class Decisions:
             for clause in self._needs.who.commit_needed(place, decision.groups.get(place))
         )
 
-    def _may_lead(self, place: Partition) -> bool:
-        """Whether a partition of the offsets topic is Out-Of-Sync over a link: decisions about its groups wait."""
-        return place[0] == OFFSETS_TOPIC and len(self._needs.who.records(place)) > len(self._needs.who.holding(place))
-
     def _needs_none(self, key: LedPartition, decision: Decision) -> bool:
         return key.link not in decision.links and key in self._needs.who.holding(key.place)
 
     def _is_kept(self, decision: Decision) -> bool:
         """Whether somebody is to have a decision, or may be."""
-        return decision.looks_for_groups or bool(self._missing(decision))
+        waits = decision.looks_for_groups or self._groups_of.may_be_needed(decision)
+        return waits or bool(self._missing(decision))
 
     def _missing(self, decision: Decision) -> set[str]:
         """Links that are to have a decision and do not."""
         told = {key for place in decision.places for key in self._told(decision, place)}
         return ({key.link for key in told} & decision.links) - decision.confirmed
+
+    def _told(self, decision: Decision, place: Partition) -> set[LedPartition]:
+        """Over which links a decision goes that lists a partition."""
+        return self._groups_of.told(decision, place)
 
     def _links_of(self, places: Iterable[Partition]) -> set[str]:
         """Over which links a decision goes."""
@@ -321,12 +320,11 @@ class Decisions:
             transaction.partitions,
             frozenset(links),
             monotonic(),
+            transaction.started_ms,
             self.tail.is_old(at),
         )
         # Whether these need it depends on what the transaction has committed in groups.
         decision.looks_for_groups = bool(of_groups)
-        if decision.again:  # it may have ended before reading began
-            self._groups_are_settled(decision)
         pushed = self._pushed()
         for link_name in links:
             for place in transaction.partitions:
@@ -364,6 +362,8 @@ class Decisions:
         """
         pending = self._pending.get(change.transactional_id)
         if pending and (change.transaction is None or change.transaction.state is TransactionState.ONGOING):
+            for decision in pending:
+                self._groups_of.let_go(decision)
             self._keep(change.transactional_id, [decision for decision in pending if self._is_ours(decision)])
 
     def _is_ours(self, decision: Decision) -> bool:
@@ -425,44 +425,17 @@ class Decisions:
         for decision in ready:
             decision.ends = {place: end for place in decision.places if (end := known[place]) is not None}
             self._aborts.ended(decision, readings)
-            self._find_groups(decision)
+            self._groups_of.look_for(decision)
         self._tell(ready)
 
-    def _look_for_groups(self) -> None:
-        """More of the offsets topic was read: it may be known what groups decisions are about."""
-        pending = [decision for of_id in self._pending.values() for decision in of_id if decision.looks_for_groups]
-        found = [decision for decision in pending if self._find_groups(decision)]
-        if found:
-            self._tell([decision for decision in found if decision.ends is not None])
-            self._go_on_reading()
-            self.held.check()
+    def _all_pending(self) -> Iterator[Decision]:
+        return (decision for of_id in self._pending.values() for decision in of_id)
 
-    def _find_groups(self, decision: Decision) -> bool:
-        """See in which groups a transaction has positions; whether that is known now, or will not be."""
-        late = monotonic() > decision.seen_at + ASKED_WITHIN_S
-        if not decision.looks_for_groups or (decision.ends is None and not late):
-            return False
-        offsets = {place: end for place, end in (decision.ends or {}).items() if place[0] == OFFSETS_TOPIC}
-        if not late and not all(self._groups_of.has_read(place[1], end) for place, end in offsets.items()):
-            return False
-        for place in offsets if not late else ():
-            groups = self._groups_of.groups_of(place[1], decision.producer_id, decision.data_epoch)
-            if groups is not None:
-                decision.groups[place] = groups
-        self._groups_are_settled(decision)
-        return True
-
-    def _groups_are_settled(self, decision: Decision) -> None:
-        """No more will be known of which groups a decision is about."""
-        decision.looks_for_groups = False
-        for place in decision.places:
-            if place[0] == OFFSETS_TOPIC:
-                keys = {LedPartition(link_name, *place) for link_name in decision.links}
-                decision.free |= keys - self._told(decision, place)
-
-    def _told(self, decision: Decision, place: Partition) -> set[LedPartition]:
-        """Over which links a decision goes that lists a partition, as far as it is known what it is about."""
-        return self._needs.who.told(place, decision.groups.get(place))
+    def _groups_found(self, found: Sequence[Decision]) -> None:
+        """It is known what groups these are about, or that it will not be."""
+        self._tell([decision for decision in found if decision.ends is not None])
+        self._go_on_reading()
+        self.held.check()
 
     def _tell_again(self) -> None:
         """Tell what nobody was told of, or was told in vain; forget what is needed no more."""

@@ -28,8 +28,23 @@ KEPT_S: Final = 120.0
 """How long the groups of a transaction are known after its marker was read."""
 ASKED_WITHIN_S: Final = 60.0
 """They are asked for within this time from its decision."""
+SEEN_WITHIN_S: Final = 60.0
+"""A decision is read within this time from when it was made."""
 NOT_KNOWN: Final = None
 """In place of a group's name, where a record cannot be read."""
+Producer = tuple[int, int]
+"""(Producer id, epoch)."""
+
+
+def groups_in(batch: Frame) -> set[str | None]:
+    """The groups that records of the offsets topic are about. Raises BatchError."""
+    groups: set[str | None] = set()
+    for record in decode_records(batch):
+        try:
+            groups.add(decode_key(record.key or b"").group)
+        except (UnknownRecord, MalformedFrame):
+            groups.add(NOT_KNOWN)
+    return groups
 
 
 class _Producer:
@@ -45,10 +60,12 @@ class _Producer:
 
 
 class _Part(TailPart):
-    __slots__ = ("ended", "producers")
+    __slots__ = ("began_at", "ended", "producers")
 
     def __init__(self, partition: int) -> None:
         super().__init__(partition)
+        self.began_at = 0.0
+        """When it was known from where on it is read."""
         self.producers: dict[int, _Producer] = {}
         self.ended: deque[tuple[float, int]] = deque()
         """(When, which producer): markers that were read, in their order."""
@@ -65,17 +82,19 @@ class TransactionGroups(TopicTail[_Part]):
         part = self._parts.get(partition)
         return part is not None and part.begun and part.next_offset >= end
 
-    def groups_of(self, partition: int, producer_id: int, epoch: int) -> frozenset[str] | None:
+    def groups_of(self, partition: int, producer: Producer) -> frozenset[str | None]:
         """In which groups a producer has committed positions with this epoch, as far as is read, or in more of them.
 
-        None: it was not seen, or something of it cannot be read.
+        Empty: it was not seen. Holds :data:`NOT_KNOWN` where something of it cannot be read.
         """
-        part = self._parts.get(partition)
+        part, (producer_id, epoch) = self._parts.get(partition), producer
         known = None if part is None else part.producers.get(producer_id)
-        groups = None if known is None else known.groups.get(epoch)
-        if groups is None or NOT_KNOWN in groups:
-            return None
-        return frozenset(each for each in groups if each is not None)
+        return frozenset() if known is None else frozenset(known.groups.get(epoch, ()))
+
+    def may_have_missed(self, partition: int, decided_at: float) -> bool:
+        """Whether reading began so late that what was decided then, as this process saw it, may have ended before."""
+        part = self._parts.get(partition)
+        return part is None or not part.begun or decided_at < part.began_at + SEEN_WITHIN_S
 
     # ---- reading ----
 
@@ -84,7 +103,7 @@ class TransactionGroups(TopicTail[_Part]):
         cluster = self._context.cluster
         stable = await asyncio.gather(*(cluster.last_stable_offset(OFFSETS_TOPIC, part.partition) for part in parts))
         for part, offset in zip(parts, stable, strict=True):
-            part.next_offset, part.begun = offset, True
+            part.next_offset, part.began_at, part.begun = offset, monotonic(), True
 
     def take(self, part: _Part, batch: Frame, header: BatchHeader) -> None:
         if not header.is_transactional or not header.record_count:
@@ -98,12 +117,7 @@ class TransactionGroups(TopicTail[_Part]):
             return
         known = part.producers.setdefault(header.producer_id, _Producer())
         known.ended_at = None
-        groups = known.groups.setdefault(header.producer_epoch, set())
-        for record in decode_records(batch):
-            try:
-                groups.add(decode_key(record.key or b"").group)
-            except (UnknownRecord, MalformedFrame):
-                groups.add(NOT_KNOWN)
+        known.groups.setdefault(header.producer_epoch, set()).update(groups_in(batch))
 
     def was_read(self, parts: Sequence[_Part]) -> None:
         until = monotonic() - KEPT_S

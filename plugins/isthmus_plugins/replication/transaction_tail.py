@@ -93,12 +93,6 @@ class TransactionTail(TopicTail[_Part]):
         part = self._parts.get(at[0])
         return part is not None and (not part.begun or at[1] < part.load_end)
 
-    def is_past_no_more(self, transactional_id: str) -> None:
-        """What an id decided before is told again."""
-        partition = self.partition_of(transactional_id)
-        if partition is not None:
-            self._parts[partition].past.discard(transactional_id)
-
     def decided(self, producer_id: int) -> tuple[int, Change] | None:
         """What a producer decided last before the log was loaded, and in which partition that stands."""
         return self._decided.get(producer_id)
@@ -112,7 +106,14 @@ class TransactionTail(TopicTail[_Part]):
 
     def is_told(self, producer_id: int) -> None:
         """What a producer decided before the log was loaded is told again, or a later decision is."""
-        self._decided.pop(producer_id, None)
+        found = self._decided.pop(producer_id, None)
+        if found is None:
+            return
+        partition, (transactional_id, _, _) = found
+        part = self._parts.get(partition)
+        latest = None if part is None else part.log.latest.get(transactional_id)
+        if part is not None and latest is not None and latest.producer_id == producer_id:
+            part.past.discard(transactional_id)
 
     def completing(self, places: Collection[tuple[str, int]]) -> dict[str, int]:
         """Transactions in some of these partitions that are decided to commit and not completed: where that stands."""

@@ -12,7 +12,7 @@ from support.offsets import commit, marker_batch, offsets_batch
 from support.partition_log import Partition
 from support.replicas import simulate_clock
 
-from isthmus_plugins.replication.transaction_groups import KEPT_S, TransactionGroups
+from isthmus_plugins.replication.transaction_groups import KEPT_S, NOT_KNOWN, SEEN_WITHIN_S, TransactionGroups
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Marker
 
@@ -57,21 +57,21 @@ def test_groups_are_known_of_what_is_read(monkeypatch: pytest.MonkeyPatch) -> No
         put(log, Y, "open")
         groups.follow(True)
         await until(lambda: groups.has_read(0, log.end))
-        assert groups.groups_of(0, X, 0) is None, "it had ended before"
-        assert groups.groups_of(0, Y, 0) == {"open"}
+        assert groups.groups_of(0, (X, 0)) == set(), "it had ended before"
+        assert groups.groups_of(0, (Y, 0)) == {"open"}
         put(log, -1, "of nobody's transaction")
         put(log, X, "a", "b", epoch=1)
         assert not groups.has_read(0, log.end)
         await until(lambda: groups.has_read(0, log.end))
-        assert groups.groups_of(0, X, 1) == {"a", "b"}
-        assert groups.groups_of(0, X, 0) is None, "another epoch is another transaction"
+        assert groups.groups_of(0, (X, 1)) == {"a", "b"}
+        assert groups.groups_of(0, (X, 0)) == set(), "another epoch is another transaction"
         end(log, X, epoch=2)
         put(log, X, "c", epoch=2)
         await until(lambda: groups.has_read(0, log.end))
-        assert (groups.groups_of(0, X, 1), groups.groups_of(0, X, 2)) == ({"a", "b"}, {"c"})
+        assert (groups.groups_of(0, (X, 1)), groups.groups_of(0, (X, 2))) == ({"a", "b"}, {"c"})
         log.write(offsets_batch(log.end, [(b"\x00\x63?", b"?")], Y))
         await until(lambda: groups.has_read(0, log.end))
-        assert groups.groups_of(0, Y, 0) is None, "some of it cannot be read"
+        assert groups.groups_of(0, (Y, 0)) == {"open", NOT_KNOWN}, "some of it cannot be read"
         assert not groups.has_read(1, 0)
 
     on_offsets(monkeypatch, test)
@@ -89,7 +89,20 @@ def test_what_has_ended_is_forgotten_after_a_time(monkeypatch: pytest.MonkeyPatc
         await asyncio.sleep(KEPT_S - 10)
         put(log, Y, "goes on")
         await asyncio.sleep(20)
-        assert groups.groups_of(0, X, 0) is None
-        assert groups.groups_of(0, Y, 0) == {"goes on"}
+        assert groups.groups_of(0, (X, 0)) == set()
+        assert groups.groups_of(0, (Y, 0)) == {"goes on"}
+
+    on_offsets(monkeypatch, test)
+
+
+def test_what_was_decided_before_or_soon_after_it_began_may_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(log: Partition, groups: TransactionGroups) -> None:
+        assert groups.may_have_missed(0, simulated_now())
+        groups.follow(True)
+        await until(lambda: groups.has_read(0, 0))
+        began_at = simulated_now()
+        assert groups.may_have_missed(0, began_at)
+        assert groups.may_have_missed(0, began_at + SEEN_WITHIN_S - 5)
+        assert not groups.may_have_missed(0, began_at + SEEN_WITHIN_S)
 
     on_offsets(monkeypatch, test)
