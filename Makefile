@@ -44,7 +44,7 @@ format: $(VENV)/.ready
 
 lock:  ## Pin every dependency with its hashes
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url \
-	    --no-emit-find-links --extra dev --extra embedded pyproject.toml --output-file requirements.lock
+	    --no-emit-find-links --extra dev --extra embedded --extra spark pyproject.toml --output-file requirements.lock
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

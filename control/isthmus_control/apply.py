@@ -77,6 +77,7 @@ from isthmus_control.outcome import (
     SnapshotTaken,
 )
 from isthmus_control.outcome import require as _require
+from isthmus_control.plugin_rules import PLUGIN_HANDLERS
 from isthmus_control.promotion_rules import PROMOTION_HANDLERS
 from isthmus_control.sync_rules import SYNC_HANDLERS, check_synchronous, mode_changed, records_ended
 from isthmus_control.truncation_rules import TRUNCATION_HANDLERS, cancelled
@@ -1146,6 +1147,7 @@ _HANDLERS: Mapping[type[c.Body], Callable[[ControlState, int, c.Command, Any], R
     c.TruncateProvenance: _truncate_provenance,
     c.RecordSourceEpochs: _record_source_epochs,
     **DEMAND_HANDLERS,
+    **PLUGIN_HANDLERS,
     **DELETION_HANDLERS,
     **TRUNCATION_HANDLERS,
     **PROMOTION_HANDLERS,

@@ -130,6 +130,43 @@ class AlterDemands(Body):
 
 
 @dataclass(frozen=True, slots=True)
+class EnablePlugin(Body):
+    """Enables a plugin for a namespace, at this ``position`` of its plugins (None: behind all others).
+
+    ``settings``: canonical JSON for version ``version`` of the plugin's schema, checked by the proxy that was asked.
+    """
+
+    KIND: ClassVar[str] = "enable-plugin"
+    type: ResourceType
+    prefix: str
+    plugin: str
+    settings: str
+    version: int
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurePlugin(Body):
+    """Gives an enabled plugin other settings, or another place in the order."""
+
+    KIND: ClassVar[str] = "configure-plugin"
+    type: ResourceType
+    prefix: str
+    plugin: str
+    settings: str
+    version: int
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DisablePlugin(Body):
+    KIND: ClassVar[str] = "disable-plugin"
+    type: ResourceType
+    prefix: str
+    plugin: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteNamespace(Body):
     KIND: ClassVar[str] = "delete-namespace"
     type: ResourceType
@@ -692,6 +729,9 @@ KINDS: Mapping[str, type[Body]] = MappingProxyType(
             CreateNamespace,
             AlterNamespace,
             AlterDemands,
+            EnablePlugin,
+            ConfigurePlugin,
+            DisablePlugin,
             DeleteNamespace,
             CreateLink,
             AlterLink,

@@ -51,7 +51,7 @@ OFFSETS_COPY = Reservation(ResourceType.TOPIC, COPY_PREFIX, None, "a copy of ano
 class Lookup:
     """Questions about single resource names. Built by :class:`~isthmus_control.model.ControlState`."""
 
-    __slots__ = ("_demanding", "_following", "_leading", "_lengths", "_reserved")
+    __slots__ = ("_demanding", "_following", "_leading", "_lengths", "_plugged", "_reserved")
 
     def __init__(self, namespaces: Mapping[NamespaceKey, Namespace], links: Mapping[str, Link]) -> None:
         self._following: list[tuple[Link, NamespaceMapping]] = []
@@ -69,6 +69,10 @@ class Lookup:
         }
         """Also those that ask for nothing: what they hold gets no less."""
         self._lengths = {kind: _descending(table) for kind, table in self._reserved.items()}
+        self._plugged: dict[ResourceType, dict[str, Namespace]] = {}
+        for each in sorted(namespaces.values(), key=lambda each: len(each.prefix)):
+            if each.plugins:
+                self._plugged.setdefault(each.type, {})[each.prefix] = each
 
     def _reservation(self, namespace: Namespace) -> Reservation:
         link = next(
@@ -136,6 +140,10 @@ class Lookup:
         What such a prefix holds, and no longer one, is asked for alike.
         """
         return max((each.prefix for each in self._demanding.get(kind, ()) if name in each), key=len, default="")
+
+    def plugged(self, kind: ResourceType, name: str) -> tuple[Namespace, ...]:
+        """The namespaces with plugins that hold a resource, the widest one first."""
+        return tuple(each for each in self._plugged.get(kind, {}).values() if name in each)
 
     def led_groups(self, link_name: str) -> tuple[str, ...]:
         """Prefixes as of :meth:`demanding` of all groups that a link leads."""

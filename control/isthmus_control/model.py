@@ -91,12 +91,24 @@ def rename(kind: ResourceType, prefix: str, other_prefix: str, name: str) -> str
 
 
 @dataclass(frozen=True, slots=True)
+class EnabledPlugin:
+    """A plugin that is enabled for a namespace."""
+
+    name: str
+    settings: str
+    """A JSON object in its canonical form, for the plugin's own schema."""
+    version: int
+    """Of that schema."""
+
+
+@dataclass(frozen=True, slots=True)
 class Namespace:
     """A prefix of topics, groups or principals of one cluster.
 
     ``reserved_at_offset`` is where the current reservation stands in the log: it counts as made when every proxy
     enforces the log up to there. ``informational`` namespaces cannot be part of a synchronous link. ``demands``: what
-    is asked of synchronous links that lead it.
+    is asked of synchronous links that lead it. ``plugins``: those enabled for it, in the order in which they see a
+    request; they count when every proxy enforces the log up to ``plugins_at_offset``, where they were changed last.
     """
 
     type: ResourceType
@@ -107,6 +119,8 @@ class Namespace:
     reserved_at_offset: int | None = None
     informational: bool = False
     demands: Demands = NO_DEMANDS
+    plugins: tuple[EnabledPlugin, ...] = ()
+    plugins_at_offset: int | None = None
 
     @property
     def key(self) -> NamespaceKey:

@@ -545,6 +545,35 @@ class LinkListenerSpec:
     enrolment_token: bytes | None = field(repr=False)
 
 
+TAP_BYTES: Final = 512
+"""So many first bytes of a frame are enough for a tap."""
+
+
+class Tap(Protocol):
+    """Is told of all traffic, on the traffic path: it must only take notes. Times are monotonic seconds."""
+
+    def opened(self, session: int, address: str, broker_id: int) -> None:
+        """A client has connected. ``broker_id``: behind the connection, -1 for a bootstrap connection."""
+
+    def closed(self, session: int) -> None: ...
+
+    def request(self, session: int, at: float, key: int, correlation_id: int, size: int, first: bytes) -> None:
+        """A request was forwarded, or answered here. ``at``: when it arrived. ``key``: API key << 16 | version.
+
+        ``size``: of the frame, without its size prefix. ``first``: the frame's first bytes, as far as they were there.
+        """
+
+    def answer(
+        self, kind: int, session: int, at: float, key: int, correlation_id: int, size: int, first: bytes
+    ) -> None:
+        """The broker's answer has come (``kind`` 2), it waits at a gate (9), or the proxy gives one of its own (3).
+
+        Where ``first`` is less than there will be of the frame, up to :data:`TAP_BYTES`, more comes (11)."""
+
+    def sent(self, session: int, correlation_id: int) -> None:
+        """An answer that waited at a gate goes out."""
+
+
 class PluginContext(Protocol):
     """The process, as a plugin sees it."""
 
@@ -593,6 +622,9 @@ class PluginContext(Protocol):
 
     async def fence(self) -> None:
         """Return when no client's write that was forwarded before the call can still land."""
+
+    def observe(self, tap: Tap | None) -> None:
+        """Have this told of all traffic from now on; None: nobody. There is one at most."""
 
     @property
     def lease_deadline(self) -> float:

@@ -134,6 +134,8 @@ class AckGate:
         """Topics, as frames name them, that the confirmer is not concerned with."""
         self._leave = Leave(float("inf"))
         self._waits = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         confirmer.bound(self)
 
     def start(self) -> None:
@@ -141,6 +143,10 @@ class AckGate:
 
     async def stop(self) -> None:
         await self._tasks.close()
+
+    async def idle(self) -> None:
+        """Return when no answer waits."""
+        await self._idle.wait()
 
     # ---- for the confirmer ----
 
@@ -204,6 +210,7 @@ class AckGate:
         """See :meth:`~isthmus_plugins.held_answers.HeldAnswers.hold`."""
         answer = self.held.hold(version, written, names, began, frame)
         if isinstance(answer, Gate):
+            self._idle.clear()
             self._waits.set()
         return answer
 
@@ -236,6 +243,7 @@ class AckGate:
                     self.look()
                 except Exception:  # a bug must not hold the acks of others for ever
                     log.exception("acks not looked at", extra={"confirmer": self.confirmer.name})
+            self._idle.set()
 
     def look(self) -> None:
         """Answer what has waited for too long; let go what needs to wait no longer."""

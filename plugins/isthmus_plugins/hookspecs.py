@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from isthmus_plugins.api import PluginContext, RequestHook
     from isthmus_plugins.confirmation import Confirmer
     from isthmus_plugins.links import LinkOperations
+    from isthmus_plugins.namespace_plugins import NamespacePlugin
 
 PROJECT = "isthmus"
 
@@ -50,6 +51,12 @@ def isthmus_request_hooks() -> Sequence[RequestHook]:  # type: ignore[empty-body
 @hookspec
 def isthmus_confirmers() -> Sequence[Confirmer]:  # type: ignore[empty-body]
     """Conditions for acks of Produce: ``confirmation.py`` has the contract. Asked once, after :func:`isthmus_start`."""
+
+
+@hookspec
+def isthmus_namespace_plugin() -> NamespacePlugin:  # type: ignore[empty-body]
+    """What operators can enable for namespaces at run time: ``namespace_plugins.py`` has the contract. Asked once,
+    after :func:`isthmus_start`."""
 
 
 @hookspec

@@ -272,6 +272,12 @@ def parts_of(head: RequestHead, request: RequestPayload) -> Iterator[Part]:
         yield from _parts(head.api_key, shape, request, 0, ())
 
 
+def topic_arrays(api_key: int, version: int) -> tuple[str, ...]:
+    """The arrays of a request down to those with topics, and further ones; empty where the table has none."""
+    shape = None if api_key in _WITHOUT_TOPICS else _shape(api_key, version)
+    return () if shape is None else tuple(level.asked for level in shape.levels)
+
+
 def refuse_all(head: RequestHead, request: RequestPayload, refusal: Refusal) -> Refused | None:
     """Refuse every part for the same reason; None if the request has no parts."""
     return refuse(head, request, lambda part: refusal)

@@ -17,7 +17,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
-from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec
+from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec, Tap
 
 
 class Control:
@@ -145,6 +145,10 @@ class Context:
     async def fence(self) -> None:
         """Return when no client's write that was forwarded before the call can still land."""
         await self._gateway.fence()
+
+    def observe(self, tap: Tap | None) -> None:
+        """Have this told of all traffic from now on; None: nobody."""
+        self._gateway.observe(tap)
 
     @property
     def lease_deadline(self) -> float:

@@ -756,7 +756,7 @@ class ControlLog:
     # --- Enforcement
 
     def _advance_enforced(self) -> None:
-        """After records were applied: what is reserved since needs the fence first, all else holds at once."""
+        """After records were applied: what is reserved or enabled needs the fence first, all else holds at once."""
         if self._needed() > self._enforced and self._fence is not None:
             if not self._fencing:
                 self._fencing = True
@@ -765,15 +765,14 @@ class ControlLog:
             self._now_enforces(self.state.applied_offset)
 
     def _needed(self) -> int:
-        """The offset of the newest reservation."""
-        return max(
-            (
-                namespace.reserved_at_offset
-                for namespace in self.state.namespaces.values()
-                if namespace.reserved_at_offset is not None
-            ),
-            default=-1,
+        """The offset of the newest reservation, or change of a namespace's plugins."""
+        offsets = (
+            offset
+            for namespace in self.state.namespaces.values()
+            for offset in (namespace.reserved_at_offset, namespace.plugins_at_offset)
+            if offset is not None
         )
+        return max(offsets, default=-1)
 
     async def _pass_fence(self, fence: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -9,24 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import zip_longest
 from typing import Final, Protocol
 
 from isthmus.histogram import Histogram
-from isthmus_plugins.api import (
-    NEED_MORE,
-    Answer,
-    Close,
-    Gate,
-    Hold,
-    Leave,
-    Replace,
-    Request,
-    RequestHook,
-    ResponseHook,
-    Verdict,
-    passed_on,
-)
+from isthmus_plugins.api import Answer, Request, RequestHook, ResponseHook, Tap, Verdict
+from isthmus_plugins.chain import Chain
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
 from isthmus_protocol.locate import Locator
@@ -101,6 +88,7 @@ class Route:
         "proxy_time",
         "requests",
         "stream_response",
+        "tap",
         "version",
         "whole",
     )
@@ -122,6 +110,8 @@ class Route:
         """``on_request`` wants whole frames only."""
         self.on_response: ResponseHook | None = None
         self.stream_response: Callable[[int], ResponseStream] | None = None
+        self.tap: Tap | None = None
+        """Told of each request and answer."""
         self.requests = 0
         self.decoded = 0
         """Requests that a hook looked into."""
@@ -129,6 +119,11 @@ class Route:
         """From forwarding to the answer's first bytes; shared by the API's versions."""
         self.proxy_time = proxy_time
         """Spent on a chunk of requests or answers that ends with this API, of one in PROXY_TIME_EACH."""
+
+    def go_on_counting(self, before: Route) -> None:
+        """This one takes the place of another."""
+        self.requests, self.decoded = before.requests, before.decoded
+        self.broker_time, self.proxy_time = before.broker_time, before.proxy_time
 
 
 def route_key(api_key: int, version: int) -> int:
@@ -160,7 +155,7 @@ def _compile(route: Route, hooks: list[RequestHook], address_map: AddressMap) ->
     if len(hooks) == 1:
         route.on_request = hooks[0].on_request
     elif hooks:
-        route.on_request = _Chain(tuple(hook.on_request for hook in hooks))
+        route.on_request = Chain(tuple(hook.on_request for hook in hooks))
     route.whole = any(hook.whole for hook in hooks)
     route.looked_at = route.acks is not None or route.on_request is not None
     if route.api_key == ApiKey.API_VERSIONS:
@@ -204,102 +199,6 @@ def _with_addresses(
         return rewrite(frame, address_map)
 
     return rewritten if pass_plain is None else pass_plain(rewritten)
-
-
-_Hooks = tuple[Callable[[Request], Verdict], ...]
-
-
-class _JointLeave(Leave):
-    """The leave of several hooks, which stands while each of theirs does."""
-
-    __slots__ = ("leaves",)
-
-    def __init__(self, leaves: tuple[Leave, ...]) -> None:
-        self.leaves = leaves
-
-    @property
-    def until(self) -> float:  # type: ignore[override]
-        return min(leave.until for leave in self.leaves)
-
-
-class _Chain:
-    """What becomes of a request that several hooks look at: each sees what those before it made of it."""
-
-    __slots__ = ("_hooks", "_joint")
-
-    def __init__(self, hooks: _Hooks) -> None:
-        self._hooks = hooks
-        self._joint = _JointLeave(())
-
-    def __call__(self, request: Request) -> Verdict:
-        need_more = False
-        leaves: list[Leave] = []
-        for position, hook in enumerate(self._hooks):
-            request.leave = None
-            verdict = hook(request)
-            if verdict is None:
-                if request.leave is not None:
-                    leaves.append(request.leave)
-            elif verdict is NEED_MORE:
-                need_more = True
-            else:
-                request.leave = None
-                return _then(verdict, self._hooks[position + 1 :], request)
-        request.leave = self._joint_leave(tuple(leaves)) if len(leaves) == len(self._hooks) else None
-        return NEED_MORE if need_more else None
-
-    def _joint_leave(self, leaves: tuple[Leave, ...]) -> Leave:
-        """The same object for the same leaves: sessions know it by that."""
-        if any(one is not other for one, other in zip_longest(leaves, self._joint.leaves)):
-            self._joint = _JointLeave(leaves)
-        return self._joint
-
-
-def _then(verdict: Verdict, hooks: _Hooks, request: Request) -> Verdict:
-    """What becomes of a request of which one hook said ``verdict``, with ``hooks`` behind it."""
-    if isinstance(verdict, Replace):
-        return _behind(verdict, _Chain(hooks)(_with_frame(request, verdict.frame)))
-    if isinstance(verdict, Hold):
-        # The request is valid during the call only.
-        return Hold(_held(verdict, hooks, _with_frame(request, request.frame)))
-    return verdict
-
-
-async def _held(hold: Hold, hooks: _Hooks, request: Request) -> Verdict:
-    verdict = await hold.verdict
-    return _Chain(hooks)(request) if verdict is None else _then(verdict, hooks, request)
-
-
-def _behind(first: Replace, then: Verdict) -> Verdict:
-    """What a replaced request becomes where the hooks behind say ``then`` of the replacement."""
-    if isinstance(then, Replace):
-        on_response = first.on_response
-        if on_response is None:
-            on_response = then.on_response
-        elif then.on_response is not None:
-            on_response = partial(_both, then.on_response, on_response)
-        return Replace(then.frame, on_response, first.cause or then.cause)
-    if isinstance(then, Answer):
-        if first.on_response is None:
-            return then
-        return Answer(passed_on(first.on_response, then.frame), then.cause)
-    if isinstance(then, Hold):
-        return Hold(_behind_held(first, then))
-    return then if isinstance(then, Close) else first
-
-
-async def _behind_held(first: Replace, hold: Hold) -> Verdict:
-    return _behind(first, await hold.verdict)
-
-
-def _both(inner: ResponseHook, outer: ResponseHook, frame: bytes) -> bytes | Gate:
-    return passed_on(outer, inner(frame))
-
-
-def _with_frame(request: Request, frame: bytes) -> Request:
-    return Request(
-        frame, request.whole, request.api_key, request.version, request.correlation_id, request.now, request.client
-    )
 
 
 def newer_api_versions_route() -> Route:

@@ -9,12 +9,13 @@ from collections.abc import Coroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from isthmus.dispatch import PROXY_TIME_EACH
+from isthmus.dispatch import PROXY_TIME_EACH, route_key
 from isthmus.gated_answers import GatedAnswers
 from isthmus.peer import WRITE_HIGH_WATER_BYTES, Peer
 from isthmus.session import SERVING, SessionState
 from isthmus_plugins.api import (
     NEED_MORE,
+    TAP_BYTES,
     Answer,
     Close,
     Gate,
@@ -68,6 +69,7 @@ class Downstream(Peer):
         "_pending",
         "_request",
         "_routes",
+        "_session_id",
         "_upstream",
         "_writing",
         "throttled",
@@ -103,6 +105,7 @@ class Downstream(Peer):
         self._keep(b"", _UNTIL_SERVED)
         self.session = self._listener.session_opened(self, self._transport)
         self._pending = self.session.pending
+        self._session_id = self.session.client.session_id
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.session.client_lost()
@@ -133,7 +136,9 @@ class Downstream(Peer):
             gate.drop()
             return
         if self._gated is None:
-            self._gated = GatedAnswers(self._gateway.gates, self._transport.write, self._gate_opened, self._gate_failed)
+            self._gated = GatedAnswers(
+                self._gateway.gates, self._transport.write, self._gate_opened, self._gate_failed, self._gate_passed
+            )
             self.send = self._behind_gate
         self._gated.add_gate(gate, route)
         self._bound_gated()
@@ -159,6 +164,10 @@ class Downstream(Peer):
             self.session.fault("malformed answer", str(error))
         else:
             self.session.hook_failed(route, error)
+
+    def _gate_passed(self, route: Route, answer: bytes) -> None:
+        if route.tap is not None:
+            route.tap.sent(self._session_id, int.from_bytes(answer[4:8], "big", signed=True))
 
     @property
     def gated(self) -> int:
@@ -239,6 +248,8 @@ class Downstream(Peer):
                 pending.append((correlation_id, route, arrived, route.on_response, None))
                 route.requests += 1
                 self._upstream.send(data)
+                if route.tap is not None:
+                    route.tap.request(self._session_id, arrived, key, correlation_id, size_inside, data)
                 if len(pending) > self._in_flight_max:
                     self.throttle()
                 if route.requests % PROXY_TIME_EACH == 1:
@@ -340,7 +351,8 @@ class Downstream(Peer):
                         route.requests += 1
                         route.decoded += 1
                         start = position = end
-                        if not self._act(verdict, route, correlation_id, acks == 0, arrived, frame, data[end:]):
+                        rest = data[end:]
+                        if not self._act(verdict, route, correlation_id, acks == 0, arrived, frame, rest, arrived):
                             return
                         known_key, leave, heads, known_size, _ = self._known
                         continue
@@ -349,6 +361,8 @@ class Downstream(Peer):
                     self._know(route, key, given, data, position)
                 known_key, leave, heads, known_size, _ = self._known
             route.requests += 1
+            if route.tap is not None:
+                self._note(route, correlation_id, arrived, data[position : min(end, position + TAP_BYTES)], size)
             if acks:
                 pending.append((correlation_id, route, arrived, route.on_response, None))
             else:
@@ -367,6 +381,11 @@ class Downstream(Peer):
             self.throttle()
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
+
+    def _note(self, route: Route, correlation_id: int, arrived: float, frame: bytes, size: int) -> None:
+        assert route.tap is not None
+        key = route_key(route.api_key, route.version)
+        route.tap.request(self._session_id, arrived, key, correlation_id, size, frame)
 
     def _nothing_known(self) -> tuple[int, Leave, tuple[bytes, ...], int, Route]:
         return -1, _NO_LEAVE, (), 0, self._gateway.fence_route
@@ -424,16 +443,22 @@ class Downstream(Peer):
         arrived: float,
         frame: bytes,
         rest: bytes,
+        came: float,
     ) -> bool:
-        """Carry out a verdict on ``frame``. False: nothing may be read now, ``rest`` is taken care of."""
+        """Carry out a verdict on ``frame``. False: nothing may be read now, ``rest`` is taken care of.
+
+        ``came``: when it had arrived; ``arrived``: that, or when it was no longer held.
+        """
         if verdict is None or verdict is NEED_MORE:
             verdict = Replace(frame)
+        if route.tap is not None and not isinstance(verdict, Hold):
+            self._note(route, correlation_id, came, frame, len(frame) - 4)
         if isinstance(verdict, Hold):
             self._held = True
             self.hold_reading()
             self._gateway.tasks.start(
                 f"session-{self.session.client.session_id}-hold",
-                self._held_until(verdict, route, correlation_id, acks0, frame, rest),
+                self._held_until(verdict, route, correlation_id, acks0, frame, rest, came),
             )
             return False
         if isinstance(verdict, Close):
@@ -460,7 +485,7 @@ class Downstream(Peer):
         return True
 
     async def _held_until(
-        self, hold: Hold, route: Route, correlation_id: int, acks0: bool, frame: bytes, rest: bytes
+        self, hold: Hold, route: Route, correlation_id: int, acks0: bool, frame: bytes, rest: bytes, came: float
     ) -> None:
         verdict: Verdict = hold
         try:
@@ -472,7 +497,7 @@ class Downstream(Peer):
         self._held = False
         if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
             return
-        if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest):
+        if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
             return
         if rest and self.session.state is SERVING:
             self._take(rest, monotonic())

@@ -49,7 +49,7 @@ class _Waiting:
 class GatedAnswers:
     """Answers in their order, from the first one that waits at its gate on."""
 
-    __slots__ = ("_counts", "_failed", "_opened", "_queue", "_send", "waiting_bytes")
+    __slots__ = ("_counts", "_failed", "_opened", "_passed", "_queue", "_send", "waiting_bytes")
 
     def __init__(
         self,
@@ -57,12 +57,15 @@ class GatedAnswers:
         send: Callable[[bytes], object],
         opened: Callable[[], object],
         failed: Callable[[Route, Exception], object],
+        passed: Callable[[Route, bytes], object],
     ) -> None:
-        """``opened`` is called after a gate has, and what could go out has; ``failed`` with what a hook raised."""
+        """``opened`` is called after a gate has, and what could go out has; ``failed`` with what a hook raised;
+        ``passed`` with an answer whose gate has opened."""
         self._counts = counts
         self._send = send
         self._opened = opened
         self._failed = failed
+        self._passed = passed
         self._queue: deque[_Waiting | bytes] = deque()
         self.waiting_bytes = 0
         """Of frames that are known."""
@@ -112,6 +115,7 @@ class GatedAnswers:
         self.waiting_bytes += len(answer)
         self._counts.waiting -= 1
         self._counts.time.observe(monotonic() - waiting.since)
+        self._passed(waiting.route, answer)
         if self._queue[0] is waiting:
             self._send_first()
         self._opened()

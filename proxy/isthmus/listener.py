@@ -21,7 +21,7 @@ from isthmus.gated_answers import GateCounts
 from isthmus.logs import Rarely
 from isthmus.memory import Trimmer, keep_heap
 from isthmus.session import Session
-from isthmus_plugins.api import Client, Leave
+from isthmus_plugins.api import Client, Leave, Tap
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.messages import encode_request
 from isthmus_protocol.schema import ApiKey, request_type
@@ -82,6 +82,7 @@ class Gateway:
         self.closed_by_cause: Counter[str] = Counter()
         self.refused_by_cause: Counter[str] = Counter()
         self.gates = GateCounts()
+        self.tap: Tap | None = None
         self.vouches_until: Callable[[], float] = lambda: float("inf")
         """Until when (monotonic seconds) writes may be forwarded: the end of the proxy's lease."""
         self.write_lost_at = float("-inf")
@@ -101,11 +102,24 @@ class Gateway:
         """Put another table in place, for open sessions too."""
         self.leave.until = float("-inf")
         self.leave = Leave(float("inf"))
+        for key, route in routes.items():
+            route.tap = self.tap
+            if key in self.routes:
+                route.go_on_counting(self.routes[key])
         self.routes.clear()
         self.routes.update(routes)
         self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
         for session in self.sessions:
             session.downstream.forget()
+
+    def observe(self, tap: Tap | None) -> None:
+        """Have this told of all traffic from now on."""
+        self.tap = tap
+        for route in self.routes.values():
+            route.tap = tap
+        if tap is not None:
+            for session in self.sessions:
+                tap.opened(session.client.session_id, session.client.address, session.client.broker_id)
 
     def unknown_route(self, key: int) -> Route:
         """The route of what the table does not know. Raises MalformedFrame: no answer can be given."""
@@ -117,6 +131,8 @@ class Gateway:
         session = Session(self, Client(next(self._session_ids), client_address, broker_id), downstream)
         self.sessions.add(session)
         self.connections_opened += 1
+        if self.tap is not None:
+            self.tap.opened(session.client.session_id, client_address, broker_id)
         return session
 
     def session_closed(self, session: Session, cause: str, detail: str) -> None:
@@ -124,6 +140,8 @@ class Gateway:
         if session.has_unanswered_write():
             self.write_lost_at = monotonic()
         self.sessions.discard(session)
+        if self.tap is not None:
+            self.tap.closed(session.client.session_id)
         self.closed_by_cause[cause] += 1
         self._trimmer.closed()
         if cause == "broker closed" and session.pending:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -49,8 +49,10 @@ class MetricsSource:
     control_state: Callable[[], ControlState] | None = None
     lease: Callable[[], LeaseView] | None = None
     plugin_metrics: Callable[[], Iterable[Metric]] | None = None
-    ack_gates: Sequence[AckGate] = ()
     """All plugins' families (the hook ``isthmus_metrics``)."""
+    ack_gates: Callable[[], Sequence[AckGate]] = tuple
+    plugin_failures: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By plugin and what became of the request, how often a hook of a namespace failed."""
 
 
 class ProxyCollector(Collector):
@@ -70,7 +72,8 @@ class ProxyCollector(Collector):
             yield from _connections(source.gateway)
             yield from _requests(source.gateway.routes.values())
             yield from _gates(source.gateway.gates)
-            yield _unconfirmed(source.ack_gates)
+            yield _unconfirmed(source.ack_gates())
+            yield _failures(source.plugin_failures)
         if source.control_state is not None:
             yield from _control(source.control_state())
         if source.lease is not None:
@@ -194,6 +197,17 @@ def _unconfirmed(gates: Iterable[AckGate]) -> Metric:
     )
     for gate in gates:
         family.add_metric((gate.confirmer.name,), gate.held.unconfirmed)
+    return family
+
+
+def _failures(failures: Mapping[tuple[str, str], int]) -> Metric:
+    family = CounterMetricFamily(
+        "isthmus_plugin_failures",
+        "Requests of which a namespace's plugin failed; closed: refused, open: they went on",
+        labels=("plugin", "policy"),
+    )
+    for (plugin, policy), count in sorted(failures.items()):
+        family.add_metric((plugin, policy), count)
     return family
 
 

@@ -47,6 +47,7 @@ from isthmus_control.sealing import Sealer
 from isthmus_plugins import hookspecs
 from isthmus_plugins.api import PluginContext, RequestHook
 from isthmus_plugins.confirmation import AckGate
+from isthmus_plugins.namespace_host import NamespaceHost
 
 log = logging.getLogger("isthmus.process")
 
@@ -95,6 +96,8 @@ class Process:
         self._plugins: list[tuple[str, object]] = []
         self._started: list[object] = []
         self._ack_gates: list[AckGate] = []
+        self._request_hooks: list[RequestHook] = []
+        self._namespace_host: NamespaceHost | None = None
         self._ready = False
         self._stopping = False
         self._client: ClusterClient | None = None
@@ -183,24 +186,30 @@ class Process:
         for _, plugin in self._plugins:
             await _awaited(self._call(plugin, "isthmus_start", context=context))
             self._started.append(plugin)
-        hooks: list[RequestHook] = []
         for _, plugin in self._plugins:
-            hooks.extend(self._call(plugin, "isthmus_request_hooks") or ())
+            self._request_hooks.extend(self._call(plugin, "isthmus_request_hooks") or ())
         for _, plugin in self._plugins:
             for confirmer in self._call(plugin, "isthmus_confirmers") or ():
                 gate = AckGate(cast(PluginContext, context), confirmer)
                 gate.start()
                 self._ack_gates.append(gate)
-                hooks.append(gate.hook())
-        gateway.set_routes(compile_routes(hooks, addresses))
+                self._request_hooks.append(gate.hook())
+        offered = {name: self._call(plugin, "isthmus_namespace_plugin") for name, plugin in self._plugins}
+        namespaced = {name: plugin for name, plugin in offered.items() if plugin is not None}
+        host = NamespaceHost(cast(PluginContext, context), namespaced, lambda: self._set_routes(addresses))
+        host.start()
+        self._namespace_host = host
+        self._set_routes(addresses)
         await self._claim()
         front.on_change = self._brokers_changed
         await front.serve()
         self._services.control = control_log
         self._services.gateway = gateway
         self._services.links = self._hooks.hook.isthmus_link_operations()
+        self._services.plugins = self._namespace_host
         self._source.gateway = gateway
-        self._source.ack_gates = self._ack_gates
+        self._source.ack_gates = lambda: [*self._ack_gates, *host.gates]
+        self._source.plugin_failures = host.failures
         self._source.control_state = lambda: control_log.state
         self._source.lease = self._lease
         self._ready = True
@@ -215,6 +224,12 @@ class Process:
                 "file_descriptors": descriptors,
             },
         )
+
+    def _set_routes(self, addresses: Addresses) -> None:
+        assert self._gateway is not None
+        host = self._namespace_host
+        hooks = [*self._request_hooks, *(host.hooks() if host is not None else ())]
+        self._gateway.set_routes(compile_routes(hooks, addresses))
 
     def _load_plugins(self) -> None:
         """Find the enabled plugins by their entry points. Raises ConfigurationError."""
@@ -304,6 +319,8 @@ class Process:
             await self._front.stop()
         if self._gateway is not None:
             drained = await self._gateway.drain(self.config.proxy.drain_timeout_s)
+        if self._namespace_host is not None:
+            await self._namespace_host.stop()
         for gate in self._ack_gates:
             await gate.stop()
         for plugin in reversed(self._started):

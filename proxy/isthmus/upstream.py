@@ -7,10 +7,10 @@ import struct
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from isthmus.dispatch import PROXY_TIME_EACH
+from isthmus.dispatch import PROXY_TIME_EACH, route_key
 from isthmus.peer import Peer
 from isthmus.session import NO_ACKS0, SERVING, Pending, Session, SessionState
-from isthmus_plugins.api import Gate
+from isthmus_plugins.api import TAP_BYTES, Gate
 from isthmus_protocol.wire import MalformedFrame
 
 if TYPE_CHECKING:
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 _response_head: Final = struct.Struct(">ii").unpack_from
 _RESPONSE_HEAD_SIZE: Final = 8
+ANSWER, OWN_ANSWER, GATED, MORE = 2, 3, 9, 11
+"""Kinds of answers, as a :class:`~isthmus_plugins.api.Tap` is told them."""
 
 
 class Upstream(Peer):
     """The connection to the broker: answers arrive here."""
 
-    __slots__ = ("_downstream", "_frame_bytes_max", "_gateway", "_opaque", "_pending", "_stream")
+    __slots__ = ("_downstream", "_frame_bytes_max", "_gateway", "_opaque", "_pending", "_stream", "_tapped")
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -33,6 +35,8 @@ class Upstream(Peer):
         self._downstream = session.downstream
         self._pending = session.pending
         self._stream: ResponseStream | None = None
+        self._tapped: tuple[Route, int, int] | None = None
+        """Of an answer that is streaming: route, correlation id, how many first bytes a tap has yet to get."""
         self._opaque = 0
         """How many of the bytes that are streaming are sent on without ``_stream``."""
 
@@ -65,6 +69,8 @@ class Upstream(Peer):
     def data_received(self, data: bytes) -> None:
         size = len(data)
         self._gateway.bytes_from_brokers += size
+        if self._tapped is not None:
+            self._note_more(data)
         if size < self._opaque:  # the middle of something large
             self._opaque -= size
             self._streaming -= size
@@ -131,6 +137,7 @@ class Upstream(Peer):
                 session.fault("answer out of order", f"correlation id {correlation_id}")
                 return
             _, of, forwarded, on_response, own = pending[0]
+            gated = False
             if size < 4 or (size > self._frame_bytes_max and on_response is not None and of.stream_response is None):
                 session.fault("oversized answer", f"{size} bytes")
                 return
@@ -155,6 +162,9 @@ class Upstream(Peer):
                         send(data[start:position])
                     if own is None:
                         if isinstance(answer, Gate):
+                            gated = True
+                            if of.tap is not None:  # before it may open
+                                self._note(of, GATED, correlation_id, arrived, size, frame)
                             self._downstream.gate(answer, of)
                             if session.state is SessionState.CLOSED:
                                 return
@@ -172,6 +182,8 @@ class Upstream(Peer):
                 send(self._streamed(data[position:] if position else data))
                 start = end = available
                 pending.popleft()
+            if of.tap is not None and own is None and not gated:
+                self._note(of, ANSWER, correlation_id, arrived, size, data[position : min(end, position + TAP_BYTES)])
             position = end
             route = of
             route.broker_time.observe(arrived - forwarded)
@@ -198,6 +210,26 @@ class Upstream(Peer):
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
+    def _note(self, of: Route, kind: int, correlation_id: int, arrived: float, size: int, first: bytes) -> None:
+        tap = of.tap
+        assert tap is not None
+        key = route_key(of.api_key, of.version)
+        tap.answer(kind, self.session.client.session_id, arrived, key, correlation_id, size, first)
+        missing = min(size + 4, TAP_BYTES) - len(first)
+        if missing > 0:
+            self._tapped = of, correlation_id, missing
+
+    def _note_more(self, data: bytes) -> None:
+        """Brokers send what is before records first, and then the records."""
+        assert self._tapped is not None
+        of, correlation_id, missing = self._tapped
+        self._tapped = None
+        if of.tap is not None:
+            key, session_id = route_key(of.api_key, of.version), self.session.client.session_id
+            of.tap.answer(MORE, session_id, monotonic(), key, correlation_id, 0, data[:missing])
+            if len(data) < missing:
+                self._tapped = of, correlation_id, missing - len(data)
+
     def answered(self) -> None:
         """Answers have gone out: go on with what waited for that."""
         pending = self._pending
@@ -211,7 +243,10 @@ class Upstream(Peer):
         """Send the proxy's own answers whose turn has come."""
         pending = self._pending
         while pending and (answer := pending[0][4]):
-            _, route, _, _, _ = pending.popleft()
+            correlation_id, route, _, _, _ = pending.popleft()
+            if route.tap is not None:
+                frame = b"" if isinstance(answer, Gate) else answer
+                self._note(route, OWN_ANSWER, correlation_id, monotonic(), len(frame) - 4, frame)
             if self.session.acks0_behind > 0:
                 self.session.acks0_behind -= 1
             if isinstance(answer, Gate):

@@ -1,9 +1,12 @@
-"""User story: a third party's plugin adds a condition for acks of some topics: the example of the documentation."""
+"""User story: a third party's plugin, installed by pip, adds a condition for acks and a metric for one namespace only.
+
+It is the example of the documentation.
+"""
 
 from __future__ import annotations
 
-import shutil
-import tomllib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +18,7 @@ from support.kafka import unique
 from support.links import Side, until
 
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_bench.proxies import ProxyProcess
+from isthmus_bench.proxies import ProxyFailed, ProxyProcess
 
 pytestmark = pytest.mark.brokers
 
@@ -27,33 +30,22 @@ class Setup(NamedTuple):
     prefix: str
     archive: Path
 
-
-def install(example: Path, directory: Path) -> None:
-    """Put a distribution of one module where Python finds it, with its entry points."""
-    project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
-    for module in example.glob("*.py"):
-        shutil.copy(module, directory)
-    info = directory / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    @property
+    def metrics(self) -> str:
+        return httpx.get(f"{self.side.proxy.url}/metrics", timeout=10, trust_env=False).text
 
 
 @pytest.fixture(scope="module")
 def setup(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     site, archive = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("archive")
-    install(EXAMPLE, site)
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index")
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--target", site, EXAMPLE], check=True, timeout=120)
     prefix = unique("archived-") + "-"
-    environment = {
-        "PYTHONPATH": str(site),
-        "ISTHMUS_ARCHIVE_PREFIX": prefix,
-        "ISTHMUS_ARCHIVE_DIRECTORY": str(archive),
-    }
     plugins = {"plugins": {"enabled": ["reservation", "replication", "archive"]}}
+    environment = {"PYTHONPATH": str(site)}
     with ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=plugins, environment=environment) as proxy:
+        proxy.cli("namespace", "create", prefix)
+        proxy.cli("plugin", "enable", "archive", "--namespace", prefix, "--set", f"directory={archive}")
         yield Setup(Side(kafka, [proxy]), prefix, archive)
 
 
@@ -65,6 +57,7 @@ def test_an_ack_means_that_the_archive_has_it(setup: Setup) -> None:
         (offset,) = setup.side.produce(topic, [value], partition=number % 2, acks="all")
         assert offset == number // 2
         assert value in (setup.archive / f"{topic}-{number % 2}.log").read_bytes()
+    assert f'isthmus_archive_end_offset{{partition="1",topic="{topic}"}} 10.0' in setup.metrics
 
 
 def test_what_the_archive_does_not_take_is_not_acked_and_nobody_else_waits(setup: Setup) -> None:
@@ -85,5 +78,25 @@ def test_what_the_archive_does_not_take_is_not_acked_and_nobody_else_waits(setup
     assert producer.flush(30) == 0
     assert [error is not None and error.code() for error in errors] == [KafkaError._MSG_TIMED_OUT]
     assert setup.side.end(stuck) >= 1, "not acked is not not written"
-    text = httpx.get(f"{setup.side.proxy.url}/metrics", timeout=10, trust_env=False).text
-    assert 'isthmus_acks_unconfirmed_total{confirmer="the archive"} 0.0' in text
+    assert 'isthmus_acks_unconfirmed_total{confirmer="the archive"} 0.0' in setup.metrics
+    assert free not in setup.metrics
+
+
+def test_settings_change_at_run_time_and_errors_name_the_field(setup: Setup) -> None:
+    cli, where = setup.side.proxy.cli, ("--namespace", setup.prefix)
+    with pytest.raises(ProxyFailed, match="limit_s: Input should be greater than 0"):
+        cli("plugin", "configure", "archive", *where, "--set", "limit_s=0")
+    changed = cli("plugin", "configure", "archive", *where, "--set", "limit_s=5")
+    assert changed["settings"] == {"directory": str(setup.archive), "limit_s": 5}
+    (enabled,) = cli("plugin", "list", *where)["enabled"]
+    assert (enabled["state"], enabled["settings"]["limit_s"]) == ("running", 5)
+    topic = setup.prefix + "again"
+    setup.side.create_topic(topic)
+    assert setup.side.produce(topic, [b"x"], acks="all") == [0]
+    assert b"x" in (setup.archive / f"{topic}-0.log").read_bytes()
+    cli("plugin", "disable", "archive", *where)
+    assert cli("plugin", "list", *where)["enabled"] == []
+    (setup.archive / f"{topic}-0.log").unlink()
+    assert setup.side.produce(topic, [b"y"], acks="all") == [1]
+    assert not (setup.archive / f"{topic}-0.log").exists()
+    assert topic not in setup.metrics

@@ -1,21 +1,27 @@
-"""An example of a plugin with a condition of its own for acks: "the archive has it, too".
+"""An example of a plugin for namespaces, with a condition of its own for acks: "the archive has it, too".
 
-Records of topics whose names begin with ISTHMUS_ARCHIVE_PREFIX are copied into files in ISTHMUS_ARCHIVE_DIRECTORY, one
-for each partition, as the brokers have them. Producers are acked when their records are on that disk: a record that was
-acked is in the archive, whatever happens to the cluster. When the archive does not keep up for ten seconds, producers
-are told REQUEST_TIMED_OUT, and try again.
+    isthmus plugin enable archive --namespace orders- --set directory=/var/lib/archive
+
+Records of the namespace's topics are copied into files, one for each partition, as the brokers have them. Producers are
+acked when their records are on that disk: a record that was acked is in the archive, whatever happens to the cluster.
+When the archive does not keep up for ``limit_s``, producers are told REQUEST_TIMED_OUT, and try again. Its metric says
+how much it has of each partition.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from pydantic import Field
 
 from isthmus_plugins.api import BrokerUnavailable, FetchPartition, KafkaRefused, PluginContext
 from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
 from isthmus_plugins.hookspecs import hookimpl
+from isthmus_plugins.namespace_plugins import Enabled, NamespacePlugin, Scope, Settings
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.records import walk
 
@@ -26,17 +32,24 @@ WAIT_MS = 500
 BYTES_MAX = 1024 * 1024
 
 
+class ArchiveSettings(Settings):
+    directory: Path
+    """Where the files are: a directory of its own on each proxy."""
+    limit_s: float = Field(default=10.0, gt=0, le=600)
+    """How long acks wait for the archive, in seconds."""
+
+
 class Archive(Confirmer):
-    """The files, and up to where they have each partition."""
+    """The files of one namespace, and up to where they have each partition."""
 
     name = "the archive"
-    limit_s = 10.0
 
-    def __init__(self, prefix: str, directory: Path) -> None:
-        self._prefix = prefix
-        self._directory = directory
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._directory: Path = scope.settings.directory
+        self.limit_s = scope.settings.limit_s
         self._acks: Acks = NoAcks()
-        self._ends: dict[Partition, int] = {}
+        self.ends: dict[Partition, int] = {}
         self._tasks = Tasks("archive")
 
     # ---- what acks need ----
@@ -45,16 +58,16 @@ class Archive(Confirmer):
         self._acks = acks
 
     def concerns(self, topic: str) -> bool:
-        return topic.startswith(self._prefix)
+        return topic in self._scope
 
     def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int:
-        return self._ends.get(place, 0)
+        return self.ends.get(place, 0)
 
     # ---- how the archive gets it ----
 
-    def start(self, context: PluginContext) -> None:
+    def start(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._tasks.start("discover", self._discover_for_ever(context))
+        self._tasks.start("discover", self._discover_for_ever(self._scope.context))
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -96,7 +109,7 @@ class Archive(Confirmer):
                     file.flush()
                     await asyncio.to_thread(os.fdatasync, file.fileno())
                     end = batches[-1][2]
-                self._ends[place] = end
+                self.ends[place] = end
                 self._acks.confirmed(place)
 
 
@@ -112,25 +125,50 @@ def _end_of(path: Path) -> int:
     return end
 
 
-class ArchivePlugin:
-    """The hooks: see ``isthmus_plugins/hookspecs.py``."""
+class Archiving(Enabled):
+    """The archive at work for one namespace."""
+
+    def __init__(self, plugin: ArchivePlugin, scope: Scope) -> None:
+        self._plugin = plugin
+        self._archive = Archive(scope)
+
+    def confirmers(self) -> Sequence[Confirmer]:
+        return [self._archive]
+
+    async def start(self) -> None:
+        self._archive.start()
+        self._plugin.running.append(self._archive)
+
+    async def stop(self) -> None:
+        self._plugin.running.remove(self._archive)
+        await self._archive.stop()
+
+
+class ArchivePlugin(NamespacePlugin):
+    """What the proxy finds: see ``isthmus_plugins/hookspecs.py`` and ``isthmus_plugins/namespace_plugins.py``."""
+
+    about = "acks wait until the namespace's records are in files of an archive"
+    settings = ArchiveSettings
 
     def __init__(self) -> None:
-        self._archive: Archive | None = None
+        self.running: list[Archive] = []
+
+    def enabled(self, scope: Scope) -> Enabled:
+        return Archiving(self, scope)
 
     @hookimpl
-    def isthmus_start(self, context: PluginContext) -> None:
-        self._archive = Archive(os.environ["ISTHMUS_ARCHIVE_PREFIX"], Path(os.environ["ISTHMUS_ARCHIVE_DIRECTORY"]))
-        self._archive.start(context)
+    def isthmus_namespace_plugin(self) -> NamespacePlugin:
+        return self
 
     @hookimpl
-    def isthmus_confirmers(self) -> Sequence[Confirmer]:
-        return [self._archive] if self._archive is not None else []
-
-    @hookimpl
-    async def isthmus_stop(self) -> None:
-        if self._archive is not None:
-            await self._archive.stop()
+    def isthmus_metrics(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "isthmus_archive_end_offset", "Up to where the archive has a partition", labels=["topic", "partition"]
+        )
+        for archive in self.running:
+            for (topic, partition), end in sorted(archive.ends.items()):
+                family.add_metric([topic, str(partition)], end)
+        yield family
 
 
 plugin = ArchivePlugin()

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Final
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from isthmus.admin import problems, views
+from isthmus.admin import plugin_routes, problems, views
+from isthmus.admin.control import Prefix, Wait, append, control_of, enforced, namespace_of
 from isthmus.admin.models import (
     AlterNamespaceRequest,
     CreateNamespaceRequest,
@@ -37,12 +38,10 @@ from isthmus.admin.models import (
 from isthmus.admin.operations import Operation, Operations
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus.metrics import exposition
-from isthmus_control.apply import PREFIX_CHARS_MAX
 from isthmus_control.bounds import SYNC_CONFIRM_TIMEOUT_MS
-from isthmus_control.commands import AlterDemands, AlterNamespace, Body, CreateNamespace, DeleteNamespace
+from isthmus_control.commands import AlterDemands, AlterNamespace, CreateNamespace, DeleteNamespace
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
-from isthmus_control.model import Namespace, ResourceType
-from isthmus_control.outcome import Rejected
+from isthmus_control.model import ResourceType
 from isthmus_plugins.failover_report import Failover
 from isthmus_plugins.links import (
     AlterLink,
@@ -60,8 +59,6 @@ from isthmus_plugins.links import (
     TruncationStatus,
 )
 
-ENFORCE_TIMEOUT_S: Final = 60.0
-"""How long an answer waits for other proxies; longer than any but the longest leases."""
 WAIT_S_MAX: Final = 30.0
 """How long asking for an operation may wait for its end."""
 
@@ -99,16 +96,6 @@ _LINK_EXAMPLE: Final = {
     ],
 }
 
-Prefix = Annotated[
-    str,
-    Query(
-        max_length=PREFIX_CHARS_MAX,
-        description="the namespace's prefix; `?prefix=` is the empty one",
-        openapi_examples={"one": {"value": "orders-"}},
-    ),
-]
-Wait = Annotated[bool, Query(description="answer when every proxy of the cluster acts on it")]
-
 
 def _example(value: dict[str, Any], description: str) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"example": value}}}
@@ -130,6 +117,7 @@ def create_app(services: AdminServices, operations: Operations | None = None) ->
     problems.install(app)
     _health(app, services)
     _namespaces(app, services)
+    plugin_routes.install(app, services)
     _links(app, services, operations or Operations())
     _state(app, services)
     return app
@@ -172,38 +160,6 @@ def _health(app: FastAPI, services: AdminServices) -> None:
 # --- namespaces
 
 
-def _control(services: AdminServices) -> ControlLogPort:
-    if services.control is None:
-        raise problems.not_ready("the control log")
-    return services.control
-
-
-async def _append(services: AdminServices, body: Body) -> ControlLogPort:
-    """Let the control log judge a command. Raises OperationError if it is rejected."""
-    control = _control(services)
-    outcome = await control.append(body)
-    if isinstance(outcome, Rejected):
-        raise problems.rejected(outcome)
-    return control
-
-
-def _namespace(control: ControlLogPort, kind: ResourceType, prefix: str) -> Namespace:
-    namespace = control.state.namespace(kind, prefix)
-    if namespace is None:
-        raise OperationError("NOT_FOUND", f"there is no {kind} namespace {prefix!r}", 404)
-    return namespace
-
-
-async def _enforced(control: ControlLogPort, offset: int) -> bool:
-    """Wait until every proxy acts on the log up to ``offset``. False: some proxy does not yet."""
-    try:
-        async with asyncio.timeout(ENFORCE_TIMEOUT_S):
-            await control.enforced(offset)
-    except TimeoutError:
-        return False
-    return True
-
-
 async def _changed(
     control: ControlLogPort, kind: ResourceType, prefix: str, response: Response, wait: bool, more: bool = False
 ) -> NamespaceView:
@@ -211,11 +167,11 @@ async def _changed(
 
     ``more``: something else was changed just now, too.
     """
-    namespace = _namespace(control, kind, prefix)
+    namespace = namespace_of(control, kind, prefix)
     # A cleared reservation has no offset of its own: what has been applied by now holds the clearing.
     known = None if more else namespace.reserved_at_offset
     offset = control.state.applied_offset if known is None else known
-    if (wait and not await _enforced(control, offset)) or (not wait and views.waiting_for(control, offset)):
+    if (wait and not await enforced(control, offset)) or (not wait and views.waiting_for(control, offset)):
         response.status_code = 202
     return views.namespace_view(control, control.state.namespace(kind, prefix) or namespace)
 
@@ -232,7 +188,7 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
     async def list_namespaces(
         type: Annotated[ResourceType | None, Query(description="only those of this type")] = None,
     ) -> Page[NamespaceView]:
-        control = _control(services)
+        control = control_of(services)
         return Page(items=[view for view in views.namespace_views(control) if type is None or view.type is type])
 
     @app.post("/v1/namespaces", tags=["namespaces"], summary="Create a namespace", status_code=201, responses=accepted)
@@ -242,38 +198,38 @@ def _namespaces(app: FastAPI, services: AdminServices) -> None:
         body = CreateNamespace(
             request.type, request.prefix, request.reserved, request.reason, request.informational, demands
         )
-        control = await _append(services, body)
+        control = await append(services, body)
         if not request.reserved and demands == Demands():  # nothing to enforce
-            return views.namespace_view(control, _namespace(control, request.type, request.prefix))
+            return views.namespace_view(control, namespace_of(control, request.type, request.prefix))
         return await _changed(control, request.type, request.prefix, response, wait, demands != Demands())
 
     @app.get("/v1/namespaces/{type}", tags=["namespaces"], summary="Describe a namespace")
     async def describe_namespace(type: ResourceType, prefix: Prefix) -> NamespaceView:
-        control = _control(services)
-        return views.namespace_view(control, _namespace(control, type, prefix))
+        control = control_of(services)
+        return views.namespace_view(control, namespace_of(control, type, prefix))
 
     @app.patch("/v1/namespaces/{type}", tags=["namespaces"], summary="Alter a namespace", responses=accepted)
     async def alter_namespace(
         type: ResourceType, prefix: Prefix, request: AlterNamespaceRequest, response: Response, wait: Wait = True
     ) -> NamespaceView:
-        control = _control(services)
+        control = control_of(services)
         confirm = None if request.confirm is None else Confirm.parse(request.confirm)
         said = request.consistency, request.visibility, request.degrade_after_ms, confirm
         demands = AlterDemands(type, prefix, *said)
         more = demands != AlterDemands(type, prefix)
         if more:
-            control = await _append(services, demands)
+            control = await append(services, demands)
         # What links left open in it ends first: transactions of producers that nobody here knows.
         clears, links = request.reserved is False, services.links
         released = clears and links is not None and await links.release(type, prefix)
         if request.reserved is not None and not released:
-            control = await _append(services, AlterNamespace(type, prefix, request.reserved, request.reason))
+            control = await append(services, AlterNamespace(type, prefix, request.reserved, request.reason))
         return await _changed(control, type, prefix, response, wait, more)
 
     @app.delete("/v1/namespaces/{type}", tags=["namespaces"], summary="Delete a namespace", status_code=204)
     async def delete_namespace(type: ResourceType, prefix: Prefix) -> None:
         """What it holds stays. A namespace that is attached to a link must be detached first."""
-        await _append(services, DeleteNamespace(type, prefix))
+        await append(services, DeleteNamespace(type, prefix))
 
 
 # --- links
@@ -426,12 +382,12 @@ def _state(app: FastAPI, services: AdminServices) -> None:
     async def list_topics(
         link: Annotated[str | None, Query(description="only those of this link")] = None,
     ) -> Page[TopicView]:
-        found = views.topic_views(_control(services).state)
+        found = views.topic_views(control_of(services).state)
         return Page(items=[view for view in found if link is None or view.link_name == link])
 
     @app.get("/v1/topics/{name}", tags=["topics"], summary="Describe a follower topic")
     async def describe_topic(name: str) -> TopicView:
-        view = views.topic_view(_control(services).state, name)
+        view = views.topic_view(control_of(services).state, name)
         if view is None:
             raise OperationError("NOT_FOUND", f"topic {name!r} follows no link here, nor did it", 404)
         if services.links is not None:
@@ -459,4 +415,4 @@ def _state(app: FastAPI, services: AdminServices) -> None:
 
     @app.get("/v1/proxies", tags=["status"], summary="The proxies of the cluster")
     async def list_proxies() -> Page[ProxyView]:
-        return Page(items=views.proxy_views(_control(services).state, services.name))
+        return Page(items=views.proxy_views(control_of(services).state, services.name))

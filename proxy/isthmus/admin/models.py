@@ -10,6 +10,7 @@ from isthmus_control.apply import PREFIX_CHARS_MAX, REASON_CHARS_MAX
 from isthmus_control.demands import Confirm, Consistency, Visibility
 from isthmus_control.model import ResourceType
 from isthmus_plugins.links import LinkStatus
+from isthmus_plugins.plugin_operations import PluginOffer, PluginStatus
 
 T = TypeVar("T")
 
@@ -66,6 +67,16 @@ class NamespaceMappingView(_Model):
     """The prefix of the other cluster's namespace."""
 
 
+class EnabledPluginView(_Model):
+    """A plugin of a namespace, as the control log has it."""
+
+    plugin: str
+    settings: dict[str, Any]
+    version: int
+    waiting_for: list[str] = []
+    """Proxies that do not act on the last change of the namespace's plugins yet."""
+
+
 class NamespaceView(_Model):
     """A prefix of topics, groups or principals."""
 
@@ -88,6 +99,8 @@ class NamespaceView(_Model):
     confirm: str = Field(examples=["ALL", "ANY 1 (a-to-b, a-to-c)"])
     """Which synchronous links an ack waits for: all, or so many of these and each other one."""
     created_ms: int = Field(examples=[1760000000000])
+    plugins: list[EnabledPluginView] = []
+    """In the order in which they see requests."""
     mappings: list[NamespaceMappingView] = []
 
 
@@ -111,6 +124,24 @@ class CreateNamespaceRequest(_Model):
     visibility: Visibility = Visibility.LOCAL
     degrade_after_ms: DegradeAfter = None
     confirm: ConfirmText = None
+
+
+class PluginRequest(_Model):
+    """What becomes of a plugin of a namespace. What is left out of a change stays as it is."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"settings": {"sampling": 0.1}, "position": 0}]})
+
+    settings: dict[str, Any] | None = None
+    """By the plugin's own schema (``settings_schema`` of ``/v1/plugins``)."""
+    position: int | None = Field(default=None, ge=0)
+    """Its place among the namespace's other plugins: 0 sees requests first."""
+
+
+class PluginsView(_Model):
+    offered: list[PluginOffer]
+    """What namespaces can have on this proxy."""
+    enabled: list[PluginStatus]
+    """What is enabled, as it runs on this proxy: in the order in which requests are seen."""
 
 
 class AlterNamespaceRequest(_Model):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from isthmus_control.leases import LeaseView
     from isthmus_control.outcome import Outcome
     from isthmus_plugins.links import LinkOperations
+    from isthmus_plugins.namespace_host import NamespaceHost
 
 
 class ControlLogPort(Protocol):
@@ -55,5 +56,6 @@ class AdminServices:
     gateway: Gateway | None = None
     links: LinkOperations | None = None
     """None, once the process is up: no plugin offers links."""
+    plugins: NamespaceHost | None = None
     started: float = field(default_factory=time.monotonic)
     started_ms: int = field(default_factory=lambda: int(time.time() * 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from isthmus.admin.models import (
     BrokerAddress,
     ConnectionCounts,
+    EnabledPluginView,
     HeldConfigView,
     LimitsView,
     NamespaceMappingView,
@@ -23,7 +25,7 @@ from isthmus.admin.models import (
 )
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import FollowerTopic, Namespace, ProxyLease, TopicHistory
+from isthmus_control.model import EnabledPlugin, FollowerTopic, Namespace, ProxyLease, TopicHistory
 
 
 def waiting_for(control: ControlLogPort, offset: int) -> list[str]:
@@ -34,6 +36,8 @@ def waiting_for(control: ControlLogPort, offset: int) -> list[str]:
 def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceView:
     offset = namespace.reserved_at_offset
     waits = waiting_for(control, offset) if namespace.reserved and offset is not None else []
+    changed_at = namespace.plugins_at_offset
+    plugins_wait = waiting_for(control, changed_at) if namespace.plugins and changed_at is not None else []
     return NamespaceView(
         type=namespace.type,
         prefix=namespace.prefix,
@@ -46,6 +50,7 @@ def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceVi
         degrade_after_ms=namespace.demands.degrade_after_ms or None,
         confirm=str(namespace.demands.confirm),
         created_ms=namespace.created_ms,
+        plugins=[plugin_view(each, plugins_wait) for each in namespace.plugins],
         mappings=[
             NamespaceMappingView(link_name=link.name, role=mapping.role, remote=mapping.remote_prefix)
             for link, mapping in control.state.attachments(namespace.key)
@@ -55,6 +60,12 @@ def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceVi
 
 def namespace_views(control: ControlLogPort) -> list[NamespaceView]:
     return [namespace_view(control, namespace) for _, namespace in sorted(control.state.namespaces.items())]
+
+
+def plugin_view(plugin: EnabledPlugin, waits: list[str]) -> EnabledPluginView:
+    return EnabledPluginView(
+        plugin=plugin.name, settings=json.loads(plugin.settings), version=plugin.version, waiting_for=waits
+    )
 
 
 def topic_view(state: ControlState, name: str) -> TopicView | None:

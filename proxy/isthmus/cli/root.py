@@ -18,6 +18,7 @@ OWN: Final = {
     "namespace": "isthmus.cli.namespace",
     "link": "isthmus.cli.link",
     "topic": "isthmus.cli.topic",
+    "plugin": "isthmus.cli.plugin",
     "offsets": "isthmus.cli.offsets",
     "status": "isthmus.cli.status",
     "verify": "isthmus.cli.verify",
@@ -25,7 +26,21 @@ OWN: Final = {
 }
 """Modules with an ``app``."""
 ORDER: Final = (
-    *("demo", "cluster", "proxy", "namespace", "link", "topic", "offsets", "status", "verify", "salvage", "bench"),
+    *(
+        "demo",
+        "cluster",
+        "proxy",
+        "namespace",
+        "link",
+        "topic",
+        "plugin",
+        "offsets",
+        "status",
+        "verify",
+        "salvage",
+        "spark",
+        "bench",
+    ),
 )
 """In which help lists them; others follow by name."""
 

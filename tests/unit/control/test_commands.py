@@ -117,6 +117,9 @@ BODIES: list[c.Body] = [
     c.ReleaseLease("p", UID),
     c.ExpireLease("p", UID, 5),
     c.Snapshot(511, "ab", "cd"),
+    c.EnablePlugin(TOPIC, "a-", "capture", '{"sampling":0.5}', 2, 0),
+    c.ConfigurePlugin(TOPIC, "a-", "capture", "{}", 2),
+    c.DisablePlugin(TOPIC, "a-", "capture"),
 ]
 
 

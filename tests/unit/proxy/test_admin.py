@@ -13,7 +13,7 @@ import httpx
 import pytest
 from support.admin import MemoryLinks, MemoryLog, make_services
 
-from isthmus.admin import AdminServer, AdminServices, app, create_app
+from isthmus.admin import AdminServer, AdminServices, control, create_app
 from isthmus.admin.operations import KEPT_MAX, Operations
 from isthmus.errors import ConnectionLost
 from isthmus_control.commands import (
@@ -111,6 +111,10 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "GET /v1/namespaces/{type}",
             "PATCH /v1/namespaces/{type}",
             "DELETE /v1/namespaces/{type}",
+            "GET /v1/plugins",
+            "POST /v1/namespaces/{type}/plugins/{plugin}",
+            "PATCH /v1/namespaces/{type}/plugins/{plugin}",
+            "DELETE /v1/namespaces/{type}/plugins/{plugin}",
             "GET /v1/links",
             "POST /v1/links",
             "GET /v1/links/{name}",
@@ -178,6 +182,7 @@ def test_a_namespace_is_created_listed_described_altered_and_deleted() -> None:
             "degrade_after_ms": None,
             "confirm": "ALL",
             "created_ms": created.json()["created_ms"],
+            "plugins": [],
             "mappings": [],
         }
         await rest.client.post("/v1/namespaces", json={"type": "consumer-group", "prefix": "orders-"})
@@ -257,7 +262,7 @@ def test_without_waiting_a_reservation_names_who_is_waited_for() -> None:
 
 
 def test_a_proxy_that_does_not_follow_delays_the_answer_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "ENFORCE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(control, "ENFORCE_TIMEOUT_S", 0.05)
 
     async def test(rest: Rest) -> None:
         answer = await rest.client.post("/v1/namespaces", json={"prefix": "orders-", "reserved": True})

@@ -168,7 +168,7 @@ def test_namespaces_are_created_listed_described_altered_and_deleted(admin: Runn
 
 def test_a_reservation_that_is_not_enforced_in_time_fails(admin: RunningAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who cuts over when the command succeeds must not be told so too early."""
-    monkeypatch.setattr("isthmus.admin.app.ENFORCE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("isthmus.admin.control.ENFORCE_TIMEOUT_S", 0.05)
     result = run("namespace", "create", "orders-", "--reserved", "-o", "json", url=admin.url)
     assert result.exit_code == 1
     assert json.loads(result.stdout)["state"] == "reserving"
@@ -561,3 +561,26 @@ def test_a_command_that_does_not_load_fails_alone_and_says_what_is_missing(monke
     listed = run("--help")
     assert listed.exit_code == 0
     assert "(not available here: see --help)" in listed.stdout
+
+
+# --- plugins
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("enable", "p", "--namespace", "a-", "--set", "no-value"), "'no-value' is no setting"),
+        (("enable", "p", "--namespace", "a-", "--set", "=1"), "'=1' is no setting"),
+        (("configure", "p", "--namespace", "a-"), "say what to change"),
+    ],
+)
+def test_wrong_settings_of_plugins_are_told_before_anything_is_asked(arguments: tuple[str, ...], words: str) -> None:
+    result = run("plugin", *arguments, url="http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_plugins_need_a_proxy_that_is_up(admin: RunningAdmin) -> None:
+    result = run("plugin", "list", "-o", "json", url=admin.url)
+    assert result.exit_code == 1
+    assert json.loads(result.stderr)["code"] == "NOT_READY"

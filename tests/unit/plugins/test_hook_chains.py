@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from isthmus.dispatch import _Chain
 from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Gate, Hold, Replace, Request, Verdict
+from isthmus_plugins.chain import Chain
 
 Hook = Callable[[Request], Verdict]
 
@@ -34,7 +34,7 @@ def nothing(asked: Request) -> Verdict:
 
 def decided(*hooks: Hook) -> Verdict:
     async def run() -> Verdict:
-        verdict = _Chain(hooks)(request())
+        verdict = Chain(hooks)(request())
         while isinstance(verdict, Hold):
             verdict = await verdict.verdict
         return verdict

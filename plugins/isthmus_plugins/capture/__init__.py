@@ -1,0 +1,142 @@
+"""Capture: what the clients of a namespace do, recorded in sealed files of events (docs/capture.md).
+
+Notes are taken on the traffic path (``recorder``, ``notes``). A process of its own (``writer``) makes events of them
+(``pairing``, ``first_bytes``) and writes them (``blocks``). Contents, keys and headers of records are never in a file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from pydantic import Field
+
+from isthmus_control.model import ResourceType
+from isthmus_plugins.api import PluginContext
+from isthmus_plugins.capture.recorder import Recorder
+from isthmus_plugins.hookspecs import hookimpl
+from isthmus_plugins.namespace_plugins import Enabled, NamespacePlugin, Policy, Scope, Settings
+
+log = logging.getLogger("isthmus_plugins.capture")
+
+
+class CaptureSettings(Settings):
+    sampling: float = Field(default=1.0, gt=0, le=1)
+    """Which part of the requests is recorded."""
+    hash_clients: bool = False
+    """Record client ids, principals and addresses as hashes."""
+    salt: str = Field(default="", max_length=64, repr=False)
+    """Of these hashes."""
+    roll_bytes: int = Field(default=64 * 1024 * 1024, ge=64 * 1024, le=4 * 1024**3)
+    """A file is sealed when it has so many bytes."""
+    roll_s: float = Field(default=60.0, ge=1, le=86_400)
+    """A file is sealed after this time, in seconds."""
+    keep_bytes: int = Field(default=10 * 1024**3, ge=1024 * 1024)
+    """The oldest files are deleted when those of this proxy have more bytes."""
+
+
+class Captured(Enabled):
+    """One namespace that is captured."""
+
+    def __init__(self, plugin: CapturePlugin, scope: Scope) -> None:
+        self._plugin = plugin
+        self.scope = scope
+
+    @property
+    def directory(self) -> str:
+        """A name for its files."""
+        prefix = "".join(each if each.isalnum() or each in "-_." else "~" for each in self.scope.prefix)
+        return f"{self.scope.type.value}={prefix}"
+
+    async def start(self) -> None:
+        await self._plugin.add(self)
+
+    async def stop(self) -> None:
+        await self._plugin.remove(self)
+
+
+class CapturePlugin(NamespacePlugin):
+    """Captures as long as it is enabled for some namespace."""
+
+    about = "records requests and answers (never contents) in files for Spark jobs"
+    settings = CaptureSettings
+    types = frozenset((ResourceType.TOPIC, ResourceType.CONSUMER_GROUP))
+    policy = Policy.OPEN
+
+    def __init__(self) -> None:
+        self._captured: list[Captured] = []
+        self._recorder: Recorder | None = None
+        self._context: PluginContext | None = None
+
+    @hookimpl
+    def isthmus_start(self, context: PluginContext) -> None:
+        self._context = context
+
+    @hookimpl
+    def isthmus_namespace_plugin(self) -> NamespacePlugin:
+        return self
+
+    def enabled(self, scope: Scope) -> Enabled:
+        if scope.context.data_directory is None:
+            raise ValueError("there is nowhere to write: set [data] directory in the proxy's configuration")
+        return Captured(self, scope)
+
+    async def add(self, captured: Captured) -> None:
+        """Capture one namespace more."""
+        self._captured.append(captured)
+        context = captured.scope.context
+        if self._recorder is None:
+            assert context.data_directory is not None
+            self._recorder = Recorder(context, context.data_directory / "capture")
+            self._recorder.start()
+            context.observe(self._recorder)
+        self._configure()
+
+    async def remove(self, captured: Captured) -> None:
+        """Capture one namespace less."""
+        self._captured.remove(captured)
+        recorder = self._recorder
+        if recorder is None:
+            return
+        if self._captured:
+            self._configure()
+        else:
+            self._recorder = None
+            captured.scope.context.observe(None)
+            await recorder.stop()
+
+    def _configure(self) -> None:
+        assert self._recorder is not None
+        self._recorder.configure(
+            [
+                {
+                    "type": each.scope.type.value,
+                    "prefix": each.scope.prefix,
+                    "directory": each.directory,
+                    **each.scope.settings.model_dump(),
+                }
+                for each in self._captured
+            ]
+        )
+
+    @hookimpl
+    def isthmus_metrics(self) -> Iterable[Metric]:
+        recorder = self._recorder
+        written = {} if recorder is None else recorder.written
+        events = CounterMetricFamily("isthmus_capture_events", "Events that were written into capture files")
+        events.add_metric([], written.get("events", 0))
+        yield events
+        dropped = CounterMetricFamily(
+            "isthmus_capture_dropped",
+            "What is not in the files. notes: the writer did not keep up. events: they could not be written. unpaired: "
+            "answers without a request",
+            labels=["what"],
+        )
+        dropped.add_metric(["notes"], 0 if recorder is None else recorder.dropped)
+        dropped.add_metric(["events"], written.get("dropped", 0))
+        dropped.add_metric(["unpaired"], written.get("unpaired", 0))
+        yield dropped
+
+
+plugin = CapturePlugin()

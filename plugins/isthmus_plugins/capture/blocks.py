@@ -1,0 +1,130 @@
+"""The files of captured traffic: blocks of events, one behind the other.
+
+    file      block ...                     named *.open while it is written, *.capture when it is sealed
+    block     magic "ISTHMCAP" | major, minor (2 bytes each) | size of the description (4) | size of the rows (4)
+              | description (JSON, UTF-8) | rows | CRC-32C (4) of all before it
+
+All numbers are big-endian. The description says what a row is: ``fields``, a list of ``[name, type]`` with types of
+numpy (``>i8``, ``>i4``, ``>i2``, ``>f4``); ``rows``, how many; ``tables``, by field the texts that its numbers stand
+for (-1: none); ``source``, what is the same for all rows (proxy, cluster). So a block can be read alone, and by
+readers that do not know the fields: a new field is a new *minor* version. Readers refuse a newer *major* version.
+
+A block is written at once. A crash leaves at most half of one at the end of an ``*.open`` file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from crc32c import crc32c
+
+MAGIC: Final = b"ISTHMCAP"
+MAJOR: Final = 1
+MINOR: Final = 0
+_HEAD: Final = struct.Struct(">8sHHII")
+_CRC: Final = struct.Struct(">I")
+
+FIELDS: Final = (
+    ("time_us", "q"),  # when the request came, wall clock
+    ("session", "q"),
+    ("correlation_id", "i"),
+    ("api_key", "h"),
+    ("api_version", "h"),
+    ("broker_id", "i"),  # behind the connection; -1: a bootstrap connection
+    ("client_address", "i"),
+    ("client_id", "i"),
+    ("software", "i"),
+    ("principal", "i"),
+    ("part", "i"),  # which partition of the request this is; requests without any have one row
+    ("parts", "i"),  # how many there are
+    ("topic", "i"),
+    ("partition", "i"),
+    ("group_id", "i"),
+    ("transactional_id", "i"),
+    ("request_bytes", "i"),
+    ("response_bytes", "i"),
+    ("acks", "h"),
+    ("error_code", "h"),
+    ("records", "i"),  # of the batches that were looked at; -1: none was
+    ("batches", "i"),
+    ("batch_bytes", "i"),
+    ("compression", "h"),
+    ("producer_id", "q"),
+    ("producer_epoch", "h"),
+    ("base_sequence", "i"),
+    ("base_offset", "q"),
+    ("proxy_us", "i"),  # from the request's arrival to when it was forwarded
+    ("broker_us", "i"),  # from there to the first bytes of the broker's answer; -1: the proxy answered
+    ("gate_us", "i"),  # from there to when the answer could go out
+    ("partial", "h"),  # 1: what came behind the first bytes was not looked at
+)
+TEXTS: Final = frozenset(
+    ("client_address", "client_id", "software", "principal", "topic", "group_id", "transactional_id")
+)
+"""Fields that stand for texts."""
+ROW: Final = struct.Struct(">" + "".join(kind for _, kind in FIELDS))
+_NUMPY: Final = {"q": ">i8", "i": ">i4", "h": ">i2"}
+DESCRIBED: Final = [[name, _NUMPY[kind]] for name, kind in FIELDS]
+
+
+class NewerFormat(Exception):
+    """A file was written by a newer version."""
+
+
+class Block:
+    """A block that is being filled."""
+
+    def __init__(self, source: Mapping[str, Any]) -> None:
+        self._source = source
+        self._rows: list[bytes] = []
+        self._tables: dict[str, dict[str, int]] = {name: {} for name in sorted(TEXTS)}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def text(self, field: str, text: str | None) -> int:
+        """The number that stands for a text in a field."""
+        if text is None:
+            return -1
+        table = self._tables[field]
+        return table.setdefault(text, len(table))
+
+    def add(self, *values: int) -> None:
+        """Add a row: the values of :data:`FIELDS`, in their order."""
+        self._rows.append(ROW.pack(*values))
+
+    def sealed(self) -> bytes:
+        """The block as it is written."""
+        description = json.dumps(
+            {
+                "fields": DESCRIBED,
+                "rows": len(self._rows),
+                "tables": {name: list(table) for name, table in self._tables.items()},
+                "source": self._source,
+            },
+            separators=(",", ":"),
+        ).encode()
+        rows = b"".join(self._rows)
+        block = _HEAD.pack(MAGIC, MAJOR, MINOR, len(description), len(rows)) + description + rows
+        return block + _CRC.pack(crc32c(block))
+
+
+def whole_blocks(data: bytes) -> Iterator[tuple[int, dict[str, Any], bytes]]:
+    """(Where it ends, description, rows) of each block up to the first that is not whole. Raises NewerFormat."""
+    position = 0
+    while position + _HEAD.size <= len(data):
+        magic, major, _, described, size = _HEAD.unpack_from(data, position)
+        if magic != MAGIC:
+            return
+        if major > MAJOR:
+            raise NewerFormat(f"captured traffic in format {major}, this version reads {MAJOR}: upgrade Isthmus")
+        rows_at = position + _HEAD.size + described
+        end = rows_at + size
+        if end + _CRC.size > len(data) or _CRC.unpack_from(data, end)[0] != crc32c(data[position:end]):
+            return
+        description = json.loads(data[position + _HEAD.size : rows_at])
+        position = end + _CRC.size
+        yield position, description, data[rows_at:end]

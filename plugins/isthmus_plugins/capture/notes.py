@@ -1,0 +1,63 @@
+"""What a proxy's sessions note of traffic, for the process that makes events of it (see docs/adr/0010).
+
+    note      kind (1) | session (4) | time (8: monotonic ns) | what the proxy took then (8: ns)
+              | API key and version (4) | correlation id (4) | size (4) | length of what follows (2)
+              | first bytes of the frame
+
+Notes are packed where the traffic is, so this is all that it costs there: one pack and one slice.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+HEAD: Final = struct.Struct(">BIqqIiiH")
+
+
+class Kind(IntEnum):
+    REQUEST = 1
+    ANSWER = 2
+    """The broker's first bytes have come, and the answer goes out."""
+    GATED = 9
+    """The broker's first bytes have come, and the answer waits at a gate: SENT says until when."""
+    OWN_ANSWER = 3
+    """The proxy answered in the broker's place."""
+    MORE = 11
+    """More first bytes of an answer."""
+    SENT = 4
+    """An answer that had waited at a gate has gone out."""
+    OPENED = 5
+    """A connection: its client's address, and the broker's id as ``size``."""
+    CLOSED = 6
+    PRINCIPAL = 7
+    """Who authenticated on the connection."""
+    SETTINGS = 8
+    """JSON: what is to be captured from here on. Also the first note."""
+    TOPIC = 10
+    """A topic's id (16 bytes) and name."""
+
+
+class Note(NamedTuple):
+    kind: int
+    session: int
+    at_ns: int
+    took_ns: int
+    key: int
+    correlation_id: int
+    size: int
+    first: bytes
+
+
+def unpack(data: bytes) -> Iterator[tuple[int, Note]]:
+    """(Where it ends, note) of each whole note."""
+    position = 0
+    while position + HEAD.size <= len(data):
+        kind, session, at_ns, took_ns, key, correlation_id, size, length = HEAD.unpack_from(data, position)
+        end = position + HEAD.size + length
+        if end > len(data):
+            return
+        yield end, Note(kind, session, at_ns, took_ns, key, correlation_id, size, data[position + HEAD.size : end])
+        position = end

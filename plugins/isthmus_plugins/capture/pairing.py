@@ -1,0 +1,200 @@
+"""From notes to events: pairs requests with answers, and reads what their first bytes say. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from isthmus_plugins.api import TAP_BYTES
+from isthmus_plugins.capture.first_bytes import NOT_READ, RequestFacts, request_facts, response_facts
+from isthmus_plugins.capture.notes import Kind, Note
+from isthmus_protocol.schema import ApiKey
+
+NO_ANSWER: Final = -1
+
+
+class Event(NamedTuple):
+    """A request with its answer, for one of its partitions. Fields are those of ``blocks.FIELDS`` by the same names."""
+
+    time_ns: int
+    """Monotonic."""
+    session: int
+    correlation_id: int
+    api_key: int
+    api_version: int
+    broker_id: int
+    client_address: str | None
+    client_id: str | None
+    software: str | None
+    principal: str | None
+    part: int
+    parts: int
+    topic: str | bytes | None
+    """Bytes: the id of one of which the name is not known."""
+    partition: int
+    group_id: str | None
+    transactional_id: str | None
+    request_bytes: int
+    response_bytes: int
+    acks: int
+    error_code: int
+    records: int
+    batches: int
+    batch_bytes: int
+    compression: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    base_offset: int
+    proxy_us: int
+    broker_us: int
+    gate_us: int
+    partial: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has no answer yet."""
+
+    note: Note
+    facts: RequestFacts
+    answer: Note | None = None
+
+
+@dataclass(slots=True)
+class _Session:
+    address: str | None = None
+    broker_id: int = -1
+    principal: str | None = None
+    software: str | None = None
+    open: deque[_Open] = field(default_factory=deque)
+    gated: dict[int, _Open] = field(default_factory=dict)
+    cut: dict[int, _Open] = field(default_factory=dict)
+    """Of whose answers more first bytes come."""
+
+
+class Pairing:
+    """All sessions of a proxy. ``topic_name``: of a topic's id (16 bytes), None where it is not known."""
+
+    def __init__(self, topic_name: Callable[[bytes], str | None]) -> None:
+        self._topic_name = topic_name
+        self._sessions: dict[int, _Session] = {}
+        self.unpaired = 0
+        """Answers without a request: notes were dropped, or the capture began between the two."""
+
+    def take(self, note: Note) -> Iterator[Event]:
+        """The events that are complete with this note."""
+        session = self._sessions.get(note.session)
+        if session is None:
+            session = self._sessions[note.session] = _Session()
+        if note.kind == Kind.REQUEST:
+            facts = request_facts(note.key >> 16, note.key & 0xFFFF, note.first, note.size + 4)
+            if facts.software is not None:
+                session.software = facts.software
+            opened = _Open(note, facts)
+            if facts.acks == 0 and note.key >> 16 == ApiKey.PRODUCE:
+                yield from self._events(session, opened, None)  # it has no answer
+            else:
+                session.open.append(opened)
+        elif note.kind in (Kind.ANSWER, Kind.GATED, Kind.OWN_ANSWER):
+            yield from self._answered(session, note)
+        elif note.kind == Kind.MORE:
+            yield from self._more(session, note)
+        elif note.kind == Kind.SENT:
+            waited = session.gated.pop(note.correlation_id, None)
+            if waited is not None:
+                yield from self._events(session, waited, note.at_ns)
+        elif note.kind == Kind.OPENED:
+            session.address, session.broker_id = note.first.decode("utf-8", "replace"), note.size
+        elif note.kind == Kind.PRINCIPAL:
+            session.principal = note.first.decode("utf-8", "replace")
+        elif note.kind == Kind.CLOSED:
+            for opened in (*session.open, *session.gated.values(), *session.cut.values()):
+                yield from self._events(session, opened, None)
+            del self._sessions[note.session]
+
+    def _answered(self, session: _Session, note: Note) -> Iterator[Event]:
+        while session.open and session.open[0].note.correlation_id != note.correlation_id:
+            session.open.popleft()  # its answer's note was dropped
+            self.unpaired += 1
+        if not session.open:
+            self.unpaired += 1
+            return
+        opened = session.open.popleft()
+        opened.answer = note
+        if note.kind == Kind.GATED:
+            session.gated[note.correlation_id] = opened
+        elif note.kind == Kind.ANSWER and _is_cut(note):
+            session.cut[note.correlation_id] = opened
+        else:
+            yield from self._events(session, opened, None)
+
+    def _more(self, session: _Session, note: Note) -> Iterator[Event]:
+        opened = session.cut.get(note.correlation_id)
+        if opened is not None and opened.answer is not None:
+            opened.answer = opened.answer._replace(first=opened.answer.first + note.first)
+            if not _is_cut(opened.answer):
+                del session.cut[note.correlation_id]
+                yield from self._events(session, opened, None)
+
+    def _events(self, session: _Session, opened: _Open, sent_ns: int | None) -> Iterator[Event]:
+        asked, facts, answer = opened.note, opened.facts, opened.answer
+        api_key, version = asked.key >> 16, asked.key & 0xFFFF
+        told = response_facts(api_key, version, b"" if answer is None else answer.first, answer)
+        broker_us = gate_us = response_bytes = NO_ANSWER
+        proxy_ns = asked.took_ns
+        if answer is not None:
+            response_bytes = answer.size + 4
+            proxy_ns += answer.took_ns
+            if answer.kind != Kind.OWN_ANSWER:
+                broker_us = max(0, answer.at_ns - asked.at_ns - asked.took_ns) // 1000
+                gate_us = 0 if sent_ns is None else max(0, sent_ns - answer.at_ns) // 1000
+        parts = facts.parts or (NOT_READ,)
+        if api_key == ApiKey.FETCH:  # what comes back counts: a request may name a thousand, or be of a fetch session
+            parts = told.parts or parts[:1]
+        for number, part in enumerate(parts):
+            answered = told.of(part)
+            batch = part if part.batches >= 0 else answered
+            yield Event(
+                asked.at_ns,
+                asked.session,
+                asked.correlation_id,
+                api_key,
+                version,
+                session.broker_id,
+                session.address,
+                facts.client_id,
+                session.software,
+                session.principal,
+                number,
+                len(parts),
+                self._name(part.topic),
+                part.partition,
+                facts.group_id,
+                facts.transactional_id,
+                asked.size + 4,
+                response_bytes,
+                facts.acks,
+                answered.error_code if answered.error_code is not None else told.error_code,
+                batch.records,
+                batch.batches,
+                batch.batch_bytes,
+                batch.compression,
+                batch.producer_id,
+                batch.producer_epoch,
+                batch.base_sequence,
+                answered.base_offset,
+                proxy_ns // 1000,
+                broker_us,
+                gate_us,
+                int(facts.partial or told.partial),
+            )
+
+    def _name(self, topic: bytes | str | None) -> str | bytes | None:
+        return self._topic_name(topic) or topic if isinstance(topic, bytes) else topic
+
+
+def _is_cut(note: Note) -> bool:
+    return len(note.first) < min(note.size + 4, TAP_BYTES)

@@ -1,0 +1,170 @@
+"""The proxy's side of captured traffic: takes notes on the traffic path, and hands them to a process that reads them.
+
+What happens here for a request and its answer is two packs, two slices and four appends. Nothing waits: where the
+other process does not keep up, notes are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Iterable
+from pathlib import Path
+from time import monotonic, time_ns
+from typing import Any, Final
+
+from isthmus_plugins.api import TAP_BYTES, BrokerUnavailable, PluginContext
+from isthmus_plugins.capture.notes import HEAD, Kind
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.capture")
+
+FLUSH_S: Final = 0.1
+FLUSH_PIECES: Final = 1024
+"""Heads and first bytes that are handed over at once at the latest: some 150 KB."""
+BEHIND_BYTES_MAX: Final = 16 * 1024 * 1024
+"""When the other process has so much to read yet, notes are dropped."""
+RESTART_S: Final = 1.0
+STOP_S: Final = 10.0
+
+_pack: Final = HEAD.pack
+
+
+class Recorder:
+    """Takes notes while it runs: an :class:`isthmus_plugins.api.Tap`."""
+
+    def __init__(self, context: PluginContext, directory: Path) -> None:
+        """``directory``: where sealed files go."""
+        self._context = context
+        self._source = {"proxy": context.proxy_name, "cluster": context.cluster_id}
+        self._directory = directory
+        self._tasks = Tasks("capture")
+        self._pieces: list[bytes] = []
+        self._process: Process | None = None
+        self._settings: list[dict[str, Any]] = []
+        self.dropped = 0
+        """Notes that were not handed over, for the whole life of this."""
+        self.written: dict[str, int] = {}
+        """What the other process says of itself: events, dropped, bytes, files."""
+        self._known: dict[int, bytes] = {}
+        """By open session, its OPENED note and who authenticated: told again to a process that comes later."""
+
+    # ---- life ----
+
+    def start(self) -> None:
+        self._tasks.start("run", self._run_for_ever())
+
+    async def stop(self) -> None:
+        """Hand over what there is, and have the files sealed."""
+        self._flush()
+        process, self._process = self._process, None
+        await self._tasks.close()
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), STOP_S)
+            except TimeoutError:
+                log.warning("capture not sealed in time")
+                process.kill()
+                await process.wait()
+
+    def configure(self, settings: list[dict[str, Any]]) -> None:
+        """What is captured of which namespace from here on."""
+        self._settings = settings
+        self._tell_settings()
+
+    def _tell_settings(self) -> None:
+        about = {"source": self._source, "namespaces": self._settings, "monotonic_ns": int(monotonic() * 1e9)}
+        text = json.dumps({**about, "wall_ns": time_ns()}).encode()
+        self._pieces += (_pack(Kind.SETTINGS, 0, 0, 0, 0, 0, 0, len(text)), text)
+        self._flush()
+
+    async def _run_for_ever(self) -> None:
+        while True:
+            command = (sys.executable, "-m", "isthmus_plugins.capture.writer", str(self._directory))
+            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+            self._process = process
+            begun, self._pieces = self._pieces, []
+            self._tell_settings()
+            self._pieces += [*self._known.values(), *begun]
+            flushing = self._tasks.start("flush", self._flush_for_ever())
+            assert process.stdout is not None
+            async for line in process.stdout:
+                said = json.loads(line)
+                unnamed = [bytes.fromhex(each) for each in said.pop("unnamed")]
+                self.written = said
+                await self._name(unnamed)
+            self._process = None
+            flushing.cancel()
+            log.error("capture writer ended, it is started again", extra={"exit": await process.wait()})
+            await asyncio.sleep(RESTART_S)
+
+    async def _name(self, topic_ids: Iterable[bytes]) -> None:
+        for topic_id in topic_ids:
+            try:
+                name = await self._context.topic_name(topic_id)
+            except BrokerUnavailable as error:
+                log.warning("topic id not resolved", extra={"detail": str(error)})
+                return
+            if name is not None:
+                text = topic_id + name.encode()
+                self._pieces += (_pack(Kind.TOPIC, 0, 0, 0, 0, 0, 0, len(text)), text)
+
+    async def _flush_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            self._flush()
+
+    def _flush(self) -> None:
+        pieces, process = self._pieces, self._process
+        if not pieces:
+            return
+        self._pieces = []
+        pipe = None if process is None else process.stdin
+        if pipe is None or pipe.transport.get_write_buffer_size() > BEHIND_BYTES_MAX:
+            self.dropped += len(pieces) // 2
+        else:
+            pipe.write(b"".join(pieces))
+
+    # ---- on the traffic path ----
+
+    def request(self, session: int, at: float, key: int, correlation_id: int, size: int, first: bytes) -> None:
+        """A request was forwarded that had arrived at ``at``. ``first``: its first bytes, at least so many."""
+        pieces = self._pieces
+        first = first[:TAP_BYTES]
+        took = int((monotonic() - at) * 1e9)
+        pieces.append(_pack(Kind.REQUEST, session, int(at * 1e9), took, key, correlation_id, size, len(first)))
+        pieces.append(first)
+        if len(pieces) > FLUSH_PIECES:
+            self._flush()
+
+    def answer(
+        self, kind: int, session: int, at: float, key: int, correlation_id: int, size: int, first: bytes
+    ) -> None:
+        """An answer has come, or was made here. ``kind``: ANSWER, GATED or OWN_ANSWER."""
+        pieces = self._pieces
+        first = first[:TAP_BYTES]
+        took = int((monotonic() - at) * 1e9)
+        pieces.append(_pack(kind, session, int(at * 1e9), took, key, correlation_id, size, len(first)))
+        pieces.append(first)
+        if len(pieces) > FLUSH_PIECES:
+            self._flush()
+
+    def sent(self, session: int, correlation_id: int) -> None:
+        """An answer that had waited at a gate goes out."""
+        self._pieces += (_pack(Kind.SENT, session, int(monotonic() * 1e9), 0, 0, correlation_id, 0, 0), b"")
+
+    # ---- connections ----
+
+    def opened(self, session: int, address: str, broker_id: int) -> None:
+        text = address.encode()
+        note = _pack(Kind.OPENED, session, int(monotonic() * 1e9), 0, 0, 0, broker_id, len(text)) + text
+        self._known[session] = note
+        self._pieces += (note, b"")
+
+    def closed(self, session: int) -> None:
+        self._known.pop(session, None)
+        self._pieces += (_pack(Kind.CLOSED, session, int(monotonic() * 1e9), 0, 0, 0, 0, 0), b"")

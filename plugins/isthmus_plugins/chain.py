@@ -1,0 +1,116 @@
+"""What becomes of a request that several hooks look at, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import zip_longest
+
+from isthmus_plugins.api import (
+    NEED_MORE,
+    Answer,
+    Close,
+    Gate,
+    Hold,
+    Leave,
+    Replace,
+    Request,
+    ResponseHook,
+    Verdict,
+    passed_on,
+)
+
+Hooks = tuple[Callable[[Request], Verdict], ...]
+
+
+class _JointLeave(Leave):
+    """The leave of several hooks, which stands while each of theirs does."""
+
+    __slots__ = ("leaves",)
+
+    def __init__(self, leaves: tuple[Leave, ...]) -> None:
+        self.leaves = leaves
+
+    @property
+    def until(self) -> float:  # type: ignore[override]
+        return min(leave.until for leave in self.leaves)
+
+
+class Chain:
+    """What becomes of a request that several hooks look at: each sees what those before it made of it."""
+
+    __slots__ = ("_hooks", "_joint")
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._joint = _JointLeave(())
+
+    def __call__(self, request: Request) -> Verdict:
+        need_more = False
+        leaves: list[Leave] = []
+        for position, hook in enumerate(self._hooks):
+            request.leave = None
+            verdict = hook(request)
+            if verdict is None:
+                if request.leave is not None:
+                    leaves.append(request.leave)
+            elif verdict is NEED_MORE:
+                need_more = True
+            else:
+                request.leave = None
+                return _then(verdict, self._hooks[position + 1 :], request)
+        request.leave = self._joint_leave(tuple(leaves)) if len(leaves) == len(self._hooks) else None
+        return NEED_MORE if need_more else None
+
+    def _joint_leave(self, leaves: tuple[Leave, ...]) -> Leave:
+        """The same object for the same leaves: sessions know it by that."""
+        if any(one is not other for one, other in zip_longest(leaves, self._joint.leaves)):
+            self._joint = _JointLeave(leaves)
+        return self._joint
+
+
+def _then(verdict: Verdict, hooks: Hooks, request: Request) -> Verdict:
+    """What becomes of a request of which one hook said ``verdict``, with ``hooks`` behind it."""
+    if isinstance(verdict, Replace):
+        return _behind(verdict, Chain(hooks)(_with_frame(request, verdict.frame)))
+    if isinstance(verdict, Hold):
+        # The request is valid during the call only.
+        return Hold(_held(verdict, hooks, _with_frame(request, request.frame)))
+    return verdict
+
+
+async def _held(hold: Hold, hooks: Hooks, request: Request) -> Verdict:
+    verdict = await hold.verdict
+    return Chain(hooks)(request) if verdict is None else _then(verdict, hooks, request)
+
+
+def _behind(first: Replace, then: Verdict) -> Verdict:
+    """What a replaced request becomes where the hooks behind say ``then`` of the replacement."""
+    if isinstance(then, Replace):
+        on_response = first.on_response
+        if on_response is None:
+            on_response = then.on_response
+        elif then.on_response is not None:
+            on_response = partial(_both, then.on_response, on_response)
+        return Replace(then.frame, on_response, first.cause or then.cause)
+    if isinstance(then, Answer):
+        if first.on_response is None:
+            return then
+        return Answer(passed_on(first.on_response, then.frame), then.cause)
+    if isinstance(then, Hold):
+        return Hold(_behind_held(first, then))
+    return then if isinstance(then, Close) else first
+
+
+async def _behind_held(first: Replace, hold: Hold) -> Verdict:
+    return _behind(first, await hold.verdict)
+
+
+def _both(inner: ResponseHook, outer: ResponseHook, frame: bytes) -> bytes | Gate:
+    return passed_on(outer, inner(frame))
+
+
+def _with_frame(request: Request, frame: bytes) -> Request:
+    return Request(
+        frame, request.whole, request.api_key, request.version, request.correlation_id, request.now, request.client
+    )

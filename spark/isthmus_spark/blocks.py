@@ -1,0 +1,112 @@
+"""Reads files of captured traffic (docs/capture.md has their format) into Arrow batches.
+
+Blocks describe themselves, so a column that a file's writer did not know is null, and one that this version does not
+know is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+MAGIC: Final = b"ISTHMCAP"
+MAJOR: Final = 1
+_HEAD: Final = struct.Struct(">8sHHII")
+_CRC: Final = struct.Struct(">I")
+
+TEXTS: Final = ("client_address", "client_id", "software", "principal", "topic", "group_id", "transactional_id")
+SOURCES: Final = ("cluster", "proxy", "namespace", "namespace_type")
+"""The same for all rows of a block."""
+NUMBERS: Final = {
+    "session": pa.int64(),
+    "correlation_id": pa.int32(),
+    "api_key": pa.int16(),
+    "api_version": pa.int16(),
+    "broker_id": pa.int32(),
+    "part": pa.int32(),
+    "parts": pa.int32(),
+    "partition": pa.int32(),
+    "request_bytes": pa.int32(),
+    "response_bytes": pa.int32(),
+    "acks": pa.int16(),
+    "error_code": pa.int16(),
+    "records": pa.int32(),
+    "batches": pa.int32(),
+    "batch_bytes": pa.int32(),
+    "compression": pa.int16(),
+    "producer_id": pa.int64(),
+    "producer_epoch": pa.int16(),
+    "base_sequence": pa.int32(),
+    "base_offset": pa.int64(),
+    "proxy_us": pa.int32(),
+    "broker_us": pa.int32(),
+    "gate_us": pa.int32(),
+    "partial": pa.int16(),
+}
+"""-1 where nothing is known, as in the files."""
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("time", pa.timestamp("us", tz="UTC")),
+        *(pa.field(name, pa.string()) for name in (*SOURCES, *TEXTS)),
+        *(pa.field(name, kind) for name, kind in NUMBERS.items()),
+    ]
+)
+
+
+class DamagedFile(Exception):
+    """A sealed file is not as it was written."""
+
+
+class NewerFormat(Exception):
+    """A file was written by a newer version of Isthmus."""
+
+
+def read_file(path: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of a sealed file, one for each block. Raises DamagedFile, NewerFormat."""
+    data = memoryview(path.read_bytes())
+    position = 0
+    while position < len(data):
+        if position + _HEAD.size > len(data):
+            raise DamagedFile(f"{path}: {len(data) - position} bytes too many at {position}")
+        magic, major, _, described, size = _HEAD.unpack_from(data, position)
+        if magic != MAGIC:
+            raise DamagedFile(f"{path}: no block begins at byte {position}")
+        if major > MAJOR:
+            raise NewerFormat(f"{path} has format {major}, this version reads {MAJOR}: upgrade Isthmus")
+        rows_at = position + _HEAD.size + described
+        end = rows_at + size
+        if end + _CRC.size > len(data) or _CRC.unpack_from(data, end)[0] != crc32c(data[position:end]):
+            raise DamagedFile(f"{path}: the block at byte {position} does not have its checksum")
+        description = json.loads(bytes(data[position + _HEAD.size : rows_at]))
+        yield _batch(description, data[rows_at:end])
+        position = end + _CRC.size
+
+
+def _batch(description: dict[str, Any], rows: memoryview) -> pa.RecordBatch:
+    kinds = np.dtype([(name, kind) for name, kind in description["fields"]])
+    read = np.frombuffer(rows, kinds)
+    count, known = len(read), set(kinds.names or ())
+    columns: list[pa.Array] = [pa.array(read["time_us"].astype("i8"), pa.int64()).cast(SCHEMA.field("time").type)]
+    source = description["source"]
+    columns += [pa.repeat(pa.scalar(source.get(name), pa.string()), count) for name in SOURCES]
+    for name in TEXTS:
+        if name not in known:
+            columns.append(pa.nulls(count, pa.string()))
+            continue
+        numbers = read[name].astype("i4")
+        indexes = pa.array(numbers, pa.int32(), mask=numbers < 0)
+        texts = pa.array(description["tables"][name], pa.string())
+        columns.append(pa.DictionaryArray.from_arrays(indexes, texts).cast(pa.string()))
+    for name, kind in NUMBERS.items():
+        columns.append(
+            pa.array(read[name].astype(kind.to_pandas_dtype()), kind) if name in known else pa.nulls(count, kind)
+        )
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

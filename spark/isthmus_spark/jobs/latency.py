@@ -1,0 +1,136 @@
+"""How long requests took, and where: in the proxy, at the broker, behind a gate.
+
+One pass counts requests in logarithmic buckets, so narrow that a percentile is at most one percent off. All else is
+made of those counts, so it costs nothing however much traffic there was.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+BASE: Final = 1.02
+"""Of the buckets: the middle of one is at most 1 % from all that is in it."""
+PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+DIMENSIONS: Final = ("api", "client_id", "namespace", "proxy")
+KEYS: Final = ("cluster", "api", "client_id", "namespace", "proxy")
+
+SCHEMA: Final = (
+    "dimension string, value string, api string, requests bigint, errors bigint, "
+    "p50_us double, p90_us double, p95_us double, p99_us double, p999_us double, max_us bigint, "
+    "proxy_share double, broker_share double, gate_share double"
+)
+
+
+def latency(events: DataFrame) -> DataFrame:
+    """By API, and by API and client, namespace, proxy: percentiles of the whole time, and the shares of it.
+
+    ``events``: captured traffic. Requests that the proxy answered itself, or that got no answer, are not in it. The
+    result has the columns of :data:`SCHEMA`; ``value`` is what the dimension is for these requests.
+    """
+    buckets = histogram(events)
+    by_dimension = (
+        _percentiles(
+            buckets.select(
+                f.lit(name).alias("dimension"),
+                (f.lit("all") if name == "api" else f.coalesce(f.col(name), f.lit(""))).alias("value"),
+                *(f.col(each) for each in ("api", "bucket", "requests", "errors", "max_us")),
+                *(f.col(each) for each in ("proxy_us", "broker_us", "gate_us")),
+            )
+        )
+        for name in DIMENSIONS
+    )
+    return reduce(DataFrame.unionByName, by_dimension)
+
+
+def histogram(events: DataFrame) -> DataFrame:
+    """How many requests took how long: by :data:`KEYS` and bucket."""
+    total = (f.col("proxy_us") + f.col("broker_us") + f.col("gate_us")).cast("bigint")
+    answered = events.where((f.col("part") == 0) & (f.col("broker_us") >= 0))
+    counted = answered.select(
+        *(f.col(each) for each in KEYS if each != "api"),
+        api_name(f.col("api_key")).alias("api"),
+        f.floor(f.log(f.greatest(total, f.lit(1))) / f.log(f.lit(BASE))).cast("int").alias("bucket"),
+        total.alias("total_us"),
+        *("proxy_us", "broker_us", "gate_us", "error_code"),
+    )
+    return counted.groupBy(*KEYS, "bucket").agg(
+        f.count(f.lit(1)).alias("requests"),
+        f.sum((f.col("error_code") > 0).cast("bigint")).alias("errors"),
+        f.max("total_us").alias("max_us"),
+        *(f.sum(each).alias(each) for each in ("proxy_us", "broker_us", "gate_us")),
+    )
+
+
+def _percentiles(buckets: DataFrame) -> DataFrame:
+    keys = ("dimension", "value", "api")
+    summed = buckets.groupBy(*keys, "bucket").agg(
+        *(f.sum(each).alias(each) for each in ("requests", "errors", "proxy_us", "broker_us", "gate_us")),
+        f.max("max_us").alias("max_us"),
+    )
+    upto = Window.partitionBy(*keys).orderBy("bucket")
+    whole = Window.partitionBy(*keys)
+    ranked = summed.select(
+        "*",
+        f.sum("requests").over(upto).alias("upto"),
+        f.sum("requests").over(whole).alias("all"),
+    )
+    total = f.sum("proxy_us") + f.sum("broker_us") + f.sum("gate_us")
+    middle = f.pow(f.lit(BASE), f.col("bucket") + f.lit(0.5))
+    return ranked.groupBy(*keys).agg(
+        f.sum("requests").alias("requests"),
+        f.sum("errors").alias("errors"),
+        *(
+            f.least(f.min(f.when(f.col("upto") >= f.ceil(f.col("all") * share), middle)), f.max("max_us"))
+            .cast("double")
+            .alias(f"{name}_us")
+            for name, share in PERCENTILES.items()
+        ),
+        f.max("max_us").alias("max_us"),
+        *(
+            (f.sum(f"{name}_us") / f.nullif(total, f.lit(0))).alias(f"{name}_share")
+            for name in ("proxy", "broker", "gate")
+        ),
+    )
+
+
+API_NAMES: Final = {
+    0: "Produce",
+    1: "Fetch",
+    2: "ListOffsets",
+    3: "Metadata",
+    8: "OffsetCommit",
+    9: "OffsetFetch",
+    10: "FindCoordinator",
+    11: "JoinGroup",
+    12: "Heartbeat",
+    13: "LeaveGroup",
+    14: "SyncGroup",
+    15: "DescribeGroups",
+    16: "ListGroups",
+    17: "SaslHandshake",
+    18: "ApiVersions",
+    19: "CreateTopics",
+    20: "DeleteTopics",
+    21: "DeleteRecords",
+    22: "InitProducerId",
+    23: "OffsetForLeaderEpoch",
+    24: "AddPartitionsToTxn",
+    25: "AddOffsetsToTxn",
+    26: "EndTxn",
+    27: "WriteTxnMarkers",
+    28: "TxnOffsetCommit",
+    36: "SaslAuthenticate",
+    68: "ConsumerGroupHeartbeat",
+    76: "ShareGroupHeartbeat",
+    78: "ShareFetch",
+}
+
+
+def api_name(api_key: Column) -> Column:
+    """What people call an API."""
+    names = f.create_map(*(f.lit(each) for pair in API_NAMES.items() for each in pair))
+    return f.coalesce(names[api_key.cast("int")], f.concat(f.lit("API "), api_key.cast("string")))

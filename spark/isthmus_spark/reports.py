@@ -1,0 +1,62 @@
+"""What the jobs' results look like as reports, what they mean, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from isthmus_spark.report import Report, Section, bars
+
+_COLUMNS: Final = ("requests", "errors", "p50_us", "p90_us", "p95_us", "p99_us", "p999_us", "max_us")
+_HEADS: Final = ("requests", "errors", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "p99.9 ms", "max ms")
+_ROWS_MAX: Final = 40
+_TITLES: Final = {"api": "By API", "client_id": "By client", "namespace": "By namespace", "proxy": "By proxy"}
+
+
+def latency_report(rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> Report:
+    """Of :func:`isthmus_spark.jobs.latency.latency`."""
+    report = Report("Latency", about)
+    for dimension, title in _TITLES.items():
+        chosen = sorted(
+            (row for row in rows if row["dimension"] == dimension), key=lambda row: -float(row["requests"])
+        )[:_ROWS_MAX]
+        if not chosen:
+            continue
+        names = [row["api"] if dimension == "api" else f"{row['value'] or '-'} {row['api']}" for row in chosen]
+        shares = [tuple(float(row[f"{each}_share"] or 0) for each in ("proxy", "broker", "gate")) for row in chosen]
+        parts = [
+            (name, [share * float(row["p50_us"]) / 1000 for share in each])
+            for name, row, each in zip(names, chosen, shares, strict=True)
+        ]
+        cells = [
+            [name, *(_cell(row, column) for column in _COLUMNS), *(round(100 * share, 1) for share in each)]
+            for name, row, each in zip(names, chosen, shares, strict=True)
+        ]
+        heads = ["", *_HEADS, "proxy %", "broker %", "gate %"]
+        report.sections.append(
+            Section(title, _meaning(chosen, shares), heads, cells, bars(parts, ("proxy", "broker", "gate"), "ms (p50)"))
+        )
+    return report
+
+
+def _cell(row: Mapping[str, Any], column: str) -> int | float:
+    value = row[column]
+    return round(float(value) / 1000, 3) if column.endswith("_us") else int(value)
+
+
+def _meaning(rows: Sequence[Mapping[str, Any]], shares: Sequence[Sequence[float]]) -> str:
+    gate = max(range(len(rows)), key=lambda at: shares[at][2])
+    slowest = max(rows, key=lambda row: float(row["p99_us"]))
+    text = (
+        f"The slowest one in a hundred is {slowest['api']}"
+        f"{' of ' + str(slowest['value']) if slowest['dimension'] != 'api' else ''}: "
+        f"{float(slowest['p99_us']) / 1000:,.1f} ms. "
+    )
+    if shares[gate][2] > 0.2:
+        text += (
+            f"{rows[gate]['api']} spends {shares[gate][2]:.0%} of its time behind a gate: that is what waiting for the "
+            "other cluster costs. It follows the round trip; `isthmus link describe` shows the link."
+        )
+    else:
+        text += "Nearly all of the time is the broker's: see its disks, its request queue, and linger and batch sizes."
+    return text

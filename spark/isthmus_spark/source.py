@@ -1,0 +1,67 @@
+"""Captured traffic as a data source of Spark: ``spark.read.format("isthmus_capture").load(directory)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from isthmus_spark.blocks import SCHEMA, read_file
+
+FORMAT: Final = "isthmus_capture"
+SEALED: Final = "*.capture"
+PARTITION_BYTES: Final = 128 * 1024 * 1024
+"""Small files are read together up to this size."""
+
+
+class CaptureSource(DataSource):
+    """Sealed files below a directory (option ``path``), of any number of proxies and namespaces."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return CaptureReader(Path(self.options["path"]))
+
+
+class _Files(InputPartition):
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = list(paths)
+
+
+class CaptureReader(DataSourceReader):
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Files in the order of their names, that is of time, put together up to a size."""
+        files = [self._root] if self._root.is_file() else sorted(self._root.rglob(SEALED))
+        partitions: list[_Files] = []
+        size = 0
+        for file in files:
+            bytes_ = file.stat().st_size
+            if not partitions or size + bytes_ > PARTITION_BYTES:
+                partitions.append(_Files(()))
+                size = 0
+            partitions[-1].paths.append(str(file))
+            size += bytes_
+        return partitions or [_Files(())]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, _Files)
+        for path in partition.paths:
+            yield from read_file(Path(path))
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to a session."""
+    spark.dataSource.register(CaptureSource)

@@ -1,0 +1,163 @@
+"""Captured traffic of real clients on real brokers: what is in the files, what never is, what happens to a writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from confluent_kafka import KafkaException
+from support.kafka import unique
+from support.links import Side, until
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import ProxyProcess
+from isthmus_plugins.capture.writer import SEALED
+from isthmus_spark.blocks import read_file
+
+pytestmark = pytest.mark.brokers
+
+SECRET = b"a record's contents"
+
+
+class Setup(NamedTuple):
+    side: Side
+    directory: Path
+    prefix: str
+
+    def enable(self, *settings: str) -> None:
+        more = [each for setting in ("roll_s=1", *settings) for each in ("--set", setting)]
+        self.side.proxy.cli("namespace", "create", self.prefix)
+        self.side.proxy.cli("plugin", "enable", "capture", "--namespace", self.prefix, *more)
+
+    def rows(self) -> list[dict[str, Any]]:
+        files = sorted(self.directory.rglob(f"*{self.prefix}*/*{SEALED}"))
+        return [row for file in files for batch in read_file(file) for row in batch.to_pylist()]
+
+    def metric(self, name: str) -> float:
+        text = httpx.get(f"{self.side.proxy.url}/metrics", timeout=10, trust_env=False).text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Path]]:
+    data = tmp_path_factory.mktemp("data")
+    extra = {"plugins": {"enabled": ["reservation", "replication", "capture"]}, "data": {"directory": str(data)}}
+    with ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=extra) as proxy:
+        yield Side(kafka, [proxy]), data / "capture"
+
+
+@pytest.fixture
+def setup(proxy: tuple[Side, Path]) -> Iterator[Setup]:
+    side, directory = proxy
+    setup = Setup(side, directory, unique("captured-") + "-")
+    yield setup
+    if any(each["prefix"] == setup.prefix for each in side.proxy.cli("plugin", "list")["enabled"]):
+        side.proxy.cli("plugin", "disable", "capture", "--namespace", setup.prefix)
+
+
+def test_what_clients_did_is_in_the_files_and_contents_are_not(setup: Setup) -> None:
+    topic, other = setup.prefix + "t", unique("other-")
+    for name in (topic, other):
+        setup.side.create_topic(name, 2)
+    setup.enable()
+    for number in range(30):
+        assert setup.side.produce(topic, [SECRET] * 2, partition=number % 2, acks="all") != []
+        setup.side.produce(other, [SECRET])
+    assert sum(len(setup.side.read(topic, partition=partition)) for partition in (0, 1)) == 60
+
+    def records(rows: list[dict[str, Any]], api_key: int) -> int:
+        return sum(row["records"] for row in rows if row["api_key"] == api_key and row["records"] > 0)
+
+    def all_there() -> list[dict[str, Any]] | None:
+        rows = setup.rows()
+        # Of a large answer the first batch is looked at.
+        return rows if records(rows, 0) == 60 and records(rows, 1) > 0 else None
+
+    found: list[dict[str, Any]] = until("all is in sealed files", all_there)
+    assert {row["topic"] for row in found} == {topic}
+    for partition in (0, 1):
+        written = sorted(
+            (row["base_offset"], row["records"]) for row in produced(found) if row["partition"] == partition
+        )
+        assert [offset for offset, _ in written] == [
+            sum(count for _, count in written[:at]) for at in range(len(written))
+        ]
+    for row in produced(found):
+        assert (row["error_code"], row["batches"], row["acks"], row["namespace"]) == (0, 1, -1, setup.prefix)
+        assert row["client_id"] == "rdkafka"
+        assert "kafka" in row["software"]
+        assert row["broker_us"] > 0
+        assert (row["gate_us"], row["partial"]) == (0, 0)
+        assert row["request_bytes"] > row["batch_bytes"] > len(SECRET)
+    for file in setup.directory.rglob("*.*"):
+        assert SECRET not in file.read_bytes()
+
+
+def produced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["api_key"] == 0]
+
+
+def test_settings_change_while_traffic_goes_on(setup: Setup) -> None:
+    topic = setup.prefix + "t"
+    setup.side.create_topic(topic)
+    setup.enable("hash_clients=true", 'salt="x"')
+    setup.side.produce(topic, [b"1"])
+    until("the first one is there", lambda: len(produced(setup.rows())) == 1)
+    setup.side.proxy.cli("plugin", "configure", "capture", "--namespace", setup.prefix, "--set", "hash_clients=false")
+    setup.side.produce(topic, [b"2"])
+    until("the second one is there", lambda: len(produced(setup.rows())) == 2)
+    hashed, plain = sorted({row["client_id"] for row in produced(setup.rows())}, key=lambda each: each == "rdkafka")
+    assert (len(hashed), plain) == (16, "rdkafka")
+    setup.side.proxy.cli("plugin", "disable", "capture", "--namespace", setup.prefix)
+    setup.side.produce(topic, [b"3"])
+    assert len(produced(setup.rows())) == 2
+
+
+def test_a_refused_write_is_an_event_without_a_time_at_the_broker(setup: Setup) -> None:
+    topic = setup.prefix + "t"
+    setup.side.create_topic(topic)
+    setup.enable()
+    setup.side.proxy.cli("namespace", "alter", setup.prefix, "--reserved")
+    with pytest.raises((KafkaException, AssertionError)):
+        setup.side.produce(topic, [b"x"])
+    (row,) = until("it is there", lambda: produced(setup.rows()))[:1]
+    assert (row["error_code"], row["broker_us"], row["topic"]) == (42, -1, topic)
+
+
+def test_a_writer_that_is_killed_is_started_again_and_loses_little(setup: Setup) -> None:
+    topic = setup.prefix + "t"
+    setup.side.create_topic(topic)
+    setup.enable()
+    setup.side.produce(topic, [b"1"])
+    until("the first one is there", lambda: len(produced(setup.rows())) == 1)
+    (writer,) = writers(setup.side.proxy.pid)
+    os.kill(writer, signal.SIGKILL)
+    until("another one runs", lambda: [each for each in writers(setup.side.proxy.pid) if each != writer])
+
+    def again() -> bool:
+        setup.side.produce(topic, [b"2"])
+        return len(produced(setup.rows())) > 1
+
+    until("events come again", again)
+    versions = Counter(row["software"] is not None for row in produced(setup.rows()))
+    assert versions[True] >= 1
+
+
+def writers(parent: int) -> list[int]:
+    """Processes that write captured traffic for a proxy."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+            command = (status.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and b"isthmus_plugins.capture.writer" in command:
+            found.append(int(status.parent.name))
+    return found

@@ -1,0 +1,196 @@
+"""From what sessions note to events: paired, with what the first bytes say, and never contents."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from isthmus_plugins.api import TAP_BYTES
+from isthmus_plugins.capture.notes import HEAD, Kind, Note, unpack
+from isthmus_plugins.capture.pairing import Event, Pairing
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import BatchHeader, Compression
+from isthmus_protocol.schema import ApiKey
+
+ID = UUID(int=77)
+MS = 1_000_000
+
+
+def batch(values: int, value: bytes = b"secret", compression: int = 0) -> bytes:
+    records = [Record(number, 1, b"key", value) for number in range(values)]
+    return encode_batch(records, BatchHeader(0, 0, 0, 2, 0, compression, 0, 1, 1, 9, 3, 40, values))
+
+
+class Proxy:
+    """A session's notes, one millisecond apart."""
+
+    def __init__(self) -> None:
+        self.pairing = Pairing({ID.bytes: "by-id"}.get)
+        self.now = 0
+        self.events: list[Event] = []
+
+    def note(self, kind: int, frame: bytes = b"", key: int = 0, correlation_id: int = 5, took: int = 0) -> None:
+        self.now += MS
+        note = Note(kind, 1, self.now, took, key, correlation_id, len(frame) - 4, frame[:TAP_BYTES])
+        self.events += self.pairing.take(note)
+
+    def ask(self, api_key: int, version: int, values: dict[str, Any], correlation_id: int = 5) -> None:
+        frame = encode_request(build_request(ApiKey(api_key), version, values), correlation_id, "me")
+        self.note(Kind.REQUEST, frame, api_key << 16 | version, correlation_id, took=20_000)
+
+    def answer(
+        self, api_key: int, version: int, values: dict[str, Any], kind: int = Kind.ANSWER, correlation_id: int = 5
+    ) -> None:
+        frame = encode_response(build(schema.response_type(api_key, version), values), correlation_id)
+        self.note(kind, frame, api_key << 16 | version, correlation_id, took=30_000)
+
+
+def produced(*parts: tuple[str, int, bytes], version: int = 9, acks: int = -1) -> dict[str, Any]:
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for topic, partition, records in parts:
+        topics.setdefault(topic, []).append({"index": partition, "records": records})
+    data = [{"name": topic, "topic_id": ID, "partition_data": found} for topic, found in topics.items()]
+    known = {"topic_id"} if version >= 13 else {"name"}
+    drop = {"name", "topic_id"} - known
+    return {"acks": acks, "topic_data": [{k: v for k, v in each.items() if k not in drop} for each in data]}
+
+
+def test_a_produce_request_of_several_partitions_is_an_event_for_each() -> None:
+    proxy = Proxy()
+    proxy.note(Kind.OPENED, b"10.0.0.1:5")
+    proxy.note(Kind.PRINCIPAL, b"User:app")
+    proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(2, b"s")), ("t", 3, batch(5, b"s"))))
+    assert proxy.events == []
+    said = [{"index": 0, "base_offset": 100}, {"index": 3, "error_code": 6, "base_offset": -1}]
+    proxy.answer(ApiKey.PRODUCE, 9, {"responses": [{"name": "t", "partition_responses": said}]})
+    first, second = proxy.events
+    assert (first.topic, first.partition, first.part, first.parts, first.records, first.batches) == ("t", 0, 0, 2, 2, 1)
+    assert (second.topic, second.partition, second.part, second.records, second.batches) == ("t", 3, 1, 5, 1)
+    assert (first.error_code, first.base_offset, second.error_code, second.base_offset) == (0, 100, 6, -1)
+    assert (first.producer_id, first.producer_epoch, first.base_sequence, first.acks) == (9, 3, 40, -1)
+    assert (first.client_id, first.client_address, first.principal) == ("me", "10.0.0.1:5", "User:app")
+    assert (first.proxy_us, first.broker_us, first.gate_us, first.partial) == (50, 980, 0, 0)
+    assert first.batch_bytes == len(batch(2, b"s"))
+
+
+@pytest.mark.parametrize("version", [3, 7, 8, 9, 12, 13])
+def test_the_first_batch_of_a_large_produce_request_is_known(version: int) -> None:
+    proxy = Proxy()
+    large = batch(3, bytes(5000), Compression.NONE)
+    proxy.ask(ApiKey.PRODUCE, version, produced(("by-id", 7, large), version=version))
+    told = {"topic_id": ID} if version >= 13 else {"name": "by-id"}
+    proxy.answer(
+        ApiKey.PRODUCE, version, {"responses": [{**told, "partition_responses": [{"index": 7, "base_offset": 1}]}]}
+    )
+    (event,) = proxy.events
+    assert (event.topic, event.partition, event.records, event.batches, event.partial) == ("by-id", 7, 3, 1, 1)
+    assert (event.batch_bytes, event.producer_id, event.base_offset, event.error_code) == (len(large), 9, 1, 0)
+
+
+def test_a_topic_whose_name_is_not_known_keeps_its_id() -> None:
+    proxy = Proxy()
+    proxy.ask(
+        ApiKey.PRODUCE,
+        13,
+        {"topic_data": [{"topic_id": UUID(int=5), "partition_data": [{"index": 0, "records": batch(1)}]}]},
+    )
+    proxy.answer(ApiKey.PRODUCE, 13, {"responses": [{"topic_id": UUID(int=5), "partition_responses": [{"index": 0}]}]})
+    assert proxy.events[0].topic == UUID(int=5).bytes
+
+
+@pytest.mark.parametrize("version", [4, 5, 7, 11, 12, 17])
+@pytest.mark.parametrize("size", [10, 5000])
+def test_what_was_fetched(version: int, size: int) -> None:
+    proxy = Proxy()
+    asked = {"topic_id": ID} if version >= 13 else {"topic": "by-id"}
+    proxy.ask(ApiKey.FETCH, version, {"topics": [{**asked, "partitions": [{"partition": 2}, {"partition": 3}]}]})
+    records = batch(3, bytes(size))
+    part = {"partition_index": 2, "high_watermark": 9, "records": records, "aborted_transactions": []}
+    proxy.answer(ApiKey.FETCH, version, {"responses": [{**asked, "partitions": [part]}]})
+    (event,) = proxy.events
+    assert (event.topic, event.partition, event.records, event.batches) == ("by-id", 2, 3, 1)
+    assert (event.batch_bytes, event.error_code, event.partial) == (len(records), 0, int(size > TAP_BYTES))
+
+
+def test_an_answer_that_comes_in_pieces_is_an_event_when_its_first_bytes_are_there() -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.FETCH, 17, {})
+    part = {"partition_index": 2, "records": batch(3, bytes(5000))}
+    said = build(schema.response_type(ApiKey.FETCH, 17), {"responses": [{"topic_id": ID, "partitions": [part]}]})
+    frame, key = encode_response(said, 5), ApiKey.FETCH << 16 | 17
+    for begin, end in ((0, 60), (60, 80), (80, TAP_BYTES)):
+        assert proxy.events == []
+        kind = Kind.MORE if begin else Kind.ANSWER
+        size = 0 if begin else len(frame) - 4
+        proxy.now += MS
+        proxy.events += proxy.pairing.take(Note(kind, 1, proxy.now, 0, key, 5, size, frame[begin:end]))
+    (event,) = proxy.events
+    assert (event.topic, event.records, event.partial, event.broker_us) == ("by-id", 3, 1, 980)
+
+
+def test_an_answer_behind_a_gate_is_an_event_when_it_goes_out() -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(1))))
+    said = {"responses": [{"name": "t", "partition_responses": [{"index": 0, "base_offset": 4}]}]}
+    proxy.answer(ApiKey.PRODUCE, 9, said, Kind.GATED)
+    proxy.ask(ApiKey.HEARTBEAT, 3, {"group_id": "g"}, 6)
+    proxy.answer(ApiKey.HEARTBEAT, 3, {"error_code": 27}, correlation_id=6)
+    (heartbeat,) = proxy.events
+    assert (heartbeat.group_id, heartbeat.error_code, heartbeat.topic, heartbeat.parts) == ("g", 27, None, 1)
+    proxy.note(Kind.SENT)
+    assert (proxy.events[1].gate_us, proxy.events[1].broker_us, proxy.events[1].base_offset) == (3000, 980, 4)
+
+
+def test_what_the_proxy_answers_itself_has_no_time_at_the_broker() -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(1))))
+    said = {"responses": [{"name": "t", "partition_responses": [{"index": 0, "error_code": 42, "base_offset": -1}]}]}
+    proxy.answer(ApiKey.PRODUCE, 9, said, Kind.OWN_ANSWER)
+    assert (proxy.events[0].broker_us, proxy.events[0].error_code) == (-1, 42)
+
+
+def test_what_has_no_answer() -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(1)), acks=0))
+    assert (proxy.events[0].acks, proxy.events[0].response_bytes) == (0, -1)
+    proxy.ask(ApiKey.API_VERSIONS, 3, {"client_software_name": "lib", "client_software_version": "1.2"}, 6)
+    proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 1, batch(1))), 7)
+    proxy.note(Kind.CLOSED)
+    versions, produce = proxy.events[1:]
+    assert (versions.software, produce.software, produce.response_bytes, produce.error_code) == (
+        "lib 1.2",
+        "lib 1.2",
+        -1,
+        -1,
+    )
+
+
+def test_notes_that_were_dropped_are_counted_and_what_comes_behind_is_paired() -> None:
+    proxy = Proxy()
+    proxy.note(Kind.ANSWER, struct.pack(">ii", 4, 99), correlation_id=99)
+    proxy.ask(ApiKey.HEARTBEAT, 3, {"group_id": "lost"}, 1)
+    proxy.ask(ApiKey.HEARTBEAT, 3, {"group_id": "g"}, 2)
+    proxy.answer(ApiKey.HEARTBEAT, 3, {}, correlation_id=2)
+    assert [event.group_id for event in proxy.events] == ["g"]
+    assert proxy.pairing.unpaired == 2
+
+
+@pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.OFFSET_COMMIT, ApiKey.API_VERSIONS])
+def test_bytes_that_are_no_request_say_nothing(api_key: int) -> None:
+    proxy = Proxy()
+    head = struct.pack(">ihhih", 40, api_key, 9, 5, 2) + b"me"
+    proxy.note(Kind.REQUEST, head + b"\xff" * 28, api_key << 16 | 9)
+    proxy.note(Kind.ANSWER, struct.pack(">ii", 20, 5) + b"\xff" * 16, api_key << 16 | 9)
+    (event,) = proxy.events
+    assert (event.client_id, event.topic, event.partial) == ("me", None, 1)
+
+
+def test_notes_are_read_as_they_were_packed() -> None:
+    first = HEAD.pack(1, 2, 3, 4, 0xFFFFFFFF, -6, 7, 3) + b"abc"
+    assert list(unpack(first + first[:-1])) == [(len(first), Note(1, 2, 3, 4, 0xFFFFFFFF, -6, 7, b"abc"))]

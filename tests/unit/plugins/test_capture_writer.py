@@ -1,0 +1,177 @@
+"""Files of captured traffic: written, sealed, sampled, hashed, bounded; read back by the Spark side's own reader."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus_plugins.capture import writer as module
+from isthmus_plugins.capture.blocks import MAGIC, MAJOR, NewerFormat, whole_blocks
+from isthmus_plugins.capture.notes import HEAD, Kind
+from isthmus_plugins.capture.writer import SEALED, write
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.schema import ApiKey
+from isthmus_spark.blocks import DamagedFile, read_file
+from isthmus_spark.blocks import NewerFormat as NewerRead
+
+SECRET = b"contents of a record"
+
+
+def note(kind: int, first: bytes = b"", at: int = 0, key: int = 0, correlation_id: int = 0, size: int = 0) -> bytes:
+    return HEAD.pack(kind, 1, at, 0, key, correlation_id, size, len(first)) + first
+
+
+def settings(*namespaces: dict[str, Any]) -> bytes:
+    defaults = {"type": "topic", "sampling": 1.0, "hash_clients": False, "salt": "", "roll_bytes": 1 << 20}
+    defaults |= {"roll_s": 60.0, "keep_bytes": 1 << 30}
+    wanted = [{**defaults, "directory": f"topic={each['prefix']}", **each} for each in namespaces]
+    about = {"source": {"proxy": "p", "cluster": "c"}, "namespaces": wanted, "monotonic_ns": 0}
+    return note(Kind.SETTINGS, json.dumps({**about, "wall_ns": 1_700_000_000_000_000_000}).encode())
+
+
+def commits(topic: str, count: int = 1, begin: int = 0) -> bytes:
+    """Requests with an answer each, a millisecond apart."""
+    notes, key = b"", ApiKey.OFFSET_COMMIT << 16 | 8
+    for number in range(begin, begin + count):
+        values = {"group_id": "g", "topics": [{"name": topic, "partitions": [{"committed_metadata": SECRET.decode()}]}]}
+        asked = encode_request(build_request(ApiKey.OFFSET_COMMIT, 8, values), number, "client")
+        told = encode_response(build(schema.response_type(ApiKey.OFFSET_COMMIT, 8), {}), number)
+        notes += note(Kind.REQUEST, asked, number * 1_000_000, key, number, len(asked) - 4)
+        notes += note(Kind.ANSWER, told, number * 1_000_000 + 500_000, key, number, len(told) - 4)
+    return notes
+
+
+def written(root: Path, *chunks: bytes) -> dict[str, Any]:
+    reports: list[dict[str, Any]] = []
+    write(chunks, root, reports.append)
+    return reports[-1]
+
+
+def rows(root: Path) -> list[dict[str, Any]]:
+    files = sorted(root.rglob(f"*{SEALED}"))
+    return [row for file in files for batch in read_file(file) for row in batch.to_pylist()]
+
+
+def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
+    report = written(tmp_path, settings({"prefix": "pay-"}), commits("pay-t", 3), commits("other"))
+    assert (report["events"], report["dropped"], report["files"]) == (3, 0, 1)
+    found = rows(tmp_path)
+    assert [row["correlation_id"] for row in found] == [0, 1, 2]
+    first = found[0]
+    assert (first["topic"], first["group_id"], first["client_id"], first["api_key"]) == ("pay-t", "g", "client", 8)
+    assert (first["broker_us"], first["gate_us"], first["principal"], first["namespace"]) == (500, 0, None, "pay-")
+    assert (first["cluster"], first["proxy"]) == ("c", "p")
+    assert int(found[1]["time"].timestamp() * 1000) == 1_700_000_000_001
+    assert SECRET not in b"".join(file.read_bytes() for file in tmp_path.rglob("*.*"))
+
+
+def test_chunks_may_end_anywhere(tmp_path: Path) -> None:
+    data = settings({"prefix": "pay-"}) + commits("pay-t", 20)
+    written(tmp_path, *(data[at : at + 37] for at in range(0, len(data), 37)))
+    assert [row["correlation_id"] for row in rows(tmp_path)] == list(range(20))
+
+
+def test_the_narrowest_namespace_that_holds_a_topic_has_its_events(tmp_path: Path) -> None:
+    said = settings({"prefix": ""}, {"prefix": "pay-"})
+    written(tmp_path, said, commits("pay-t"), commits("other", begin=1))
+    assert {row["topic"]: row["namespace"] for row in rows(tmp_path)} == {"pay-t": "pay-", "other": ""}
+
+
+def test_a_part_is_sampled_and_clients_are_hashed(tmp_path: Path) -> None:
+    said = settings({"prefix": "pay-", "sampling": 0.25, "hash_clients": True, "salt": "s"})
+    written(tmp_path, said, commits("pay-t", 4000))
+    found = rows(tmp_path)
+    assert 850 < len(found) < 1150
+    (hashed,) = {row["client_id"] for row in found}
+    assert hashed != "client"
+    assert len(hashed) == 16
+
+
+def test_files_are_rolled_by_size_and_the_oldest_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_ROWS", 100)
+    monkeypatch.setattr(module, "BLOCK_S", 0.0)
+    said = settings({"prefix": "pay-", "roll_bytes": 20_000, "keep_bytes": 70_000})
+    chunks = [commits("pay-t", 100, begin) for begin in range(0, 2000, 100)]
+    written(tmp_path, said, *chunks)
+    files = sorted(tmp_path.rglob(f"*{SEALED}"))
+    assert sum(file.stat().st_size for file in files) <= 70_000 + 40_000
+    assert rows(tmp_path)[-1]["correlation_id"] == 1999
+    assert 1 < len(files) < 20
+
+
+def test_a_full_disk_drops_events_and_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = module.Output._begin
+    full = [True]
+
+    def begun(self: module.Output) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        begin(self)
+
+    monkeypatch.setattr(module.Output, "_begin", begun)
+    monkeypatch.setattr(module, "BLOCK_ROWS", 10)
+    reports: list[dict[str, Any]] = []
+
+    def chunks() -> Any:
+        yield settings({"prefix": "pay-"}) + commits("pay-t", 10)
+        full[0] = False
+        yield commits("pay-t", 10, 10)
+
+    write(chunks(), tmp_path, reports.append)
+    assert (reports[-1]["events"], reports[-1]["dropped"]) == (10, 10)
+    assert [row["correlation_id"] for row in rows(tmp_path)] == list(range(10, 20))
+
+
+def test_what_a_process_left_open_is_sealed_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    written(tmp_path, settings({"prefix": "pay-"}), commits("pay-t", 5))
+    (file,) = tmp_path.rglob(f"*{SEALED}")
+    data = file.read_bytes()
+    left = file.with_name(file.stem + "-p-0.open")
+    left.write_bytes(data + data[: len(data) // 2])
+    file.unlink()
+    written(tmp_path, settings({"prefix": "pay-"}))
+    assert len(rows(tmp_path)) == 5
+    assert not list(tmp_path.rglob("*.open"))
+
+
+def test_events_wait_for_the_names_of_topics(tmp_path: Path) -> None:
+    topic_id = bytes(range(16))
+    import uuid
+
+    data = [{"topic_id": uuid.UUID(bytes=topic_id), "partition_data": [{"index": 0, "records": b""}]}]
+    asked = encode_request(build_request(ApiKey.PRODUCE, 13, {"topic_data": data}), 1, "me")
+    told = encode_response(build(schema.response_type(ApiKey.PRODUCE, 13), {}), 1)
+    key = ApiKey.PRODUCE << 16 | 13
+    reports: list[dict[str, Any]] = []
+    chunks = [
+        settings({"prefix": "pay-"})
+        + note(Kind.REQUEST, asked, 0, key, 1, len(asked) - 4)
+        + note(Kind.ANSWER, told, 0, key, 1, len(told) - 4),
+        note(Kind.TOPIC, topic_id + b"pay-t"),
+    ]
+    write(chunks, tmp_path, reports.append)
+    assert reports[0]["unnamed"] == [topic_id.hex()]
+    assert [row["topic"] for row in rows(tmp_path)] == ["pay-t"]
+
+
+def test_damaged_and_newer_files_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, settings({"prefix": "pay-"}), commits("pay-t", 5))
+    (file,) = tmp_path.rglob(f"*{SEALED}")
+    data = bytearray(file.read_bytes())
+    damaged = tmp_path / "damaged"
+    for change in (data[:-1], data[:40] + b"x" + data[41:], b"x" + data[1:], data + b"more"):
+        damaged.write_bytes(change)
+        with pytest.raises(DamagedFile, match="damaged"):
+            list(read_file(damaged))
+    data[len(MAGIC) : len(MAGIC) + 2] = (MAJOR + 1).to_bytes(2, "big")
+    damaged.write_bytes(data)
+    with pytest.raises(NewerRead, match="upgrade"):
+        list(read_file(damaged))
+    with pytest.raises(NewerFormat, match="upgrade"):
+        list(whole_blocks(bytes(data)))
