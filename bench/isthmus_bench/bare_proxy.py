@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ssl
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from isthmus.listener import Endpoint, Gateway, Limits, Listener, raise_file_des
 from isthmus_bench.children import serve, server_tls
 from isthmus_control.control_state import ControlState
 from isthmus_plugins.api import RequestHook
+from isthmus_plugins.capture import CaptureSettings
+from isthmus_plugins.capture.recorder import Recorder
 from isthmus_plugins.reservation import ReservationPlugin
 
 
@@ -32,8 +35,24 @@ def reservation_hooks() -> list[RequestHook]:
     return list(plugin.isthmus_request_hooks())
 
 
-async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext | None) -> int:
-    """Listen on a free port, which is returned."""
+def recorder(directory: Path) -> Recorder:
+    """What captures all traffic into files."""
+
+    async def topic_name(topic_id: bytes) -> str:
+        return topic_id.hex()
+
+    context: Any = SimpleNamespace(proxy_name="bench", cluster_id="bench", topic_name=topic_name)
+    recorder = Recorder(context, directory)
+    wanted = {"type": "topic", "prefix": "", "directory": "all", **CaptureSettings().model_dump()}
+    recorder.start()
+    recorder.configure([wanted])
+    return recorder
+
+
+async def start(
+    target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext | None, captured: Path | None = None
+) -> int:
+    """Listen on a free port, which is returned. ``captured``: where captured traffic goes."""
     raise_file_descriptor_limit()
     port = 0
 
@@ -41,6 +60,8 @@ async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext 
         return b"127.0.0.1", port
 
     gateway = Gateway(compile_routes(hooks, address), Limits())
+    if captured is not None:
+        gateway.observe(recorder(captured))
     listener = Listener(gateway, 1, Endpoint("127.0.0.1", 0), lambda: [target], tls)
     await listener.start()
     await listener.accept()
@@ -53,10 +74,11 @@ def main() -> None:
     parser.add_argument("target", help="host:port of the broker")
     parser.add_argument("--certificate")
     parser.add_argument("--plugins", action="store_true", help="the default plugins")
+    parser.add_argument("--capture", type=Path, help="capture all traffic into this directory")
     chosen = parser.parse_args()
     host, _, port = chosen.target.rpartition(":")
     hooks = reservation_hooks() if chosen.plugins else []
-    serve(lambda: start(Endpoint(host, int(port)), hooks, server_tls(chosen.certificate)))
+    serve(lambda: start(Endpoint(host, int(port)), hooks, server_tls(chosen.certificate), chosen.capture))
 
 
 if __name__ == "__main__":

@@ -97,7 +97,19 @@ def passthrough(
 def tables(report: Report) -> Iterator[Table]:
     """The report as tables of text."""
     for workload in dict.fromkeys(figure.workload for figure in report.figures):
-        heads = ["path", "requests/s", "MB/s", "p50 us", "p99 us", "CPU us", "CPU ns/B", "of relay", "core", "load"]
+        heads = [
+            "path",
+            "requests/s",
+            "MB/s",
+            "p50 us",
+            "p99 us",
+            "p99.9 us",
+            "CPU us",
+            "CPU ns/B",
+            "of relay",
+            "core",
+            "load",
+        ]
         rows = [
             [figure.path, *_cells(figure.sample), number(figure.cpu_ratio, 2), *_shares(figure.sample)]
             for figure in report.figures
@@ -117,7 +129,18 @@ def tables(report: Report) -> Iterator[Table]:
         for each in report.idle
     ]
     yield "Idle connections", heads, rows
-    heads = ["path", "at rest", "process MB", "requests/s", "MB/s", "p50 us", "p99 us", "CPU us", "CPU ns/B"]
+    heads = [
+        "path",
+        "at rest",
+        "process MB",
+        "requests/s",
+        "MB/s",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "CPU us",
+        "CPU ns/B",
+    ]
     rows = [
         [each.path, str(each.connections), number(each.resident_bytes / 1e6, 1), *_cells(each.sample)]
         for each in report.carried
@@ -152,6 +175,7 @@ def _cells(sample: Sample) -> list[str]:
         number(sample.mb_per_s, 1),
         number(sample.p50_us, 0),
         number(sample.p99_us, 0),
+        number(sample.p999_us, 0),
         number(sample.cpu_us, 1),
         number(sample.cpu_ns_per_byte, 3),
     ]

@@ -325,6 +325,7 @@ def drive(load: Load, target: Target, pid: int | None) -> dict[str, Any]:
         "answer_bytes": answer_bytes,
         "p50_us": taken[len(taken) // 2] / 1000,
         "p99_us": taken[min(len(taken) - 1, len(taken) * 99 // 100)] / 1000,
+        "p999_us": taken[min(len(taken) - 1, len(taken) * 999 // 1000)] / 1000,
     }
 
 

@@ -6,6 +6,7 @@ figures are medians over the rounds, and ratios are formed within a round first.
 * ``direct``: the client at the broker; no process in between;
 * ``relay``: a bare byte relay (:mod:`isthmus_bench.relay`), the floor for any process in between;
 * ``proxy, no plugins`` and ``proxy``: ``isthmus proxy`` without plugins, and with the default ones;
+* ``proxy, capture``: with the default plugins, and all of its traffic captured (docs/capture.md);
 * the same ``+ TLS``: TLS on the client's leg, ended in the relay or proxy.
 
 CPU is that of the process in between, user and system, by the kernel's clock of it. With ``broker="kafka"`` brokers
@@ -20,7 +21,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path as FilePath
@@ -40,15 +41,20 @@ DIRECT: Final = "direct"
 RELAY: Final = "relay"
 NO_PLUGINS: Final = "proxy, no plugins"
 PROXY: Final = "proxy"
+CAPTURE: Final = "proxy, capture"
 TLS: Final = " + TLS"
 
 SMALL_RATIO_MAX: Final = 1.5
 FETCH_RATIO_MAX: Final = 1.3
+CAPTURE_CPU_US_MAX: Final = 2.0
+CAPTURE_TAIL_RATIO_MAX: Final = 1.1
 IDLE_BYTES_MAX: Final = 40 * 1024
-"""The targets: CPU against the relay's, and memory of an idle connection."""
+"""The targets: CPU against the relay's, what capture adds to the proxy's for a request with its answer and what it
+makes of the p99.9, and memory of an idle connection."""
 GIVEN_BACK_MIN: Final = 0.5
 """What part of the memory of closed connections must be back with the system; the rest serves the next ones."""
 
+CAPTURED_PREFIX: Final = "captured-"
 WARM_CONNECTIONS: Final = 20
 CLOSE_TIMEOUT_S: Final = 20.0
 FETCH_BYTES: Final = 1 << 20
@@ -145,6 +151,7 @@ class Sample:
     mb_per_s: float
     p50_us: float
     p99_us: float
+    p999_us: float
     cpu_us: float | None
     """Of the process in between, for one request and its answer."""
     cpu_ns_per_byte: float | None
@@ -163,6 +170,7 @@ class Sample:
             mb_per_s=requests * moved / seconds / 1e6,
             p50_us=said["p50_us"],
             p99_us=said["p99_us"],
+            p999_us=said["p999_us"],
             cpu_us=None if cpu is None else cpu / requests * 1e6,
             cpu_ns_per_byte=None if cpu is None else cpu / requests / moved * 1e9,
             cpu_share=None if cpu is None else cpu / seconds,
@@ -273,7 +281,7 @@ def idle_figure(path: str, connections: int, before: int, opened: int, closed: i
     )
 
 
-def verdicts_of(figures: Iterable[Figure], idle: Iterable[IdleFigure]) -> list[Verdict]:
+def verdicts_of(figures: Sequence[Figure], idle: Iterable[IdleFigure]) -> list[Verdict]:
     """The targets that apply to what was measured."""
     verdicts = []
     for figure in figures:
@@ -287,6 +295,7 @@ def verdicts_of(figures: Iterable[Figure], idle: Iterable[IdleFigure]) -> list[V
             continue
         name = f"CPU against the relay's: {figure.workload}"
         verdicts.append(Verdict(name, limit, figure.cpu_ratio, figure.cpu_ratio <= limit))
+    verdicts += capture_verdicts(figures)
     for each in idle:
         if each.path == PROXY:
             fits = each.bytes_each <= IDLE_BYTES_MAX
@@ -294,6 +303,20 @@ def verdicts_of(figures: Iterable[Figure], idle: Iterable[IdleFigure]) -> list[V
             back = each.given_back >= GIVEN_BACK_MIN
             verdicts.append(Verdict("part given back when it closes", GIVEN_BACK_MIN, each.given_back, back))
     return verdicts
+
+
+def capture_verdicts(figures: Sequence[Figure]) -> Iterator[Verdict]:
+    """What capture costs a small request with its answer: one event."""
+    samples = {(figure.workload, figure.path): figure.sample for figure in figures}
+    for workload in SMALL:
+        off, on = samples.get((workload, PROXY)), samples.get((workload, CAPTURE))
+        if off is None or on is None or off.cpu_us is None or on.cpu_us is None:
+            continue
+        added, tail = on.cpu_us - off.cpu_us, on.p999_us / off.p999_us
+        name = f"capture: CPU us added: {workload}"
+        yield Verdict(name, CAPTURE_CPU_US_MAX, added, added <= CAPTURE_CPU_US_MAX)
+        name = f"capture: p99.9 against without: {workload}"
+        yield Verdict(name, CAPTURE_TAIL_RATIO_MAX, tail, tail <= CAPTURE_TAIL_RATIO_MAX)
 
 
 # ---- what is measured ----
@@ -310,7 +333,7 @@ def run(plan: Plan, say: Say) -> Report:
             broker = f"Kafka {plan.version}, a broker for each proxy"
         else:
             say("starting a broker of canned answers, relays and proxies")
-            paths = _canned_paths(stack, certificate, ca_file)
+            paths = _canned_paths(stack, directory, certificate, ca_file)
             broker = "canned answers; proxies are listeners and sessions alone"
         load = stack.enter_context(Child("isthmus_bench.load"))
         between = [path for path in paths if path.pid is not None]
@@ -396,7 +419,7 @@ def _certificate(directory: FilePath) -> tuple[str, str]:
     return str(authority.issue("proxy")), str(authority.ca_file)
 
 
-def _canned_paths(stack: ExitStack, certificate: str | None, ca_file: str | None) -> list[Path]:
+def _canned_paths(stack: ExitStack, directory: FilePath, certificate: str | None, ca_file: str | None) -> list[Path]:
     topic = "bench"
     broker = stack.enter_context(Child("isthmus_bench.canned_broker", topic))
     address = f"127.0.0.1:{broker.port}"
@@ -404,11 +427,14 @@ def _canned_paths(stack: ExitStack, certificate: str | None, ca_file: str | None
         RELAY: ("isthmus_bench.relay", ()),
         NO_PLUGINS: ("isthmus_bench.bare_proxy", ()),
         PROXY: ("isthmus_bench.bare_proxy", ("--plugins",)),
+        CAPTURE: ("isthmus_bench.bare_proxy", ("--plugins", "--capture", str(directory))),
     }
     paths = [Path(DIRECT, Target("127.0.0.1", broker.port, topic), None, topic)]
     for tls in (None, certificate) if certificate else (None,):
         more = ("--certificate", tls) if tls else ()
         for name, (module, arguments) in kinds.items():
+            if tls and name == CAPTURE:
+                continue
             child = stack.enter_context(Child(module, address, *arguments, *more))
             target = Target("127.0.0.1", child.port, topic, ca_file if tls else None)
             paths.append(Path(name + TLS if tls else name, target, child.pid, topic))
@@ -424,6 +450,8 @@ def _real_paths(
         suffix = TLS if tls else ""
         proxied.append((PROXY + suffix, listener))
         proxied.append((NO_PLUGINS + suffix, {**listener, "plugins": {"enabled": []}}))
+    plugins = {"enabled": ["reservation", "replication", "capture"]}
+    proxied.insert(1, (CAPTURE, {"plugins": plugins, "data": {"directory": str(directory / "captured")}}))
     cluster = stack.enter_context(
         KafkaCluster(
             name="bench",
@@ -435,7 +463,10 @@ def _real_paths(
         )
     )
     addresses = cluster.addresses()
-    topics = {broker_id: (f"bench-produce-{broker_id}", f"bench-fetch-{broker_id}") for broker_id in addresses}
+    topics = {}
+    for broker_id in addresses:
+        prefix = CAPTURED_PREFIX if proxied[broker_id - 1][0] == CAPTURE else "bench-"
+        topics[broker_id] = f"{prefix}produce-{broker_id}", f"{prefix}fetch-{broker_id}"
     _make_topics(cluster, topics)
     first_host, first_port = addresses[1]
     produce_topic, fetch_topic = topics[1]
@@ -458,6 +489,9 @@ def _real_paths(
                     extra=extra,
                 )
             )
+            if name == CAPTURE:  # not waited for: the proxies without plugins would never act on it
+                proxy.cli("namespace", "create", CAPTURED_PREFIX)
+                proxy.cli("plugin", "enable", "capture", "--namespace", CAPTURED_PREFIX, "--no-wait")
             host, _, port = proxy.bootstrap.rpartition(":")
             target = Target(host, int(port), topics[broker_id][0], authority)
             paths.append(Path(name, target, proxy.pid, topics[broker_id][1]))

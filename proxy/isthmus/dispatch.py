@@ -82,6 +82,7 @@ class Route:
         "decoded",
         "head_end",
         "is_write",
+        "key",
         "looked_at",
         "on_request",
         "on_response",
@@ -96,6 +97,7 @@ class Route:
     def __init__(self, api_key: int, version: int, broker_time: Histogram, proxy_time: Histogram) -> None:
         self.api_key = api_key
         self.version = version
+        self.key = route_key(api_key, version)
         self.api = ApiKey(api_key).name.lower()
         self.is_write = api_key in WRITES
         self.acks: Locator | None = None

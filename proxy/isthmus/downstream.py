@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from isthmus.dispatch import PROXY_TIME_EACH, route_key
+from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus.gated_answers import GatedAnswers
 from isthmus.peer import WRITE_HIGH_WATER_BYTES, Peer
 from isthmus.session import SERVING, SessionState
@@ -384,8 +384,7 @@ class Downstream(Peer):
 
     def _note(self, route: Route, correlation_id: int, arrived: float, frame: bytes, size: int) -> None:
         assert route.tap is not None
-        key = route_key(route.api_key, route.version)
-        route.tap.request(self._session_id, arrived, key, correlation_id, size, frame)
+        route.tap.request(self._session_id, arrived, route.key, correlation_id, size, frame)
 
     def _nothing_known(self) -> tuple[int, Leave, tuple[bytes, ...], int, Route]:
         return -1, _NO_LEAVE, (), 0, self._gateway.fence_route

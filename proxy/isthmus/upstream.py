@@ -7,7 +7,7 @@ import struct
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from isthmus.dispatch import PROXY_TIME_EACH, route_key
+from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus.peer import Peer
 from isthmus.session import NO_ACKS0, SERVING, Pending, Session, SessionState
 from isthmus_plugins.api import TAP_BYTES, Gate
@@ -25,11 +25,21 @@ ANSWER, OWN_ANSWER, GATED, MORE = 2, 3, 9, 11
 class Upstream(Peer):
     """The connection to the broker: answers arrive here."""
 
-    __slots__ = ("_downstream", "_frame_bytes_max", "_gateway", "_opaque", "_pending", "_stream", "_tapped")
+    __slots__ = (
+        "_downstream",
+        "_frame_bytes_max",
+        "_gateway",
+        "_opaque",
+        "_pending",
+        "_session_id",
+        "_stream",
+        "_tapped",
+    )
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
+        self._session_id = session.client.session_id
         self._gateway = session.gateway
         self._frame_bytes_max = session.gateway.frame_bytes_max
         self._downstream = session.downstream
@@ -182,8 +192,12 @@ class Upstream(Peer):
                 send(self._streamed(data[position:] if position else data))
                 start = end = available
                 pending.popleft()
-            if of.tap is not None and own is None and not gated:
-                self._note(of, ANSWER, correlation_id, arrived, size, data[position : min(end, position + TAP_BYTES)])
+            tap = of.tap
+            if tap is not None and own is None and not gated:
+                first = data if end - position == available else data[position : min(end, position + TAP_BYTES)]
+                tap.answer(ANSWER, self._session_id, arrived, of.key, correlation_id, size, first)
+                if len(first) < size + 4 and len(first) < TAP_BYTES:
+                    self._tapped = of, correlation_id, min(size + 4, TAP_BYTES) - len(first)
             position = end
             route = of
             route.broker_time.observe(arrived - forwarded)
@@ -211,13 +225,8 @@ class Upstream(Peer):
             route.proxy_time.observe(monotonic() - arrived)
 
     def _note(self, of: Route, kind: int, correlation_id: int, arrived: float, size: int, first: bytes) -> None:
-        tap = of.tap
-        assert tap is not None
-        key = route_key(of.api_key, of.version)
-        tap.answer(kind, self.session.client.session_id, arrived, key, correlation_id, size, first)
-        missing = min(size + 4, TAP_BYTES) - len(first)
-        if missing > 0:
-            self._tapped = of, correlation_id, missing
+        assert of.tap is not None
+        of.tap.answer(kind, self._session_id, arrived, of.key, correlation_id, size, first)
 
     def _note_more(self, data: bytes) -> None:
         """Brokers send what is before records first, and then the records."""
@@ -225,8 +234,7 @@ class Upstream(Peer):
         of, correlation_id, missing = self._tapped
         self._tapped = None
         if of.tap is not None:
-            key, session_id = route_key(of.api_key, of.version), self.session.client.session_id
-            of.tap.answer(MORE, session_id, monotonic(), key, correlation_id, 0, data[:missing])
+            of.tap.answer(MORE, self._session_id, monotonic(), of.key, correlation_id, 0, data[:missing])
             if len(data) < missing:
                 self._tapped = of, correlation_id, missing - len(data)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -85,14 +85,14 @@ class Block:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def text(self, field: str, text: str | None) -> int:
+    def text(self, field: str, text: Any) -> int:
         """The number that stands for a text in a field."""
         if text is None:
             return -1
         table = self._tables[field]
         return table.setdefault(text, len(table))
 
-    def add(self, *values: int) -> None:
+    def add(self, values: Sequence[Any]) -> None:
         """Add a row: the values of :data:`FIELDS`, in their order."""
         self._rows.append(ROW.pack(*values))
 

@@ -1,6 +1,6 @@
 """What a proxy's sessions note of traffic, for the process that makes events of it (see docs/adr/0010).
 
-    note      kind (1) | session (4) | time (8: monotonic ns) | what the proxy took then (8: ns)
+    note      kind (1) | session (4) | time (8: monotonic s, a double) | when it was noted (8: the same)
               | API key and version (4) | correlation id (4) | size (4) | length of what follows (2)
               | first bytes of the frame
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-HEAD: Final = struct.Struct(">BIqqIiiH")
+HEAD: Final = struct.Struct(">BIddIiiH")
 
 
 class Kind(IntEnum):
@@ -55,9 +55,10 @@ def unpack(data: bytes) -> Iterator[tuple[int, Note]]:
     """(Where it ends, note) of each whole note."""
     position = 0
     while position + HEAD.size <= len(data):
-        kind, session, at_ns, took_ns, key, correlation_id, size, length = HEAD.unpack_from(data, position)
+        kind, session, at, noted, key, correlation_id, size, length = HEAD.unpack_from(data, position)
         end = position + HEAD.size + length
         if end > len(data):
             return
+        at_ns, took_ns = int(at * 1e9), int((noted - at) * 1e9)
         yield end, Note(kind, session, at_ns, took_ns, key, correlation_id, size, data[position + HEAD.size : end])
         position = end

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic, time_ns
 from typing import Any, Final
 
-from isthmus_plugins.api import TAP_BYTES, BrokerUnavailable, PluginContext
+from isthmus_plugins.api import TAP_BYTES, BrokerUnavailable, KafkaRefused, PluginContext
 from isthmus_plugins.capture.notes import HEAD, Kind
 from isthmus_plugins.tasks import Tasks
 
@@ -31,6 +31,7 @@ RESTART_S: Final = 1.0
 STOP_S: Final = 10.0
 
 _pack: Final = HEAD.pack
+_REQUEST: Final = int(Kind.REQUEST)
 
 
 class Recorder:
@@ -106,7 +107,7 @@ class Recorder:
         for topic_id in topic_ids:
             try:
                 name = await self._context.topic_name(topic_id)
-            except BrokerUnavailable as error:
+            except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("topic id not resolved", extra={"detail": str(error)})
                 return
             if name is not None:
@@ -135,8 +136,7 @@ class Recorder:
         """A request was forwarded that had arrived at ``at``. ``first``: its first bytes, at least so many."""
         pieces = self._pieces
         first = first[:TAP_BYTES]
-        took = int((monotonic() - at) * 1e9)
-        pieces.append(_pack(Kind.REQUEST, session, int(at * 1e9), took, key, correlation_id, size, len(first)))
+        pieces.append(_pack(_REQUEST, session, at, monotonic(), key, correlation_id, size, len(first)))
         pieces.append(first)
         if len(pieces) > FLUSH_PIECES:
             self._flush()
@@ -147,24 +147,24 @@ class Recorder:
         """An answer has come, or was made here. ``kind``: ANSWER, GATED or OWN_ANSWER."""
         pieces = self._pieces
         first = first[:TAP_BYTES]
-        took = int((monotonic() - at) * 1e9)
-        pieces.append(_pack(kind, session, int(at * 1e9), took, key, correlation_id, size, len(first)))
+        pieces.append(_pack(kind, session, at, monotonic(), key, correlation_id, size, len(first)))
         pieces.append(first)
         if len(pieces) > FLUSH_PIECES:
             self._flush()
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that had waited at a gate goes out."""
-        self._pieces += (_pack(Kind.SENT, session, int(monotonic() * 1e9), 0, 0, correlation_id, 0, 0), b"")
+        now = monotonic()
+        self._pieces += (_pack(Kind.SENT, session, now, now, 0, correlation_id, 0, 0), b"")
 
     # ---- connections ----
 
     def opened(self, session: int, address: str, broker_id: int) -> None:
         text = address.encode()
-        note = _pack(Kind.OPENED, session, int(monotonic() * 1e9), 0, 0, 0, broker_id, len(text)) + text
+        note = _pack(Kind.OPENED, session, 0.0, 0.0, 0, 0, broker_id, len(text)) + text
         self._known[session] = note
         self._pieces += (note, b"")
 
     def closed(self, session: int) -> None:
         self._known.pop(session, None)
-        self._pieces += (_pack(Kind.CLOSED, session, int(monotonic() * 1e9), 0, 0, 0, 0, 0), b"")
+        self._pieces += (_pack(Kind.CLOSED, session, 0.0, 0.0, 0, 0, 0, 0), b"")

@@ -6,6 +6,7 @@ second it says on its standard output how much it has written and dropped, and w
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -34,6 +35,8 @@ IDLE_S: Final = 0.25
 """Without notes, how often is looked at what is to be written."""
 UNNAMED_S: Final = 5.0
 """How long events wait for the name of a topic of which they have the id."""
+HASHED: Final = frozenset(("client_id", "principal", "client_address"))
+_TEXTS_AT: Final = tuple((name, at) for at, (name, _) in enumerate(FIELDS) if name in TEXTS)
 OPEN: Final = ".open"
 SEALED: Final = ".capture"
 
@@ -90,24 +93,21 @@ class Output:
         self.block = Block(self.source)
 
     def add(self, event: Event, wall_us: int) -> None:
-        values: list[Any] = []
-        if not len(self.block):
+        block, values = self.block, list(event)
+        if not len(block):
             self.block_at = monotonic()
-        for (name, _), value in zip(FIELDS, event, strict=True):
-            if name == "time_us":
-                values.append(wall_us)
-            elif name in TEXTS:
-                values.append(self.block.text(name, self._told(name, value)))
-            else:
-                values.append(value)
-        self.block.add(*values)
-        if len(self.block) >= BLOCK_ROWS:
+        values[0] = wall_us
+        for name, at in _TEXTS_AT:
+            text = event[at]
+            if text is not None and self.wanted.hash_clients and name in HASHED:
+                text = self._hashed(str(text))
+            values[at] = block.text(name, text)
+        block.add(values)
+        if len(block) >= BLOCK_ROWS:
             self.write()
 
-    def _told(self, name: str, text: Any) -> str | None:
-        if text is None or not self.wanted.hash_clients or name not in ("client_id", "principal", "client_address"):
-            return None if text is None else str(text)
-        return blake2b(str(text).encode(), key=self.wanted.salt.encode()[:64], digest_size=8).hexdigest()
+    def _hashed(self, text: str) -> str:
+        return blake2b(text.encode(), key=self.wanted.salt.encode()[:64], digest_size=8).hexdigest()
 
     def write(self) -> None:
         """Write what there is. What cannot be written is dropped."""
@@ -313,7 +313,8 @@ def write(notes: Iterable[bytes], root: Path, report: Any) -> None:
 
 
 def main() -> None:
-    os.nice(10)
+    with contextlib.suppress(OSError):  # it runs when nobody else wants to, so that no session waits for it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     root = Path(sys.argv[1])
 
     def chunks() -> Iterable[bytes]:

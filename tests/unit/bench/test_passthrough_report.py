@@ -34,7 +34,7 @@ MB = 1_000_000
 
 def sample(cpu_us: float | None, requests_per_s: float = 1000.0) -> Sample:
     share = None if cpu_us is None else 0.5
-    return Sample(requests_per_s, 1.0, 50.0, 99.0, cpu_us, None if cpu_us is None else 0.1, share, 0.2)
+    return Sample(requests_per_s, 1.0, 50.0, 99.0, 150.0, cpu_us, None if cpu_us is None else 0.1, share, 0.2)
 
 
 def test_a_sample_is_made_of_what_the_load_generator_says() -> None:
@@ -47,9 +47,10 @@ def test_a_sample_is_made_of_what_the_load_generator_says() -> None:
         "answer_bytes": 50,
         "p50_us": 10.0,
         "p99_us": 20.0,
+        "p999_us": 30.0,
     }
     got = Sample.of(said)
-    assert got == Sample(500.0, 0.125, 10.0, 20.0, pytest.approx(50.0), pytest.approx(200.0), 0.025, 0.25)
+    assert got == Sample(500.0, 0.125, 10.0, 20.0, 30.0, pytest.approx(50.0), pytest.approx(200.0), 0.025, 0.25)
     assert Sample.of({**said, "cpu_seconds": None}).cpu_us is None
 
 
@@ -123,7 +124,7 @@ def test_tables_show_every_figure_and_what_is_missing() -> None:
     report = Report("canned", "a machine", 3, 0.5, figures, idle, carried, verdicts_of(figures, idle))
     lines = list(table_lines(report))
     row = next(line.split() for line in lines if line.startswith("proxy") and "12.3" in line)
-    assert row[1:] == ["1,000", "1.0", "50", "99", "12.3", "0.100", "1.33", "50%", "20%"]
+    assert row[1:] == ["1,000", "1.0", "50", "99", "150", "12.3", "0.100", "1.33", "50%", "20%"]
     assert any(line.startswith("direct") and " - " in line for line in lines)
     assert any("5000" in line and "100.0" in line for line in lines)
     assert any("4.0" in line and "50%" in line for line in lines)

@@ -192,5 +192,6 @@ def test_bytes_that_are_no_request_say_nothing(api_key: int) -> None:
 
 
 def test_notes_are_read_as_they_were_packed() -> None:
-    first = HEAD.pack(1, 2, 3, 4, 0xFFFFFFFF, -6, 7, 3) + b"abc"
-    assert list(unpack(first + first[:-1])) == [(len(first), Note(1, 2, 3, 4, 0xFFFFFFFF, -6, 7, b"abc"))]
+    first = HEAD.pack(1, 2, 3.0, 3.5, 0xFFFFFFFF, -6, 7, 3) + b"abc"
+    note = Note(1, 2, 3_000_000_000, 500_000_000, 0xFFFFFFFF, -6, 7, b"abc")
+    assert list(unpack(first + first[:-1])) == [(len(first), note)]

@@ -24,7 +24,7 @@ SECRET = b"contents of a record"
 
 
 def note(kind: int, first: bytes = b"", at: int = 0, key: int = 0, correlation_id: int = 0, size: int = 0) -> bytes:
-    return HEAD.pack(kind, 1, at, 0, key, correlation_id, size, len(first)) + first
+    return HEAD.pack(kind, 1, at / 1e9, at / 1e9, key, correlation_id, size, len(first)) + first
 
 
 def settings(*namespaces: dict[str, Any]) -> bytes:
