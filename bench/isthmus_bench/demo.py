@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -31,6 +33,8 @@ NAMESPACE: Final = "orders-"
 TOPIC: Final = "orders-clicks"
 LINK: Final = "a-to-b"
 PARTITIONS: Final = 3
+DEFAULT_REPORT: Final = Path("demo-report.html")
+REPORT_TIMEOUT_S: Final = 180.0
 KEPT: Final = "demo"
 """The folder in the cache where a demo that is kept lives."""
 
@@ -44,6 +48,9 @@ def demo(
     version: Annotated[str, typer.Option("--version", help="Kafka's version.")] = DEFAULT_VERSION,
     keep: Annotated[bool, typer.Option("--keep", help="Leave clusters and proxies up, to try by hand.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop what an earlier --keep left up.")] = False,
+    report: Annotated[
+        Path, typer.Option("--report", help="Where the report of the demo's own traffic goes.")
+    ] = DEFAULT_REPORT,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Copy a topic from one Kafka cluster to another through two proxies, and prove it equal."""
@@ -58,7 +65,7 @@ def demo(
         with ExitStack() as stack:
             directory = home if keep else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-demo-")))
             directory.mkdir(parents=True, exist_ok=True)
-            result = Demo(stack, say, directory, records, brokers, version, keep).run()
+            result = Demo(stack, say, directory, records, brokers, version, keep, report).run()
             if keep:
                 stack.pop_all()
     except (EmbeddedKafkaError, ProxyFailed) as error:
@@ -101,7 +108,15 @@ class Demo:
     """One run. ``stack`` ends what it starts."""
 
     def __init__(
-        self, stack: ExitStack, say: _Say, directory: Path, records: int, brokers: int, version: str, keep: bool
+        self,
+        stack: ExitStack,
+        say: _Say,
+        directory: Path,
+        records: int,
+        brokers: int,
+        version: str,
+        keep: bool,
+        report: Path,
     ) -> None:
         self._stack = stack
         self._say = say
@@ -110,6 +125,8 @@ class Demo:
         self._brokers = brokers
         self._version = version
         self._keep = keep
+        self._report = report
+        self._captured = directory / "captured"
 
     def run(self) -> dict[str, Any]:
         """Tell the whole story. Returns what was found out."""
@@ -143,6 +160,10 @@ class Demo:
             f"isthmus link attach {LINK} --local {NAMESPACE} --remote {NAMESPACE} --role leader --url {proxy_a.url}"
         )
 
+        for proxy in (proxy_a, proxy_b):
+            proxy.cli("plugin", "enable", "capture", "--namespace", NAMESPACE)
+        say.line(f"isthmus plugin enable capture --namespace {NAMESPACE}   (on both: what clients do is recorded)")
+
         say.step(f"A topic {TOPIC!r} on A, and {self._records:,} records produced to it through A's proxy")
         produced_s = asyncio.run(self._produce(proxy_a.bootstrap))
         say.line(f"{self._records:,} acked in {produced_s:.1f} s")
@@ -170,6 +191,16 @@ class Demo:
             f"verified {'EQUAL' if report['equal'] else 'NOT EQUAL'}; link {link['state']}; lag in offsets: {lags}"
         )
 
+        say.step("A report of the traffic that was captured meanwhile, made by Spark")
+        latencies = self._make_report((proxy_a, proxy_b))
+        for row in latencies:
+            if row["dimension"] == "proxy" and row["api"] in ("Produce", "Fetch"):
+                say.line(
+                    f"{row['value']}: {row['requests']:,} {row['api']} requests, "
+                    f"p50 {row['p50_us'] / 1000:.2f} ms, p99 {row['p99_us'] / 1000:.2f} ms"
+                )
+        say.line(f"{self._report.resolve()}" if latencies else "not made: it needs the extra `spark`")
+
         say.step("To try by hand" + ("" if self._keep else " (with --keep, which leaves all this up)"))
         say.line(f"isthmus status --url {proxy_a.url}")
         say.line(f"isthmus status --url {proxy_b.url}")
@@ -183,6 +214,7 @@ class Demo:
             "records_produced": self._records,
             "records_consumed": consumed["records"],
             "lag": lags,
+            "report": str(self._report.resolve()) if latencies else None,
             "clusters": {each.spec.name: each.bootstrap_servers for each in (a, b)},
             "proxies": {each.name: {"bootstrap": each.bootstrap, "url": each.url} for each in (proxy_a, proxy_b)},
         }
@@ -200,9 +232,40 @@ class Demo:
         return cluster
 
     def _proxy(self, name: str, cluster: KafkaCluster) -> ProxyProcess:
-        proxy = ProxyProcess(cluster.bootstrap_servers, name=name, directory=self._directory, background=self._keep)
+        proxy = ProxyProcess(
+            cluster.bootstrap_servers,
+            name=name,
+            directory=self._directory,
+            background=self._keep,
+            extra={
+                "plugins": {"enabled": ["reservation", "replication", "capture"]},
+                "data": {"directory": str(self._captured / name)},
+            },
+        )
         self._stack.callback(proxy.close)
         return proxy
+
+    def _make_report(self, proxies: Iterable[ProxyProcess]) -> list[dict[str, Any]]:
+        """Have the captured files sealed, and the job run over them. Returns its result; nothing without Spark."""
+        if find_spec("pyarrow") is None or find_spec("pyspark") is None:
+            return []
+        for proxy in proxies:
+            proxy.cli("plugin", "disable", "capture", "--namespace", NAMESPACE)
+        deadline = time.monotonic() + REPORT_TIMEOUT_S
+        while list(self._captured.rglob("*.open")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        command = [sys.executable, "-m", "isthmus", "spark", "latency", str(self._captured), "-o", "json"]
+        done = subprocess.run(
+            [*command, "--report", str(self._report)],
+            capture_output=True,
+            text=True,
+            timeout=REPORT_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            raise ProxyFailed(f"the report was not made: {done.stderr}")
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+        return rows
 
     async def _produce(self, bootstrap: str) -> float:
         admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
