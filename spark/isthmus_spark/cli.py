@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from isthmus_spark.report import Report
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -16,50 +23,191 @@ app = typer.Typer(
     help="Jobs over captured traffic. They need the extra `spark` (pip install isthmus[spark]) and Java 17.",
 )
 
-EXAMPLES: Final = "\b\nExample:\n  isthmus spark latency /var/lib/isthmus/capture --report latency.html\n"
-CaptureArgument = Annotated[Path, typer.Argument(help="The directory with captured traffic.", exists=True)]
+CaptureArgument = Annotated[
+    Path, typer.Argument(help="The directory with captured traffic, of any number of proxies.", exists=True)
+]
 ReportOption = Annotated[Path | None, typer.Option("--report", help="Write a page, and Parquet beside it.")]
 MasterOption = Annotated[str | None, typer.Option("--master", help="Spark's master (default: this machine's cores).")]
 OutputOption = Annotated[str, typer.Option("-o", "--output", help="How to print the result: table or json.")]
+EXIT_CODES: Final = "\b\nExit codes:\n  0  done\n  1  failed, or there are findings (--check)\n  2  wrong usage\n"
+CheckOption = Annotated[bool, typer.Option("--check", help="Exit with 1 if there are findings.")]
+
+Rows = list[dict[str, Any]]
 
 
-@app.callback()
-def _root() -> None:
-    pass
+def _example(job: str) -> str:
+    return f"\b\nExample:\n  isthmus spark {job} /var/lib/isthmus/capture --report {job}.html\n\n{EXIT_CODES}"
 
 
-@app.command(epilog=EXAMPLES)
+@app.command(epilog=_example("latency"))
 def latency(
     capture: CaptureArgument, report: ReportOption = None, master: MasterOption = None, output: OutputOption = "table"
 ) -> None:
     """How long requests took, by API, client, namespace and proxy, and where the time went."""
     from isthmus_spark.jobs import latency as job
     from isthmus_spark.reports import latency_report
+
+    def result(events: DataFrame) -> DataFrame:
+        return job.latency(events).orderBy("dimension", "value", "api")
+
+    _run("latency", capture, result, latency_report, report, master, output, _latency_lines)
+
+
+@app.command(epilog=_example("rejections"))
+def rejections(
+    capture: CaptureArgument,
+    report: ReportOption = None,
+    master: MasterOption = None,
+    output: OutputOption = "table",
+    check: CheckOption = False,
+) -> None:
+    """Who was refused what: writes to follower topics and reserved namespaces, missing access, fenced producers."""
+    from isthmus_spark.jobs import rejections as job
+    from isthmus_spark.reports import rejections_report
+
+    found = _run("rejections", capture, job.rejections, rejections_report, report, master, output, _lines)
+    raise typer.Exit(int(check and bool(found)))
+
+
+@app.command(epilog=_example("hot"))
+def hot(
+    capture: CaptureArgument,
+    report: ReportOption = None,
+    master: MasterOption = None,
+    output: OutputOption = "table",
+    check: CheckOption = False,
+) -> None:
+    """Where load is uneven or wasteful: hot partitions, small batches, connection churn, retries."""
+    from isthmus_spark.jobs import hot as job
+    from isthmus_spark.reports import hot_report
+
+    found = _run("hot", capture, job.hot, hot_report, report, master, output, _lines)
+    raise typer.Exit(int(check and bool(found)))
+
+
+@app.command("exactly-once", epilog=_example("exactly-once"))
+def exactly_once(
+    capture: CaptureArgument,
+    report: ReportOption = None,
+    master: MasterOption = None,
+    output: OutputOption = "table",
+    check: CheckOption = False,
+) -> None:
+    """Batches of idempotent and transactional producers that are stored twice, or out of order."""
+    from isthmus_spark.jobs import exactly_once as job
+    from isthmus_spark.reports import exactly_once_report
+
+    found = _run("exactly-once", capture, job.exactly_once, exactly_once_report, report, master, output, _lines)
+    raise typer.Exit(int(check and bool(found)))
+
+
+report_app = typer.Typer(rich_markup_mode=None)
+
+
+@report_app.command(epilog="\b\nExample:\n  isthmus report /var/lib/isthmus/capture --to reports\n\n" + EXIT_CODES)
+def report(
+    capture: CaptureArgument,
+    to: Annotated[Path, typer.Option("--to", help="The directory that the reports are written into.")],
+    master: MasterOption = None,
+) -> None:
+    """Make all reports of captured traffic: one page each, data beside them as Parquet."""
+    from isthmus_spark import reports
+    from isthmus_spark.jobs import exactly_once, hot, rejections
+    from isthmus_spark.jobs import latency as latency_job
+
+    jobs: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[Rows, Mapping[str, str]], Report]]] = {
+        "latency": (latency_job.latency, reports.latency_report),
+        "rejections": (rejections.rejections, reports.rejections_report),
+        "hot": (hot.hot, reports.hot_report),
+        "exactly-once": (exactly_once.exactly_once, reports.exactly_once_report),
+    }
+    with _spark("report", capture, master) as spark:
+        events = _events(spark, capture)
+        for name, (job, page) in jobs.items():
+            rows = _made(spark, capture, job(events), page, to / f"{name}.html")
+            typer.echo(f"{to / name}.html  {len(rows)} rows")
+
+
+def _run(
+    name: str,
+    capture: Path,
+    job: Callable[[DataFrame], DataFrame],
+    page: Callable[[Rows, Mapping[str, str]], Report],
+    report: Path | None,
+    master: str | None,
+    output: str,
+    lines: Callable[[Rows], Iterator[str]],
+) -> Rows:
+    with _spark(name, capture, master) as spark:
+        rows = _made(spark, capture, job(_events(spark, capture)), page, report)
+    if output == "json":
+        typer.echo(json.dumps(rows, indent=2, default=str))
+    else:
+        for line in lines(rows):
+            typer.echo(line)
+    return rows
+
+
+@contextmanager
+def _spark(name: str, capture: Path, master: str | None) -> Iterator[SparkSession]:
     from isthmus_spark.session import session
-    from isthmus_spark.source import FORMAT
 
     began = time.monotonic()
     _say(f"starting Spark, reading {capture}")
-    spark = session("isthmus-latency", master)
+    spark = session(f"isthmus-{name}", master)
     try:
-        events = spark.read.format(FORMAT).load(str(capture))
-        result = job.latency(events).orderBy("dimension", "value", "api").cache()
-        rows: list[dict[str, Any]] = [row.asDict() for row in result.collect()]
-        if report is not None:
-            latency_report(rows, {"capture": str(capture), "Spark": spark.version}).write(report)
-            result.coalesce(1).write.mode("overwrite").parquet(str(report.with_suffix(".parquet")))
+        yield spark
     finally:
         spark.stop()
-    requests = sum(row["requests"] for row in rows if row["dimension"] == "api")
-    _say(f"{requests} requests in {time.monotonic() - began:.1f} s")
-    if output == "json":
-        typer.echo(json.dumps(rows, indent=2))
-        return
+    _say(f"done in {time.monotonic() - began:.1f} s")
+
+
+def _events(spark: SparkSession, capture: Path) -> DataFrame:
+    from isthmus_spark.source import FORMAT
+
+    return spark.read.format(FORMAT).load(str(capture))
+
+
+def _made(
+    spark: SparkSession,
+    capture: Path,
+    result: DataFrame,
+    page: Callable[[Rows, Mapping[str, str]], Report],
+    report: Path | None,
+) -> Rows:
+    """The rows of a result, which is small; with a page and Parquet if there is to be a report."""
+    result = result.cache()
+    rows = [row.asDict() for row in result.collect()]
+    if report is not None:
+        page(rows, {"capture": str(capture), "Spark": spark.version}).write(report)
+        result.coalesce(1).write.mode("overwrite").parquet(str(report.with_suffix(".parquet")))
+    result.unpersist()
+    return rows
+
+
+def _latency_lines(rows: Rows) -> Iterator[str]:
     for row in rows:
-        typer.echo(
+        yield (
             f"{row['dimension']:<10} {row['value'] or '-':<28} {row['api']:<22} {row['requests']:>9} "
             f"p50 {row['p50_us'] / 1000:8.2f}  p99 {row['p99_us'] / 1000:8.2f}  max {row['max_us'] / 1000:8.2f} ms"
         )
+
+
+def _lines(rows: Rows) -> Iterator[str]:
+    if not rows:
+        yield "nothing found"
+        return
+    heads = list(rows[0])
+    cells: list[Sequence[str]] = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(heads))]
+    for line in cells:
+        yield "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _say(text: str) -> None:

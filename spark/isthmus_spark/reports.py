@@ -10,6 +10,7 @@ from isthmus_spark.report import Report, Section, bars
 _COLUMNS: Final = ("requests", "errors", "p50_us", "p90_us", "p95_us", "p99_us", "p999_us", "max_us")
 _HEADS: Final = ("requests", "errors", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "p99.9 ms", "max ms")
 _ROWS_MAX: Final = 40
+_FINDINGS_MAX: Final = 500
 _TITLES: Final = {"api": "By API", "client_id": "By client", "namespace": "By namespace", "proxy": "By proxy"}
 
 
@@ -60,3 +61,45 @@ def _meaning(rows: Sequence[Mapping[str, Any]], shares: Sequence[Sequence[float]
     else:
         text += "Nearly all of the time is the broker's: see its disks, its request queue, and linger and batch sizes."
     return text
+
+
+def rejections_report(rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> Report:
+    """Of :func:`isthmus_spark.jobs.rejections.rejections`."""
+    proxy = sum(row["requests"] for row in rows if row["refused_by"] == "proxy")
+    broker = sum(row["requests"] for row in rows if row["refused_by"] == "broker")
+    meaning = (
+        f"{proxy:,} requests were refused by proxies, {broker:,} by brokers for good. The advice says what to do."
+        if rows
+        else "Nothing was refused."
+    )
+    return _findings("Rejections", meaning, rows, about)
+
+
+def hot_report(rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> Report:
+    """Of :func:`isthmus_spark.jobs.hot.hot`."""
+    meaning = (
+        f"{len(rows)} findings; each has the setting to change. measured and limit are in the finding's own unit."
+        if rows
+        else "Load is even: no hot partition, no small batches, no churn of connections, hardly any retries."
+    )
+    return _findings("Hot spots", meaning, rows, about)
+
+
+def exactly_once_report(rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> Report:
+    """Of :func:`isthmus_spark.jobs.exactly_once.exactly_once`."""
+    meaning = (
+        f"{len(rows)} batches are not there exactly once and in order. base offset is where the batch stands, other "
+        "offset where it stands as well, or what is wrong about it. Compare with the topic's log (kafka-dump-log)."
+        if rows
+        else "Each acked batch of producers with ids that was captured is there once, and in order."
+    )
+    return _findings("Exactly once", meaning, rows, about)
+
+
+def _findings(title: str, meaning: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> Report:
+    columns = list(rows[0]) if rows else []
+    cells = [[row[column] for column in columns] for row in rows[:_FINDINGS_MAX]]
+    if len(rows) > _FINDINGS_MAX:
+        meaning += f" The first {_FINDINGS_MAX} are below, all are in the Parquet file."
+    heads = [column.replace("_", " ") for column in columns]
+    return Report(title, about, [Section("Findings", meaning, heads, cells)])

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     from isthmus_spark.session import session
 
-    spark = session("tests", "local[2]", **{"spark.sql.shuffle.partitions": "2"})
+    # Frames are small here: to compile each plan, and to plan anew after each stage, takes longer than to run it.
+    small = {
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    spark = session("tests", "local[2]", **small)
     yield spark
     spark.stop()

@@ -5,36 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from support.captured import event, frame
 
 from isthmus_plugins.capture.blocks import FIELDS, Block
-from isthmus_spark.blocks import SCHEMA, SOURCES, TEXTS
 from isthmus_spark.jobs.latency import latency
 from isthmus_spark.source import FORMAT
 
 pytestmark = pytest.mark.brokers  # a JVM as well
-
-NOTHING: dict[str, Any] = dict.fromkeys((*SOURCES, *TEXTS)) | {
-    name: -1 for name in SCHEMA.names if name not in (*SOURCES, *TEXTS, "time")
-}
-
-
-def event(total_us: int, **known: Any) -> dict[str, Any]:
-    """An event that took so long at the broker."""
-    base = {"time": datetime(2026, 1, 1, tzinfo=UTC), "cluster": "c", "proxy": "p", "namespace": "pay-"}
-    times = {"proxy_us": 0, "broker_us": total_us, "gate_us": 0, "part": 0, "parts": 1, "error_code": 0, "api_key": 0}
-    return {**NOTHING, **base, **times, "client_id": "app", **known}
-
-
-def frame(spark: SparkSession, *events: dict[str, Any]) -> DataFrame:
-    rows = [tuple(each[name] for name in SCHEMA.names) for each in events]
-    return spark.createDataFrame(rows, from_arrow_schema(SCHEMA))
 
 
 def results(events: DataFrame) -> dict[tuple[str, str, str], dict[str, Any]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
+
+from isthmus_spark.jobs.names import api_name
 
 BASE: Final = 1.02
 """Of the buckets: the middle of one is at most 1 % from all that is in it."""
@@ -95,42 +97,3 @@ def _percentiles(buckets: DataFrame) -> DataFrame:
             for name in ("proxy", "broker", "gate")
         ),
     )
-
-
-API_NAMES: Final = {
-    0: "Produce",
-    1: "Fetch",
-    2: "ListOffsets",
-    3: "Metadata",
-    8: "OffsetCommit",
-    9: "OffsetFetch",
-    10: "FindCoordinator",
-    11: "JoinGroup",
-    12: "Heartbeat",
-    13: "LeaveGroup",
-    14: "SyncGroup",
-    15: "DescribeGroups",
-    16: "ListGroups",
-    17: "SaslHandshake",
-    18: "ApiVersions",
-    19: "CreateTopics",
-    20: "DeleteTopics",
-    21: "DeleteRecords",
-    22: "InitProducerId",
-    23: "OffsetForLeaderEpoch",
-    24: "AddPartitionsToTxn",
-    25: "AddOffsetsToTxn",
-    26: "EndTxn",
-    27: "WriteTxnMarkers",
-    28: "TxnOffsetCommit",
-    36: "SaslAuthenticate",
-    68: "ConsumerGroupHeartbeat",
-    76: "ShareGroupHeartbeat",
-    78: "ShareFetch",
-}
-
-
-def api_name(api_key: Column) -> Column:
-    """What people call an API."""
-    names = f.create_map(*(f.lit(each) for pair in API_NAMES.items() for each in pair))
-    return f.coalesce(names[api_key.cast("int")], f.concat(f.lit("API "), api_key.cast("string")))
