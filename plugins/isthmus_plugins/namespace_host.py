@@ -136,15 +136,17 @@ class NamespaceHost:
         """By plugin and policy: how often a hook failed."""
         self._apis: dict[int, _Api] = {}
         self._gates: list[AckGate] = []
+        self._compiled: dict[Key, tuple[EnabledPlugin, tuple[int, int]]] = {}
+        """What these were made for."""
 
     def start(self) -> None:
         self._changed(self._context.control.state)
         self._context.control.subscribe(self._changed)
 
     async def stop(self) -> None:
-        for running in self.running.values():
-            await self._end(running)
         await self._tasks.close()
+        for running in self.running.values():
+            await self._close(running)
 
     @property
     def gates(self) -> Sequence[AckGate]:
@@ -212,7 +214,7 @@ class NamespaceHost:
         self._compile(state)
 
     def check(self, type: ResourceType, prefix: str, name: str, settings: str, version: int) -> str | None:
-        """Why this process cannot run a plugin for a namespace; None: it can, as far as settings say."""
+        """Why this process cannot run a plugin for a namespace; None: it can, unless it fails to start."""
         plugin = self._plugins.get(name)
         if plugin is None:
             known = ", ".join(sorted(self._plugins)) or "none"
@@ -222,9 +224,13 @@ class NamespaceHost:
         if version != plugin.version:
             return f"its settings have version {version}, this proxy's plugin knows version {plugin.version}"
         try:
-            plugin.settings.model_validate(json.loads(settings))
+            checked = plugin.settings.model_validate(json.loads(settings))
         except ValidationError as error:
             return "; ".join(_said(each) for each in error.errors())
+        try:
+            plugin.enabled(Scope(type, prefix, checked, self._context))
+        except Exception as error:  # of a third party
+            return f"{_type_name(error)}: {error}"
         return None
 
     def _run(self, namespace: NamespaceKey, spec: EnabledPlugin) -> Running:
@@ -240,7 +246,7 @@ class NamespaceHost:
                 hooks, confirmers = running.enabled.hooks(), running.enabled.confirmers()
             except Exception as error:  # of a third party: it fails closed, the others run
                 log.exception("plugin cannot be enabled", extra={"plugin": running.title})
-                running.error = f"{type(error).__name__}: {error}"
+                running.error = f"{_type_name(error)}: {error}"
             else:
                 running.hooks = [_Bound(running, hook) for hook in hooks]
                 running.gates = [AckGate(self._context, _Scoped(each, running.scope)) for each in confirmers]
@@ -258,7 +264,7 @@ class NamespaceHost:
             await running.enabled.start()
         except Exception as error:
             log.exception("plugin cannot be started", extra={"plugin": running.title})
-            running.error = f"{type(error).__name__}: {error}"
+            running.error = f"{_type_name(error)}: {error}"
         for gate in running.gates:
             gate.start()
         running.started.set()
@@ -268,6 +274,11 @@ class NamespaceHost:
         await running.started.wait()
         for gate in running.gates:
             await gate.idle()
+        await self._close(running)
+
+    @staticmethod
+    async def _close(running: Running) -> None:
+        for gate in running.gates:
             await gate.stop()
         if running.enabled is not None:
             try:
@@ -281,6 +292,10 @@ class NamespaceHost:
             for namespace in state.namespaces.values()
             for place, spec in enumerate(namespace.plugins)
         }
+        wanted = {key: (running.spec, ranks[key]) for key, running in self.running.items()}
+        if wanted == self._compiled:
+            return
+        self._compiled = wanted
         ordered = sorted(self.running.items(), key=lambda each: (ranks[each[0]], each[0]))
         by_api: dict[int, list[_Bound]] = {}
         gates: list[AckGate] = []
@@ -435,7 +450,7 @@ class _Api:
             raise
         except Exception as error:
             log.exception("hook failed", extra={"plugin": running.title})
-            verdict = self._host.failed(running, asked, f"{type(error).__name__}: {error}")
+            verdict = self._host.failed(running, asked, f"{_type_name(error)}: {error}")
         return self._with_answer(bound, names, views, request, verdict)
 
     async def _when_started(
@@ -461,7 +476,7 @@ class _Api:
             verdict = self._host.failed(running, asked, f"it took longer than {hook.limit_s:g} s")
         except Exception as error:
             log.exception("hook failed", extra={"plugin": running.title})
-            verdict = self._host.failed(running, asked, f"{type(error).__name__}: {error}")
+            verdict = self._host.failed(running, asked, f"{_type_name(error)}: {error}")
         return self._with_answer(bound, names, views, request, verdict)
 
     def _with_answer(
@@ -495,7 +510,7 @@ class _Api:
             raise
         except Exception as error:
             log.exception("hook failed", extra={"plugin": running.title})
-            verdict = self._host.failed(running, None, f"{type(error).__name__}: {error}")
+            verdict = self._host.failed(running, None, f"{_type_name(error)}: {error}")
             if verdict is None:
                 return frame
             raise
@@ -567,6 +582,10 @@ class _Scoped(Confirmer):
 def _both(first: ResponseHook | None, second: ResponseHook) -> ResponseHook:
     """The plugin's own first: it knows what it has changed."""
     return second if first is None else lambda frame: passed_on(second, first(frame))
+
+
+def _type_name(error: Exception) -> str:
+    return type(error).__name__
 
 
 def _said(error: Any) -> str:

@@ -233,5 +233,8 @@ class NamespacePlugin:
     policy = Policy.CLOSED
 
     def enabled(self, scope: Scope) -> Enabled:
-        """It was enabled, or configured. Raises ValueError: not with these settings."""
+        """Enabled, configured, or asked whether it could be: nothing starts before :meth:`Enabled.start`.
+
+        Raises ValueError: not with these settings, or not on this proxy.
+        """
         raise NotImplementedError

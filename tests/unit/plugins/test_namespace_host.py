@@ -62,8 +62,7 @@ class Plugin(NamespacePlugin):
     def enabled(self, scope: Scope) -> Enabled:
         if scope.settings.word == "never":
             raise ValueError("not with that word")
-        self.made.append(Work(self, scope))
-        return self.made[-1]
+        return Work(self, scope)
 
 
 class Work(Enabled):
@@ -82,6 +81,7 @@ class Work(Enabled):
         return self.plugin.confirmers
 
     async def start(self) -> None:
+        self.plugin.made.append(self)
         await self.plugin.may_start.wait()
 
     async def stop(self) -> None:
@@ -510,8 +510,10 @@ def test_requests_wait_while_a_plugin_starts_and_other_settings_make_another() -
         assert await verdict.verdict is None
         assert (scene.host.statuses()[0].state, len(seen)) == ("running", 1)
         scene.control.apply(ConfigurePlugin(TOPIC, "pay-", "p", '{"word":"y"}', 1))
+        changes = scene.changes
         scene.namespace("log-")  # nothing of it changes
         await asyncio.sleep(0.01)
+        assert scene.changes == changes
         assert [(work.scope.settings.word, work.stopped) for work in plugin.made] == [("x", True), ("y", False)]
         scene.control.apply(DeleteNamespace(TOPIC, "pay-"))
         await asyncio.sleep(0.01)
