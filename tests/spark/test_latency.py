@@ -95,7 +95,7 @@ def test_files_are_read_whole_and_the_command_writes_a_report(spark: SparkSessio
         "-o",
         "json",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     told = {(each["dimension"], each["value"], each["api"]): each for each in json.loads(done.stdout)}
     assert told["api", "all", "Produce"]["requests"] == 1200
