@@ -230,7 +230,7 @@ class NamespaceHost:
         try:
             plugin.enabled(Scope(type, prefix, checked, self._context))
         except Exception as error:  # of a third party
-            return f"{_type_name(error)}: {error}"
+            return f"{type(error).__name__}: {error}"
         return None
 
     def _run(self, namespace: NamespaceKey, spec: EnabledPlugin) -> Running:
@@ -246,7 +246,7 @@ class NamespaceHost:
                 hooks, confirmers = running.enabled.hooks(), running.enabled.confirmers()
             except Exception as error:  # of a third party: it fails closed, the others run
                 log.exception("plugin cannot be enabled", extra={"plugin": running.title})
-                running.error = f"{_type_name(error)}: {error}"
+                running.error = f"{type(error).__name__}: {error}"
             else:
                 running.hooks = [_Bound(running, hook) for hook in hooks]
                 running.gates = [AckGate(self._context, _Scoped(each, running.scope)) for each in confirmers]
@@ -264,7 +264,7 @@ class NamespaceHost:
             await running.enabled.start()
         except Exception as error:
             log.exception("plugin cannot be started", extra={"plugin": running.title})
-            running.error = f"{_type_name(error)}: {error}"
+            running.error = f"{type(error).__name__}: {error}"
         for gate in running.gates:
             gate.start()
         running.started.set()
@@ -450,7 +450,7 @@ class _Api:
             raise
         except Exception as error:
             log.exception("hook failed", extra={"plugin": running.title})
-            verdict = self._host.failed(running, asked, f"{_type_name(error)}: {error}")
+            verdict = self._host.failed(running, asked, f"{type(error).__name__}: {error}")
         return self._with_answer(bound, names, views, request, verdict)
 
     async def _when_started(
@@ -476,7 +476,7 @@ class _Api:
             verdict = self._host.failed(running, asked, f"it took longer than {hook.limit_s:g} s")
         except Exception as error:
             log.exception("hook failed", extra={"plugin": running.title})
-            verdict = self._host.failed(running, asked, f"{_type_name(error)}: {error}")
+            verdict = self._host.failed(running, asked, f"{type(error).__name__}: {error}")
         return self._with_answer(bound, names, views, request, verdict)
 
     def _with_answer(
@@ -510,7 +510,7 @@ class _Api:
             raise
         except Exception as error:
             log.exception("hook failed", extra={"plugin": running.title})
-            verdict = self._host.failed(running, None, f"{_type_name(error)}: {error}")
+            verdict = self._host.failed(running, None, f"{type(error).__name__}: {error}")
             if verdict is None:
                 return frame
             raise
@@ -582,10 +582,6 @@ class _Scoped(Confirmer):
 def _both(first: ResponseHook | None, second: ResponseHook) -> ResponseHook:
     """The plugin's own first: it knows what it has changed."""
     return second if first is None else lambda frame: passed_on(second, first(frame))
-
-
-def _type_name(error: Exception) -> str:
-    return type(error).__name__
 
 
 def _said(error: Any) -> str:
