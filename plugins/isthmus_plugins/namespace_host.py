@@ -213,13 +213,13 @@ class NamespaceHost:
                 self.running[key] = self._run(key[0], spec)
         self._compile(state)
 
-    def check(self, type: ResourceType, prefix: str, name: str, settings: str, version: int) -> str | None:
+    def check(self, kind: ResourceType, prefix: str, name: str, settings: str, version: int) -> str | None:
         """Why this process cannot run a plugin for a namespace; None: it can, unless it fails to start."""
         plugin = self._plugins.get(name)
         if plugin is None:
             known = ", ".join(sorted(self._plugins)) or "none"
             return f"there is no such plugin here: [plugins] enabled has {known} that namespaces can have"
-        if type not in plugin.types:
+        if kind not in plugin.types:
             return f"it is for namespaces of {' or '.join(sorted(each.value for each in plugin.types))}"
         if version != plugin.version:
             return f"its settings have version {version}, this proxy's plugin knows version {plugin.version}"
@@ -228,7 +228,7 @@ class NamespaceHost:
         except ValidationError as error:
             return "; ".join(_said(each) for each in error.errors())
         try:
-            plugin.enabled(Scope(type, prefix, checked, self._context))
+            plugin.enabled(Scope(kind, prefix, checked, self._context))
         except Exception as error:  # of a third party
             return f"{type(error).__name__}: {error}"
         return None
