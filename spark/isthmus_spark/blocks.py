@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,8 +69,8 @@ class NewerFormat(Exception):
     """A file was written by a newer version of Isthmus."""
 
 
-def read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """The batches of a sealed file, one for each block. Raises DamagedFile, NewerFormat."""
+def read_file(path: Path, columns: Sequence[str] = tuple(SCHEMA.names)) -> Iterator[pa.RecordBatch]:
+    """The batches of a sealed file, one for each block, with these columns. Raises DamagedFile, NewerFormat."""
     data = memoryview(path.read_bytes())
     position = 0
     while position < len(data):
@@ -86,27 +86,27 @@ def read_file(path: Path) -> Iterator[pa.RecordBatch]:
         if end + _CRC.size > len(data) or _CRC.unpack_from(data, end)[0] != crc32c(data[position:end]):
             raise DamagedFile(f"{path}: the block at byte {position} does not have its checksum")
         description = json.loads(bytes(data[position + _HEAD.size : rows_at]))
-        yield _batch(description, data[rows_at:end])
+        yield _batch(description, data[rows_at:end], columns)
         position = end + _CRC.size
 
 
-def _batch(description: dict[str, Any], rows: memoryview) -> pa.RecordBatch:
+def _batch(description: dict[str, Any], rows: memoryview, columns: Sequence[str]) -> pa.RecordBatch:
     kinds = np.dtype([(name, kind) for name, kind in description["fields"]])
     read = np.frombuffer(rows, kinds)
-    count, known = len(read), set(kinds.names or ())
-    columns: list[pa.Array] = [pa.array(read["time_us"].astype("i8"), pa.int64()).cast(SCHEMA.field("time").type)]
-    source = description["source"]
-    columns += [pa.repeat(pa.scalar(source.get(name), pa.string()), count) for name in SOURCES]
-    for name in TEXTS:
-        if name not in known:
-            columns.append(pa.nulls(count, pa.string()))
-            continue
+    made = [_column(name, description, read, set(kinds.names or ())) for name in columns]
+    return pa.RecordBatch.from_arrays(made, schema=pa.schema([SCHEMA.field(name) for name in columns]))
+
+
+def _column(name: str, description: dict[str, Any], read: np.ndarray, known: set[str]) -> pa.Array:
+    kind = SCHEMA.field(name).type
+    if name == "time":
+        return pa.array(read["time_us"].astype("i8"), pa.int64()).cast(kind)
+    if name in SOURCES:
+        return pa.repeat(pa.scalar(description["source"].get(name), kind), len(read))
+    if name not in known:
+        return pa.nulls(len(read), kind)
+    if name in TEXTS:
         numbers = read[name].astype("i4")
         indexes = pa.array(numbers, pa.int32(), mask=numbers < 0)
-        texts = pa.array(description["tables"][name], pa.string())
-        columns.append(pa.DictionaryArray.from_arrays(indexes, texts).cast(pa.string()))
-    for name, kind in NUMBERS.items():
-        columns.append(
-            pa.array(read[name].astype(kind.to_pandas_dtype()), kind) if name in known else pa.nulls(count, kind)
-        )
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        return pa.DictionaryArray.from_arrays(indexes, pa.array(description["tables"][name], kind)).cast(kind)
+    return pa.array(read[name].astype(kind.to_pandas_dtype()), kind)

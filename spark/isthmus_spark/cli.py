@@ -50,7 +50,7 @@ def latency(
     def result(events: DataFrame) -> DataFrame:
         return job.latency(events).orderBy("dimension", "value", "api")
 
-    _run("latency", capture, result, latency_report, report, master, output, _latency_lines)
+    _run("latency", capture, result, latency_report, report, master, output, _latency_lines, job.COLUMNS)
 
 
 @app.command(epilog=_example("rejections"))
@@ -137,9 +137,10 @@ def _run(
     master: str | None,
     output: str,
     lines: Callable[[Rows], Iterator[str]],
+    columns: Sequence[str] = (),
 ) -> Rows:
     with _spark(name, capture, master) as spark:
-        rows = _made(spark, capture, job(_events(spark, capture)), page, report)
+        rows = _made(spark, capture, job(_events(spark, capture, columns)), page, report)
     if output == "json":
         typer.echo(json.dumps(rows, indent=2, default=str))
     else:
@@ -162,10 +163,12 @@ def _spark(name: str, capture: Path, master: str | None) -> Iterator[SparkSessio
     _say(f"done in {time.monotonic() - began:.1f} s")
 
 
-def _events(spark: SparkSession, capture: Path) -> DataFrame:
+def _events(spark: SparkSession, capture: Path, columns: Sequence[str] = ()) -> DataFrame:
+    """``columns``: all that is needed of events; empty: all."""
     from isthmus_spark.source import FORMAT
 
-    return spark.read.format(FORMAT).load(str(capture))
+    reader = spark.read.format(FORMAT)
+    return (reader.option("columns", ",".join(columns)) if columns else reader).load(str(capture))
 
 
 def _made(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -20,17 +21,23 @@ PARTITION_BYTES: Final = 128 * 1024 * 1024
 
 
 class CaptureSource(DataSource):
-    """Sealed files below a directory (option ``path``), of any number of proxies and namespaces."""
+    """Sealed files below a directory (option ``path``), of any number of proxies and namespaces.
+
+    Option ``columns``: their names, separated by commas, where not all are needed. What is left out is not made.
+    """
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def schema(self) -> StructType:
-        return from_arrow_schema(SCHEMA)
+        return from_arrow_schema(pa.schema([SCHEMA.field(name) for name in self._columns()]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return CaptureReader(Path(self.options["path"]))
+        return CaptureReader(Path(self.options["path"]), self._columns())
+
+    def _columns(self) -> list[str]:
+        return self.options.get("columns", ",".join(SCHEMA.names)).split(",")
 
 
 class _Files(InputPartition):
@@ -39,8 +46,9 @@ class _Files(InputPartition):
 
 
 class CaptureReader(DataSourceReader):
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, columns: Sequence[str]) -> None:
         self._root = root
+        self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
         """Files in the order of their names, that is of time, put together up to a size."""
@@ -59,7 +67,7 @@ class CaptureReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, _Files)
         for path in partition.paths:
-            yield from read_file(Path(path))
+            yield from read_file(Path(path), self._columns)
 
 
 def register(spark: SparkSession) -> None:

@@ -20,6 +20,12 @@ PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 
 DIMENSIONS: Final = ("api", "client_id", "namespace", "proxy")
 KEYS: Final = ("cluster", "api", "client_id", "namespace", "proxy")
 
+COLUMNS: Final = (
+    *("cluster", "proxy", "namespace", "client_id", "api_key", "part", "error_code"),
+    *("proxy_us", "broker_us", "gate_us"),
+)
+"""Of events, all that is needed."""
+
 SCHEMA: Final = (
     "dimension string, value string, api string, requests bigint, errors bigint, "
     "p50_us double, p90_us double, p95_us double, p99_us double, p999_us double, max_us bigint, "
