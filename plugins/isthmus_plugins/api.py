@@ -545,6 +545,9 @@ class LinkListenerSpec:
     enrolment_token: bytes | None = field(repr=False)
 
 
+TAP_ANSWER, TAP_OWN_ANSWER, TAP_GATED, TAP_MORE = 2, 3, 9, 11
+"""Kinds of answers that a tap is told: the broker's has come, the proxy gives one of its own, the broker's waits at a
+gate, more first bytes of one have come."""
 TAP_BYTES: Final = 512
 """So many first bytes of a frame are enough for a tap."""
 
@@ -566,9 +569,9 @@ class Tap(Protocol):
     def answer(
         self, kind: int, session: int, at: float, key: int, correlation_id: int, size: int, first: bytes
     ) -> None:
-        """The broker's answer has come (``kind`` 2), it waits at a gate (9), or the proxy gives one of its own (3).
+        """An answer, or more of one. ``kind``: see :data:`TAP_ANSWER`.
 
-        Where ``first`` is less than there will be of the frame, up to :data:`TAP_BYTES`, more comes (11)."""
+        Where ``first`` is less than there will be of the frame, up to :data:`TAP_BYTES`, more comes."""
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that waited at a gate goes out."""

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
-from isthmus_control.model import EnabledPlugin, NamespaceKey, ResourceType, contains
+from isthmus_control.model import EnabledPlugin, NamespaceKey, ResourceType
 from isthmus_plugins.api import (
     NEED_MORE,
     Answer,
@@ -308,7 +308,7 @@ class NamespaceHost:
         for api in self._apis.values():
             api.end()
         before, gates_before = self._apis.keys(), self._gates
-        self._apis = {key: _Api(self, key, tuple(hooks)) for key, hooks in by_api.items()}
+        self._apis = {key: _Api(self, key, state.lookup, hooks) for key, hooks in by_api.items()}
         self._gates = gates
         if self._apis or before or gates != gates_before:
             self._on_hooks()
@@ -340,15 +340,20 @@ class NamespaceHost:
 class _Api:
     """The hooks of one API, and which of them are for which names."""
 
-    def __init__(self, host: NamespaceHost, api_key: int, hooks: tuple[_Bound, ...]) -> None:
+    def __init__(self, host: NamespaceHost, api_key: int, lookup: Lookup, hooks: Iterable[_Bound]) -> None:
         self._host = host
         self._api_key = api_key
-        self._hooks = hooks
+        self._lookup = lookup
+        self._hooks: dict[NamespaceKey, list[_Bound]] = {}
+        for bound in hooks:
+            self._hooks.setdefault(bound.running.namespace, []).append(bound)
         self._known: dict[bytes, tuple[str, tuple[_Bound, ...]]] = {}
         """By what requests call a topic: its name, and who wants to see it."""
         self._groups: dict[bytes, tuple[str, tuple[_Bound, ...]]] = {}
         self._leave = Leave(float("inf"))
-        self._wants_answers = api_key == ApiKey.FETCH and any(each.hook.on_response for each in hooks)
+        self._wants_answers = api_key == ApiKey.FETCH and any(
+            each.hook.on_response for bounds in self._hooks.values() for each in bounds
+        )
         """Requests of a fetch session need not name its topics: what is in an answer counts."""
 
     def end(self) -> None:
@@ -404,10 +409,8 @@ class _Api:
         return found[1]
 
     def _of(self, kind: ResourceType, name: str) -> Iterator[_Bound]:
-        for bound in self._hooks:
-            namespace = bound.running.namespace
-            if namespace.type is kind and contains(*namespace, name):
-                yield bound
+        for namespace in self._lookup.plugged(kind, name):
+            yield from self._hooks.get(namespace.key, ())
 
     async def _resolved(self, request: Request, unknown: Iterable[bytes]) -> Verdict:
         try:

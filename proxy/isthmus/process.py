@@ -197,8 +197,8 @@ class Process:
         offered = {name: self._call(plugin, "isthmus_namespace_plugin") for name, plugin in self._plugins}
         namespaced = {name: plugin for name, plugin in offered.items() if plugin is not None}
         host = NamespaceHost(cast(PluginContext, context), namespaced, lambda: self._set_routes(addresses))
-        host.start()
         self._namespace_host = host
+        host.start()
         self._set_routes(addresses)
         await self._claim()
         front.on_change = self._brokers_changed

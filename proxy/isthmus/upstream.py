@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus.peer import Peer
 from isthmus.session import NO_ACKS0, SERVING, Pending, Session, SessionState
-from isthmus_plugins.api import TAP_BYTES, Gate
+from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER, Gate
 from isthmus_protocol.wire import MalformedFrame
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _response_head: Final = struct.Struct(">ii").unpack_from
 _RESPONSE_HEAD_SIZE: Final = 8
-ANSWER, OWN_ANSWER, GATED, MORE = 2, 3, 9, 11
-"""Kinds of answers, as a :class:`~isthmus_plugins.api.Tap` is told them."""
 
 
 class Upstream(Peer):
@@ -174,7 +172,7 @@ class Upstream(Peer):
                         if isinstance(answer, Gate):
                             gated = True
                             if of.tap is not None:  # before it may open
-                                self._note(of, GATED, correlation_id, arrived, size, frame)
+                                self._note(of, TAP_GATED, correlation_id, arrived, size, frame)
                             self._downstream.gate(answer, of)
                             if session.state is SessionState.CLOSED:
                                 return
@@ -195,7 +193,7 @@ class Upstream(Peer):
             tap = of.tap
             if tap is not None and own is None and not gated:
                 first = data if end - position == available else data[position : min(end, position + TAP_BYTES)]
-                tap.answer(ANSWER, self._session_id, arrived, of.key, correlation_id, size, first)
+                tap.answer(TAP_ANSWER, self._session_id, arrived, of.key, correlation_id, size, first)
                 if len(first) < size + 4 and len(first) < TAP_BYTES:
                     self._tapped = of, correlation_id, min(size + 4, TAP_BYTES) - len(first)
             position = end
@@ -234,7 +232,7 @@ class Upstream(Peer):
         of, correlation_id, missing = self._tapped
         self._tapped = None
         if of.tap is not None:
-            of.tap.answer(MORE, self._session_id, monotonic(), of.key, correlation_id, 0, data[:missing])
+            of.tap.answer(TAP_MORE, self._session_id, monotonic(), of.key, correlation_id, 0, data[:missing])
             if len(data) < missing:
                 self._tapped = of, correlation_id, missing - len(data)
 
@@ -254,7 +252,7 @@ class Upstream(Peer):
             correlation_id, route, _, _, _ = pending.popleft()
             if route.tap is not None:
                 frame = b"" if isinstance(answer, Gate) else answer
-                self._note(route, OWN_ANSWER, correlation_id, monotonic(), len(frame) - 4, frame)
+                self._note(route, TAP_OWN_ANSWER, correlation_id, monotonic(), len(frame) - 4, frame)
             if self.session.acks0_behind > 0:
                 self.session.acks0_behind -= 1
             if isinstance(answer, Gate):

@@ -14,18 +14,20 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER
+
 HEAD: Final = struct.Struct(">BIddIiiH")
 
 
 class Kind(IntEnum):
     REQUEST = 1
-    ANSWER = 2
+    ANSWER = TAP_ANSWER
     """The broker's first bytes have come, and the answer goes out."""
-    GATED = 9
+    GATED = TAP_GATED
     """The broker's first bytes have come, and the answer waits at a gate: SENT says until when."""
-    OWN_ANSWER = 3
+    OWN_ANSWER = TAP_OWN_ANSWER
     """The proxy answered in the broker's place."""
-    MORE = 11
+    MORE = TAP_MORE
     """More first bytes of an answer."""
     SENT = 4
     """An answer that had waited at a gate has gone out."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from isthmus.cli.client import DEFAULT_URL, Admin, UrlOption
+from isthmus.cli.namespace import TypeOption
 from isthmus.cli.output import (
     EXIT_CODES,
     CliError,
@@ -23,8 +24,6 @@ from isthmus.cli.output import (
     show,
 )
 
-ResourceType = Literal["topic", "consumer-group", "principal"]
-
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -36,7 +35,6 @@ NameArgument = Annotated[str, typer.Argument(help="The plugin, as `isthmus plugi
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", help='The namespace\'s prefix; "" is the one that holds nearly every name.')
 ]
-TypeOption = Annotated[ResourceType, typer.Option("--type", help="What the namespace holds.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting; VALUE is JSON, or else text. May be repeated."),
