@@ -1,7 +1,7 @@
 """What a proxy's sessions note of traffic, for the process that makes events of it (see docs/adr/0010).
 
     note      kind (1) | session (4) | time (8: monotonic s, a double) | when it was noted (8: the same)
-              | API key and version (4) | correlation id (4) | size (4) | length of what follows (2)
+              | API key and version (4) | correlation id (4) | size (4) | length of what follows (4)
               | first bytes of the frame
 
 Notes are packed where the traffic is, so this is all that it costs there: one pack and one slice.
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER
 
-HEAD: Final = struct.Struct(">BIddIiiH")
+HEAD: Final = struct.Struct(">BIddIiiI")
 
 
 class Kind(IntEnum):

@@ -75,7 +75,8 @@ class Recorder:
     def configure(self, settings: list[dict[str, Any]]) -> None:
         """What is captured of which namespace from here on."""
         self._settings = settings
-        self._tell_settings()
+        if self._process is not None:  # one that is started is told as the first thing
+            self._tell_settings()
 
     def _tell_settings(self) -> None:
         about = {"source": self._source, "namespaces": self._settings, "monotonic_ns": int(monotonic() * 1e9)}
