@@ -82,7 +82,7 @@ class Recorder:
         about = {"source": self._source, "namespaces": self._settings, "monotonic_ns": int(monotonic() * 1e9)}
         text = json.dumps({**about, "wall_ns": time_ns()}).encode()
         self._pieces += (_pack(Kind.SETTINGS, 0, 0, 0, 0, 0, 0, len(text)), text)
-        self._flush()
+        self._flush(however_far_behind=True)
 
     async def _run_for_ever(self) -> None:
         while True:
@@ -120,13 +120,13 @@ class Recorder:
             await asyncio.sleep(FLUSH_S)
             self._flush()
 
-    def _flush(self) -> None:
+    def _flush(self, however_far_behind: bool = False) -> None:
         pieces, process = self._pieces, self._process
         if not pieces:
             return
         self._pieces = []
         pipe = None if process is None else process.stdin
-        if pipe is None or pipe.transport.get_write_buffer_size() > BEHIND_BYTES_MAX:
+        if pipe is None or (pipe.transport.get_write_buffer_size() > BEHIND_BYTES_MAX and not however_far_behind):
             self.dropped += len(pieces) // 2
         else:
             pipe.write(b"".join(pieces))
