@@ -22,7 +22,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
 from isthmus_control.commands import Body
@@ -30,6 +30,9 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
+
+if TYPE_CHECKING:
+    from isthmus_plugins.observers import LinkObservers
 
 
 class Gate:
@@ -156,13 +159,15 @@ class Leave:
 class Client:
     """Who sent a request: one downstream connection."""
 
-    __slots__ = ("address", "broker_id", "session_id")
+    __slots__ = ("address", "broker_id", "principal", "session_id")
 
     def __init__(self, session_id: int, address: str, broker_id: int) -> None:
         self.session_id = session_id
         self.address = address
         self.broker_id = broker_id
         """The broker behind this connection; -1 while it is a bootstrap connection to any of them."""
+        self.principal: str | None = None
+        """Who it is, with its type (``User:app-1``); None: it has not authenticated, or not in a way that is read."""
 
 
 class _NeedMore(enum.Enum):
@@ -555,11 +560,6 @@ TAP_BYTES: Final = 512
 class Tap(Protocol):
     """Is told of all traffic, on the traffic path: it must only take notes. Times are monotonic seconds."""
 
-    def opened(self, session: int, address: str, broker_id: int) -> None:
-        """A client has connected. ``broker_id``: behind the connection, -1 for a bootstrap connection."""
-
-    def closed(self, session: int) -> None: ...
-
     def request(self, session: int, at: float, key: int, correlation_id: int, size: int, first: bytes) -> None:
         """A request was forwarded, or answered here. ``at``: when it arrived. ``key``: API key << 16 | version.
 
@@ -595,6 +595,9 @@ class PluginContext(Protocol):
 
     offsets_keyring_file: Path | None
     """Keys of groups' offsets (``[replication] offsets_keyring_file``); None: none."""
+
+    link_observers: LinkObservers
+    """Whom replication tells."""
 
     @property
     def internal_topic_ids(self) -> Collection[bytes]:

@@ -10,6 +10,9 @@ Two kinds of hooks, never mixed:
 * *process*: everything else. Called seldom; those documented as awaitable may return an awaitable.
 
 A hook that raises fails closed: the connection (fast path) or the start of the process ends, with the reason logged.
+
+Commands of a plugin's own are no hook, since there is no process when they start: an entry point of the group
+``isthmus.commands`` that names a ``typer.Typer`` makes its name one of ``isthmus``'s commands.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from isthmus_plugins.confirmation import Confirmer
     from isthmus_plugins.links import LinkOperations
     from isthmus_plugins.namespace_plugins import NamespacePlugin
+    from isthmus_plugins.observers import ConnectionObserver, LinkObserver
 
 PROJECT = "isthmus"
 
@@ -57,6 +61,18 @@ def isthmus_confirmers() -> Sequence[Confirmer]:  # type: ignore[empty-body]
 def isthmus_namespace_plugin() -> NamespacePlugin:  # type: ignore[empty-body]
     """What operators can enable for namespaces at run time: ``namespace_plugins.py`` has the contract. Asked once,
     after :func:`isthmus_start`."""
+
+
+@hookspec
+def isthmus_connection_observers() -> Sequence[ConnectionObserver]:  # type: ignore[empty-body]
+    """Who is told of clients' connections: ``observers.py`` has the contract. Asked once, after
+    :func:`isthmus_start`."""
+
+
+@hookspec
+def isthmus_link_observers() -> Sequence[LinkObserver]:  # type: ignore[empty-body]
+    """Who is told what this proxy's ends of links do: ``observers.py`` has the contract. Asked once, after
+    :func:`isthmus_start`."""
 
 
 @hookspec

@@ -18,6 +18,7 @@ from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
 from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec, Tap
+from isthmus_plugins.observers import LinkObservers
 
 
 class Control:
@@ -76,6 +77,7 @@ class Context:
         self.data_directory = data_directory
         self.offsets_keyring_file = offsets_keyring_file
         self.link_listener: LinkListenerSpec | None = None
+        self.link_observers = LinkObservers()
         self.fronted_brokers = front.brokers
         self._internal_topic_ids: list[bytes] = []
         self._control_log = control_log

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
+from isthmus.authentication import certificate_principal
 from isthmus.connecting import Connector, Unreachable
 from isthmus.dispatch import Route, describe_key, newer_api_versions_route, route_key
 from isthmus.downstream import Downstream
@@ -22,6 +23,7 @@ from isthmus.logs import Rarely
 from isthmus.memory import Trimmer, keep_heap
 from isthmus.session import Session
 from isthmus_plugins.api import Client, Leave, Tap
+from isthmus_plugins.observers import ConnectionObserver
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.messages import encode_request
 from isthmus_protocol.schema import ApiKey, request_type
@@ -83,6 +85,7 @@ class Gateway:
         self.refused_by_cause: Counter[str] = Counter()
         self.gates = GateCounts()
         self.tap: Tap | None = None
+        self.connection_observers: tuple[ConnectionObserver, ...] = ()
         self.vouches_until: Callable[[], float] = lambda: float("inf")
         """Until when (monotonic seconds) writes may be forwarded: the end of the proxy's lease."""
         self.write_lost_at = float("-inf")
@@ -117,9 +120,6 @@ class Gateway:
         self.tap = tap
         for route in self.routes.values():
             route.tap = tap
-        if tap is not None:
-            for session in self.sessions:
-                tap.opened(session.client.session_id, session.client.address, session.client.broker_id)
 
     def unknown_route(self, key: int) -> Route:
         """The route of what the table does not know. Raises MalformedFrame: no answer can be given."""
@@ -131,17 +131,38 @@ class Gateway:
         session = Session(self, Client(next(self._session_ids), client_address, broker_id), downstream)
         self.sessions.add(session)
         self.connections_opened += 1
-        if self.tap is not None:
-            self.tap.opened(session.client.session_id, client_address, broker_id)
         return session
+
+    def refused_at_once(self, client: Client) -> str | None:
+        """Tell that a client has connected. Why it is sent away; None: it may come in."""
+        refused: str | None = None
+        for observer in self.connection_observers:
+            try:
+                verdict = observer.opened(client)
+            except Exception as error:
+                log.exception("connection observer failed", extra={"session": client.session_id})
+                return repr(error)
+            if verdict is not None and refused is None:
+                refused = verdict.reason
+        return refused
+
+    def authenticated(self, client: Client) -> None:
+        """Tell that it is known who a client is."""
+        self._tell(client, lambda observer: observer.authenticated(client))
+
+    def _tell(self, client: Client, tell: Callable[[ConnectionObserver], None]) -> None:
+        for observer in self.connection_observers:
+            try:
+                tell(observer)
+            except Exception:
+                log.exception("connection observer failed", extra={"session": client.session_id})
 
     def session_closed(self, session: Session, cause: str, detail: str) -> None:
         """A session reports its end."""
         if session.has_unanswered_write():
             self.write_lost_at = monotonic()
         self.sessions.discard(session)
-        if self.tap is not None:
-            self.tap.closed(session.client.session_id)
+        self._tell(session.client, lambda observer: observer.closed(session.client))
         self.closed_by_cause[cause] += 1
         self._trimmer.closed()
         if cause == "broker closed" and session.pending:
@@ -266,6 +287,16 @@ class Listener:
                 log.warning("connection limit reached", extra={"limit": limit, "client": address})
             session.close("connection limit")
             return session
+        tls = transport.get_extra_info("ssl_object")
+        principal = None if tls is None else certificate_principal(tls.getpeercert())
+        refused = gateway.refused_at_once(session.client)
+        if refused is not None:
+            log.warning("connection refused", extra={"client": address, "detail": refused})
+            session.close("refused", refused)
+            return session
+        if principal is not None:
+            session.client.principal = principal
+            gateway.authenticated(session.client)
         _keep_alive(transport)
         gateway.tasks.start(f"connect-{session.client.session_id}", self._connect(session))
         return session

@@ -24,6 +24,7 @@ from isthmus import logs, memory, metrics
 from isthmus.admin.models import BrokerAddress, LeaseStatus, ProcessDescription
 from isthmus.admin.server import AdminServer
 from isthmus.admin.services import AdminServices
+from isthmus.authentication import Authentication
 from isthmus.cluster_access import ClusterAccess
 from isthmus.config import (
     PLUGIN_ENTRY_POINTS,
@@ -186,7 +187,12 @@ class Process:
         for _, plugin in self._plugins:
             await _awaited(self._call(plugin, "isthmus_start", context=context))
             self._started.append(plugin)
+        authentication = Authentication(gateway.authenticated)
+        gateway.connection_observers = (authentication,)
+        self._request_hooks.extend(authentication.hooks())
         for _, plugin in self._plugins:
+            gateway.connection_observers += tuple(self._call(plugin, "isthmus_connection_observers") or ())
+            context.link_observers.add(self._call(plugin, "isthmus_link_observers") or ())
             self._request_hooks.extend(self._call(plugin, "isthmus_request_hooks") or ())
         for _, plugin in self._plugins:
             for confirmer in self._call(plugin, "isthmus_confirmers") or ():

@@ -17,7 +17,7 @@ from support.links import Side, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
-from isthmus_plugins.capture.writer import SEALED
+from isthmus_plugins.capture.files import SEALED
 from isthmus_spark.blocks import read_file
 
 pytestmark = pytest.mark.brokers

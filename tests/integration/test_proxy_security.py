@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import time
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,12 +23,15 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from support.kafka import SECURITY, unique
+from support.links import until
 from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster, Security, ToolFailed
 from isthmus_bench.kafka.security import MECHANISMS, Mechanism, client_jaas
 from isthmus_bench.proxies import ProxyFailed, ProxyProcess
+from isthmus_plugins.capture.files import SEALED
 from isthmus_protocol.schema import ApiKey
+from isthmus_spark.blocks import read_file
 
 pytestmark = pytest.mark.brokers
 
@@ -52,6 +57,8 @@ def proxy(brokers: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     tls = brokers.authority.directory
     extra = {
         "proxy": {"log_level": "debug"},
+        "plugins": {"enabled": ["reservation", "replication", "capture"]},
+        "data": {"directory": str(tmp_path_factory.mktemp("data"))},
         "cluster": {
             "security_protocol": "SASL_SSL",
             "sasl_mechanism": "SCRAM-SHA-512",
@@ -157,6 +164,33 @@ def test_a_wrong_password_is_told_as_the_broker_tells_it(
     assert errors_of(proxy.bootstrap) == expected
 
 
+def principals(proxy: ProxyProcess, topic: str) -> Counter[str]:
+    """Who has written to a captured topic, and how often."""
+    data = tomllib.loads(proxy.config_path.read_text())["data"]["directory"]
+    files = sorted((Path(data) / "capture").rglob(f"*{SEALED}"))
+    rows = [row for file in files for batch in read_file(file) for row in batch.to_pylist()]
+    return Counter(row["principal"] for row in rows if row["api_key"] == ApiKey.PRODUCE and row["topic"] == topic)
+
+
+def test_captured_traffic_says_who_it_was(brokers: KafkaCluster, proxy: ProxyProcess) -> None:
+    topic = create_topic(client_of(brokers, proxy, "admin"))
+    before = Producer(client_of(brokers, proxy, "admin", "PLAIN") | {"message.timeout.ms": 10_000})
+    before.produce(topic, "0")
+    assert before.flush(30) == 0
+    proxy.cli("namespace", "create", topic)
+    proxy.cli("plugin", "enable", "capture", "--namespace", topic, "--set", "roll_s=1")
+    users = {mechanism: client_of(brokers, proxy, "alice", mechanism) for mechanism in MECHANISMS}
+    allow(client_of(brokers, proxy, "admin"), "User:alice", topic)
+    for settings in users.values():
+        assert produce(settings, topic, 1) == []
+    before.produce(topic, "1")
+    assert before.flush(30) == 0
+
+    wanted = {"User:alice": len(users), "User:admin": 1}
+    until("all are there, who was there before, too", lambda: principals(proxy, topic) == wanted)
+    proxy.cli("plugin", "disable", "capture", "--namespace", topic)
+
+
 def test_java(brokers: KafkaCluster, proxy: ProxyProcess, tmp_path: Path) -> None:
     admin = client_of(brokers, proxy, "admin")
     topic, group = create_topic(admin), unique("group-")
@@ -255,7 +289,7 @@ def test_plain_text_towards_clients_and_secrets_from_the_environment(
         proxy.start()
 
 
-def test_certificates_of_the_proxy_and_of_clients(brokers: KafkaCluster, proxy: ProxyProcess) -> None:
+def test_certificates_of_the_proxy_and_of_clients(brokers: KafkaCluster, proxy: ProxyProcess, tmp_path: Path) -> None:
     """The proxy is ``admin`` by its certificate. That is not lent to clients: to the broker, they are anonymous."""
     tls = brokers.authority.directory
     for name in ("admin", "somebody"):
@@ -272,6 +306,8 @@ def test_certificates_of_the_proxy_and_of_clients(brokers: KafkaCluster, proxy: 
             "tls_keyfile": str(tls / "proxy.key"),
             "tls_client_cafile": str(tls / "ca.crt"),
         },
+        "plugins": {"enabled": ["reservation", "replication", "capture"]},
+        "data": {"directory": str(tmp_path)},
     }
     topic = create_topic(client_of(brokers, proxy, "admin"))
     admin = client_of(brokers, proxy, "admin")
@@ -285,6 +321,11 @@ def test_certificates_of_the_proxy_and_of_clients(brokers: KafkaCluster, proxy: 
             allow(direct, "User:ANONYMOUS", topic)
             assert produce(named, topic) == []
             assert consume(named, topic, 10) == list(range(10))
+            process.cli("namespace", "create", topic)
+            process.cli("plugin", "enable", "capture", "--namespace", topic, "--set", "roll_s=1")
+            assert produce(named, topic, 1) == []
+            until("it says who it was", lambda: set(principals(process, topic)) == {"User:CN=somebody"})
+            process.cli("plugin", "disable", "capture", "--namespace", topic)
             told: list[KafkaError] = []
             nameless = brokers.librdkafka_properties(listener="SSL") | at_proxy
             client = AdminClient(nameless | {"error_cb": told.append, "log_level": 0})

@@ -36,6 +36,7 @@ from isthmus_plugins.api import (
     TopicInfo,
     TransactionMarkers,
 )
+from isthmus_plugins.observers import LinkObservers
 from isthmus_protocol.records import whole_header
 from support.fake_acls import FakeAcls
 from support.fake_groups import BROKER_DEFAULTS, FakeGroups
@@ -631,6 +632,7 @@ class FakeContext:
         self.link_client_tls = None
         self.data_directory: Path | None = None
         self.offsets_keyring_file: Path | None = None
+        self.link_observers = LinkObservers()
         self.fronted_brokers = brokers
         self.lease_deadline = float("inf")
         self.port: int | None = None

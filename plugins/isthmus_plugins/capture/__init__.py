@@ -7,16 +7,19 @@ Notes are taken on the traffic path (``recorder``, ``notes``). A process of its 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from isthmus_control.model import ResourceType
-from isthmus_plugins.api import PluginContext
+from isthmus_plugins.capture.kafka_topic import client_settings
+from isthmus_plugins.capture.observed import ObservedConnections, ObservedLinks
 from isthmus_plugins.capture.recorder import Recorder
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.namespace_plugins import Enabled, NamespacePlugin, Policy, Scope, Settings
+from isthmus_plugins.observers import ConnectionObserver, LinkObserver
 
 log = logging.getLogger("isthmus_plugins.capture")
 
@@ -34,6 +37,22 @@ class CaptureSettings(Settings):
     """A file is sealed after this time, in seconds."""
     keep_bytes: int = Field(default=10 * 1024**3, ge=1024 * 1024)
     """The oldest files are deleted when those of this proxy have more bytes."""
+    files: bool = True
+    """Whether files are written."""
+    kafka_topic: str = ""
+    """A topic that events are written to as well, as JSON; it must exist."""
+    kafka_servers: str = ""
+    """host:port of brokers that have this topic, separated by commas: of this or any other cluster."""
+    kafka_client_file: str = ""
+    """On the machine of each proxy, a properties file with the security settings of a client of these brokers."""
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> CaptureSettings:
+        if bool(self.kafka_topic) != bool(self.kafka_servers):
+            raise ValueError("kafka_topic and kafka_servers belong together")
+        if not self.files and not self.kafka_topic:
+            raise ValueError("nothing would be written: files is false, and there is no kafka_topic")
+        return self
 
 
 class Captured(Enabled):
@@ -67,19 +86,25 @@ class CapturePlugin(NamespacePlugin):
     def __init__(self) -> None:
         self._captured: list[Captured] = []
         self._recorder: Recorder | None = None
-        self._context: PluginContext | None = None
+        self._connections = ObservedConnections()
+        self._links = ObservedLinks()
 
     @hookimpl
-    def isthmus_start(self, context: PluginContext) -> None:
-        self._context = context
+    def isthmus_connection_observers(self) -> Sequence[ConnectionObserver]:
+        return (self._connections,)
+
+    @hookimpl
+    def isthmus_link_observers(self) -> Sequence[LinkObserver]:
+        return (self._links,)
 
     @hookimpl
     def isthmus_namespace_plugin(self) -> NamespacePlugin:
         return self
 
     def enabled(self, scope: Scope) -> Enabled:
-        if scope.context.data_directory is None:
+        if scope.context.data_directory is None and scope.settings.files:
             raise ValueError("there is nowhere to write: set [data] directory in the proxy's configuration")
+        client_settings(scope.settings.kafka_client_file)
         return Captured(self, scope)
 
     async def add(self, captured: Captured) -> None:
@@ -87,10 +112,11 @@ class CapturePlugin(NamespacePlugin):
         self._captured.append(captured)
         context = captured.scope.context
         if self._recorder is None:
-            assert context.data_directory is not None
-            self._recorder = Recorder(context, context.data_directory / "capture")
+            data = context.data_directory or Path()  # without one, no namespace has files
+            self._recorder = Recorder(context, data / "capture", self._connections)
             self._recorder.start()
             context.observe(self._recorder)
+            self._connections.told = self._links.told = self._recorder.observed
         self._configure()
 
     async def remove(self, captured: Captured) -> None:
@@ -104,6 +130,7 @@ class CapturePlugin(NamespacePlugin):
         else:
             self._recorder = None
             captured.scope.context.observe(None)
+            self._connections.told = self._links.told = None
             await recorder.stop()
 
     def _configure(self) -> None:
@@ -127,6 +154,9 @@ class CapturePlugin(NamespacePlugin):
         events = CounterMetricFamily("isthmus_capture_events", "Events that were written into capture files")
         events.add_metric([], written.get("events", 0))
         yield events
+        sent = CounterMetricFamily("isthmus_capture_sent_events", "Events that were written into Kafka topics")
+        sent.add_metric([], written.get("sent", 0))
+        yield sent
         dropped = CounterMetricFamily(
             "isthmus_capture_dropped",
             "What is not in the files. notes: the writer did not keep up. events: they could not be written. unpaired: "

@@ -1,6 +1,7 @@
 """The files of captured traffic: blocks of events, one behind the other.
 
-    file      block ...                     named *.open while it is written, *.capture when it is sealed
+    file      block ...                     named *.open while it is written, when it is sealed *.capture (requests
+                                            with their answers) or *.links (what links do)
     block     magic "ISTHMCAP" | major, minor (2 bytes each) | size of the description (4) | size of the rows (4)
               | description (JSON, UTF-8) | rows | CRC-32C (4) of all before it
 
@@ -65,9 +66,44 @@ TEXTS: Final = frozenset(
     ("client_address", "client_id", "software", "principal", "topic", "group_id", "transactional_id")
 )
 """Fields that stand for texts."""
-ROW: Final = struct.Struct(">" + "".join(kind for _, kind in FIELDS))
+
+LINK_FIELDS: Final = (
+    ("time_us", "q"),
+    ("kind", "i"),  # appended, confirmed, state
+    ("link", "i"),
+    ("role", "i"),  # of the partition here; none: the link as a whole
+    ("remote_cluster", "i"),
+    ("topic", "i"),
+    ("partition", "i"),
+    ("state", "i"),
+    ("reason", "i"),
+    ("base_offset", "q"),  # appended, confirmed: from here
+    ("end_offset", "q"),  # to here, exclusive
+    ("source_end", "q"),  # state: where both logs end
+    ("follower_end", "q"),
+    ("batches", "i"),  # appended
+    ("bytes", "q"),
+    ("took_us", "q"),  # appended: the request; confirmed: since the oldest batch of it was sent
+    ("lag", "q"),  # state: offsets that the follower lacks
+    ("lag_ms", "q"),  # age of the oldest of them
+)
+LINK_TEXTS: Final = frozenset(("kind", "link", "role", "remote_cluster", "topic", "state", "reason"))
 _NUMPY: Final = {"q": ">i8", "i": ">i4", "h": ">i2"}
-DESCRIBED: Final = [[name, _NUMPY[kind]] for name, kind in FIELDS]
+
+
+class Layout:
+    """What a row is."""
+
+    def __init__(self, fields: Sequence[tuple[str, str]], texts: frozenset[str]) -> None:
+        self.fields = fields
+        self.row = struct.Struct(">" + "".join(kind for _, kind in fields))
+        self.described = [[name, _NUMPY[kind]] for name, kind in fields]
+        self.texts = tuple((name, at) for at, (name, _) in enumerate(fields) if name in texts)
+        """Fields that stand for texts, and where they are."""
+
+
+REQUESTS: Final = Layout(FIELDS, TEXTS)
+LINKS: Final = Layout(LINK_FIELDS, LINK_TEXTS)
 
 
 class NewerFormat(Exception):
@@ -77,30 +113,32 @@ class NewerFormat(Exception):
 class Block:
     """A block that is being filled."""
 
-    def __init__(self, source: Mapping[str, Any]) -> None:
+    def __init__(self, source: Mapping[str, Any], layout: Layout = REQUESTS) -> None:
         self._source = source
+        self._layout = layout
         self._rows: list[bytes] = []
-        self._tables: dict[str, dict[str, int]] = {name: {} for name in sorted(TEXTS)}
+        self._tables: dict[str, dict[str, int]] = {name: {} for name, _ in layout.texts}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def text(self, field: str, text: Any) -> int:
-        """The number that stands for a text in a field."""
-        if text is None:
-            return -1
-        table = self._tables[field]
-        return table.setdefault(text, len(table))
-
-    def add(self, values: Sequence[Any]) -> None:
-        """Add a row: the values of :data:`FIELDS`, in their order."""
-        self._rows.append(ROW.pack(*values))
+    def add(self, values: list[Any]) -> None:
+        """Add a row: the values of the layout's fields, in their order, texts as they are (None: none)."""
+        tables = self._tables
+        for name, at in self._layout.texts:
+            text = values[at]
+            if text is None:
+                values[at] = -1
+            else:
+                table = tables[name]
+                values[at] = table.setdefault(text, len(table))
+        self._rows.append(self._layout.row.pack(*values))
 
     def sealed(self) -> bytes:
         """The block as it is written."""
         description = json.dumps(
             {
-                "fields": DESCRIBED,
+                "fields": self._layout.described,
                 "rows": len(self._rows),
                 "tables": {name: list(table) for name, table in self._tables.items()},
                 "source": self._source,

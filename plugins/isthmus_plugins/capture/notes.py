@@ -10,7 +10,7 @@ Notes are packed where the traffic is, so this is all that it costs there: one p
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -40,6 +40,23 @@ class Kind(IntEnum):
     """JSON: what is to be captured from here on. Also the first note."""
     TOPIC = 10
     """A topic's id (16 bytes) and name."""
+    LINK = 12
+    """What a link does: :func:`pack_link`."""
+
+
+_LINK_NUMBERS: Final = struct.Struct(">iqqqqiqqqq")
+_LINK_TEXTS: Final = 7
+
+
+def pack_link(texts: Iterable[str | None], numbers: Iterable[int]) -> bytes:
+    """What a note of a link says: the fields of ``blocks.LINK_FIELDS`` that stand for texts, and the others."""
+    return _LINK_NUMBERS.pack(*numbers) + "\0".join(each or "" for each in texts).encode()
+
+
+def unpack_link(said: bytes) -> tuple[list[str | None], tuple[int, ...]]:
+    """The texts, and the numbers but the time."""
+    texts: list[str | None] = [each or None for each in said[_LINK_NUMBERS.size :].decode().split("\0", _LINK_TEXTS)]
+    return texts, _LINK_NUMBERS.unpack_from(said)
 
 
 class Note(NamedTuple):

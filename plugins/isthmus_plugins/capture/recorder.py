@@ -37,8 +37,8 @@ _REQUEST: Final = int(Kind.REQUEST)
 class Recorder:
     """Takes notes while it runs: an :class:`isthmus_plugins.api.Tap`."""
 
-    def __init__(self, context: PluginContext, directory: Path) -> None:
-        """``directory``: where sealed files go."""
+    def __init__(self, context: PluginContext, directory: Path, connections: Iterable[bytes] = ()) -> None:
+        """``directory``: where sealed files go. ``connections``: notes of all that are open, whenever asked."""
         self._context = context
         self._source = {"proxy": context.proxy_name, "cluster": context.cluster_id}
         self._directory = directory
@@ -50,8 +50,7 @@ class Recorder:
         """Notes that were not handed over, for the whole life of this."""
         self.written: dict[str, int] = {}
         """What the other process says of itself: events, dropped, bytes, files."""
-        self._known: dict[int, bytes] = {}
-        """By open session, its OPENED note and who authenticated: told again to a process that comes later."""
+        self._connections = connections
 
     # ---- life ----
 
@@ -91,7 +90,7 @@ class Recorder:
             self._process = process
             begun, self._pieces = self._pieces, []
             self._tell_settings()
-            self._pieces += [*self._known.values(), *begun]
+            self._pieces += [*self._connections, *begun]
             flushing = self._tasks.start("flush", self._flush_for_ever())
             assert process.stdout is not None
             async for line in process.stdout:
@@ -158,14 +157,8 @@ class Recorder:
         now = monotonic()
         self._pieces += (_pack(Kind.SENT, session, now, now, 0, correlation_id, 0, 0), b"")
 
-    # ---- connections ----
-
-    def opened(self, session: int, address: str, broker_id: int) -> None:
-        text = address.encode()
-        note = _pack(Kind.OPENED, session, 0.0, 0.0, 0, 0, broker_id, len(text)) + text
-        self._known[session] = note
+    def observed(self, note: bytes) -> None:
+        """Something happened to a connection or a link."""
         self._pieces += (note, b"")
-
-    def closed(self, session: int) -> None:
-        self._known.pop(session, None)
-        self._pieces += (_pack(Kind.CLOSED, session, 0.0, 0.0, 0, 0, 0, 0), b"")
+        if len(self._pieces) > FLUSH_PIECES:
+            self._flush()

@@ -7,38 +7,33 @@ second it says on its standard output how much it has written and dropped, and w
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import random
 import select
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from time import monotonic, time
-from typing import Any, BinaryIO, Final
+from time import monotonic
+from typing import Any, Final
 
 from isthmus_control.model import ResourceType, contains
-from isthmus_plugins.capture.blocks import FIELDS, TEXTS, Block, whole_blocks
-from isthmus_plugins.capture.notes import Kind, Note, unpack
+from isthmus_plugins.capture.blocks import LINKS, REQUESTS, Layout
+from isthmus_plugins.capture.files import BlockFiles, Bounds, Counts, seal_left_over
+from isthmus_plugins.capture.kafka_topic import CLIENT_ID, KafkaTopic
+from isthmus_plugins.capture.notes import Kind, Note, unpack, unpack_link
+from isthmus_plugins.capture.observed import STATE
 from isthmus_plugins.capture.pairing import Event, Pairing
 
 READ_BYTES: Final = 1024 * 1024
-BLOCK_ROWS: Final = 16_384
-BLOCK_S: Final = 1.0
-"""An event is on the disk after this time."""
 REPORT_S: Final = 1.0
 IDLE_S: Final = 0.25
 """Without notes, how often is looked at what is to be written."""
 UNNAMED_S: Final = 5.0
 """How long events wait for the name of a topic of which they have the id."""
 HASHED: Final = frozenset(("client_id", "principal", "client_address"))
-_TEXTS_AT: Final = tuple((name, at) for at, (name, _) in enumerate(FIELDS) if name in TEXTS)
-OPEN: Final = ".open"
-SEALED: Final = ".capture"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +50,14 @@ class Wanted:
     roll_bytes: int
     roll_s: float
     keep_bytes: int
+    files: bool = True
+    kafka_servers: str = ""
+    kafka_topic: str = ""
+    kafka_client_file: str = ""
+
+    @property
+    def kafka(self) -> tuple[str, str, str]:
+        return self.kafka_servers, self.kafka_topic, self.kafka_client_file
 
     def __contains__(self, event: Event) -> bool:
         name = event.topic if self.type is ResourceType.TOPIC else event.group_id
@@ -63,132 +66,89 @@ class Wanted:
         return contains(self.type, self.prefix, str(name))
 
 
-@dataclass(slots=True)
-class Counts:
-    events: int = 0
-    dropped: int = 0
-    """Events that could not be written."""
-    bytes: int = 0
-    files: int = 0
-    unpaired: int = 0
-
-
-@dataclass(slots=True)
 class Output:
-    """The files of one namespace."""
+    """Where the events of one namespace go."""
 
-    wanted: Wanted
-    root: Path
-    source: Mapping[str, Any]
-    counts: Counts
-    block: Block = field(init=False)
-    file: BinaryIO | None = None
-    path: Path = Path()
-    begun_at: float = 0.0
-    block_at: float = 0.0
-    size: int = 0
+    def __init__(self, wanted: Wanted, root: Path, source: Mapping[str, Any], counts: Counts) -> None:
+        self._root = root
+        self._counts = counts
+        self._source = {**source, "namespace": wanted.prefix, "namespace_type": wanted.type.value}
+        self._files: dict[Layout, BlockFiles] = {}
+        self._topic: KafkaTopic | None = None
+        self.wanted = wanted
+        self._follow(None)
 
-    def __post_init__(self) -> None:
-        self.source = {**self.source, "namespace": self.wanted.prefix, "namespace_type": self.wanted.type.value}
-        self.block = Block(self.source)
+    def follow(self, wanted: Wanted) -> None:
+        """Other settings."""
+        before, self.wanted = self.wanted, wanted
+        self._follow(before)
+
+    def _follow(self, before: Wanted | None) -> None:
+        wanted = self.wanted
+        bounds = Bounds(wanted.roll_bytes, wanted.roll_s, wanted.keep_bytes)
+        if not wanted.files:
+            self._seal_files()
+        elif not self._files:
+            directory = self._root / wanted.directory
+            self._files = {
+                layout: BlockFiles(directory, self._source, layout, bounds, self._counts)
+                for layout in (REQUESTS, LINKS)
+            }
+        for files in self._files.values():
+            files.bounds = bounds
+        if before is None or before.kafka != wanted.kafka:
+            self._close_topic()
+            if wanted.kafka_topic:
+                self._topic = KafkaTopic(*wanted.kafka, str(self._source["proxy"]))
 
     def add(self, event: Event, wall_us: int) -> None:
-        block, values = self.block, list(event)
-        if not len(block):
-            self.block_at = monotonic()
+        values = list(event)
         values[0] = wall_us
-        for name, at in _TEXTS_AT:
-            text = event[at]
-            if text is not None and self.wanted.hash_clients and name in HASHED:
-                text = self._hashed(str(text))
-            values[at] = block.text(name, text)
-        block.add(values)
-        if len(block) >= BLOCK_ROWS:
-            self.write()
+        if self.wanted.hash_clients:
+            for name, at in REQUESTS.texts:
+                if name in HASHED and values[at] is not None:
+                    values[at] = self._hashed(str(values[at]))
+        self._put(REQUESTS, values)
+
+    def add_link(self, values: list[Any]) -> None:
+        self._put(LINKS, values)
+
+    def _put(self, layout: Layout, values: list[Any]) -> None:
+        if self._topic is not None:
+            self._topic.add(layout, self._source, values)
+        if self._files:
+            self._files[layout].add(values)
 
     def _hashed(self, text: str) -> str:
         return blake2b(text.encode(), key=self.wanted.salt.encode()[:64], digest_size=8).hexdigest()
 
-    def write(self) -> None:
-        """Write what there is. What cannot be written is dropped."""
-        block, self.block = self.block, Block(self.source)
-        if not len(block):
-            return
-        data = block.sealed()
-        before = self.size
-        try:
-            if self.file is None:
-                self._begin()
-            assert self.file is not None
-            self.file.write(data)
-            self.size += len(data)
-            self.counts.events += len(block)
-            self.counts.bytes += len(data)
-        except OSError as error:
-            self.counts.dropped += len(block)
-            if self.file is not None:  # half a block at the end would hide those behind it
-                self.file.truncate(before)
-                self.file.seek(before)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                print(f"capture: {error}", file=sys.stderr, flush=True)
-
-    def _begin(self) -> None:
-        directory = self.root / self.wanted.directory
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / f"{int(time() * 1000)}-{self.source['proxy']}-{random.getrandbits(32):08x}{OPEN}"
-        self.file = self.path.open("xb", buffering=0)
-        self.begun_at, self.size = monotonic(), 0
-
     def tend(self, now: float) -> None:
         """Write and seal what has waited for long enough."""
-        if len(self.block) and now > self.block_at + BLOCK_S:
-            self.write()
-        old = now > self.begun_at + self.wanted.roll_s
-        if self.file is not None and self.size and (old or self.size >= self.wanted.roll_bytes):
-            self.seal()
+        for files in self._files.values():
+            files.tend(now)
+        if self._topic is not None:
+            self._topic.flush()
 
-    def seal(self) -> None:
-        """End the file."""
-        self.write()
-        file, self.file = self.file, None
-        if file is None:
-            return
-        try:
-            os.fsync(file.fileno())
-            file.close()
-            seal(self.path, self.size)
-            self.counts.files += 1
-            self._make_room()
-        except OSError as error:
-            print(f"capture: {self.path} not sealed: {error}", file=sys.stderr, flush=True)
+    def _seal_files(self) -> None:
+        for files in self._files.values():
+            files.seal()
+        self._files = {}
 
-    def _make_room(self) -> None:
-        """Delete the oldest sealed files beyond what is to be kept."""
-        files = sorted(self.path.parent.glob(f"*{SEALED}"))
-        sizes = [file.stat().st_size for file in files]
-        total = sum(sizes)
-        for file, size in zip(files[:-1], sizes, strict=False):
-            if total <= self.wanted.keep_bytes:
-                break
-            file.unlink()
-            total -= size
+    def end(self) -> None:
+        self._seal_files()
+        self._close_topic()
 
+    def _close_topic(self) -> None:
+        topic, self._topic = self._topic, None
+        if topic is not None:
+            topic.close()
+            self._counts.sent += topic.sent
+            self._counts.dropped += topic.dropped
 
-def seal(path: Path, size: int) -> None:
-    """Give a file its last name; one without events goes."""
-    if size:
-        path.rename(path.with_suffix(SEALED))
-    else:
-        path.unlink()
-
-
-def seal_left_over(root: Path, proxy: str) -> None:
-    """Seal what a process before this one left open, as far as its blocks are whole."""
-    for path in root.glob(f"*/*-{proxy}-*{OPEN}"):
-        data = path.read_bytes()
-        end = max((end for end, _, _ in whole_blocks(data)), default=0)
-        os.truncate(path, end)
-        seal(path, end)
+    @property
+    def topic_counts(self) -> tuple[int, int]:
+        """Events that were sent to its topic, and dropped, and are not in the counts yet."""
+        return (0, 0) if self._topic is None else (self._topic.sent, self._topic.dropped)
 
 
 class Writer:
@@ -216,6 +176,9 @@ class Writer:
             self._unnamed.pop(topic_id, None)
             self._look_again(monotonic())
             return
+        if note.kind == Kind.LINK:
+            self._put_link(note)
+            return
         for event in self._pairing.take(note):
             if isinstance(event.topic, bytes):
                 self._unnamed.setdefault(event.topic, monotonic())
@@ -230,23 +193,37 @@ class Writer:
         self._wall_us = (said["wall_ns"] - said["monotonic_ns"]) // 1000
         wanted = [Wanted(ResourceType(each.pop("type")), **each) for each in said["namespaces"]]
         for name in [name for name in self._outputs if all(each.directory != name for each in wanted)]:
-            self._outputs.pop(name).seal()
+            self._outputs.pop(name).end()
         # The narrowest namespace that holds something has its events.
         outputs: dict[str, Output] = {}
         for each in sorted(wanted, key=lambda each: -len(each.prefix)):
             output = self._outputs.get(each.directory)
             if output is None:
                 output = Output(each, self._root, self._source, self.counts)
-            output.wanted = each
+            else:
+                output.follow(each)
             outputs[each.directory] = output
         self._outputs = outputs
 
     def _put(self, event: Event) -> None:
+        if event.client_id == CLIENT_ID:
+            return
         for output in self._outputs.values():
             if event in output.wanted:
                 if _chosen(event, output.wanted.sampling):
                     output.add(event, event.time_ns // 1000 + self._wall_us)
                 return
+
+    def _put_link(self, note: Note) -> None:
+        """What a link does with a topic belongs to the narrowest namespace that holds it, the rest to the widest."""
+        texts, numbers = unpack_link(note.first)
+        kind, _, _, _, topic, _, _ = texts
+        outputs = [each for each in self._outputs.values() if each.wanted.type is ResourceType.TOPIC]
+        if topic is not None:
+            outputs = [each for each in outputs if contains(ResourceType.TOPIC, each.wanted.prefix, topic)][:1]
+        for output in outputs[-1:]:
+            if kind == STATE or _is_in(output.wanted.sampling, b"%d %d" % (note.at_ns, numbers[1])):
+                output.add_link([note.at_ns // 1000 + self._wall_us, *texts[:5], numbers[0], *texts[5:], *numbers[1:]])
 
     def _look_again(self, now: float) -> None:
         """Events that waited for names."""
@@ -268,9 +245,11 @@ class Writer:
     def report(self) -> dict[str, Any]:
         self.counts.unpaired = self._pairing.unpaired
         unnamed, self._unnamed = list(self._unnamed), {}
+        topics = [each.topic_counts for each in self._outputs.values()]
         return {
             "events": self.counts.events,
-            "dropped": self.counts.dropped,
+            "sent": self.counts.sent + sum(sent for sent, _ in topics),
+            "dropped": self.counts.dropped + sum(dropped for _, dropped in topics),
             "bytes": self.counts.bytes,
             "files": self.counts.files,
             "unpaired": self.counts.unpaired,
@@ -280,15 +259,18 @@ class Writer:
     def end(self) -> None:
         self._look_again(float("inf"))
         for output in self._outputs.values():
-            output.seal()
+            output.end()
 
 
 def _chosen(event: Event, sampling: float) -> bool:
     """Whole requests are chosen or not, by a number that any proxy would come to."""
     if sampling >= 1:
         return True
-    number = zlib.crc32(b"%d %d %d" % (event.session, event.correlation_id, event.time_ns))
-    return number < sampling * 2**32
+    return _is_in(sampling, b"%d %d %d" % (event.session, event.correlation_id, event.time_ns))
+
+
+def _is_in(sampling: float, which: bytes) -> bool:
+    return zlib.crc32(which) < sampling * 2**32
 
 
 def write(notes: Iterable[bytes], root: Path, report: Any) -> None:

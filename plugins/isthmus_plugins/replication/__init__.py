@@ -34,7 +34,7 @@
 ``offsets_source``    what leaves of the offsets topic; ``offsets_keyring`` has the keys, ``offsets_view`` reads a copy
 ``link_mirror``       the settings that both clusters of a link have; ``link_mode``: who may make it synchronous
 ``service``           what operators can do: ``link_creation``, ``attaching``; ``link_commands`` is what these share
-``link_status``       what operators are told
+``link_status``       what operators are told; ``link_telling``: what plugins are, as it happens
 ====================  ==================================================================================================
 """
 
@@ -65,6 +65,7 @@ from isthmus_plugins.replication.group_status import GroupStatuses
 from isthmus_plugins.replication.leader import LeaderEnd
 from isthmus_plugins.replication.leader_epochs import LeaderEpochs
 from isthmus_plugins.replication.link_mirror import LinkMirror
+from isthmus_plugins.replication.link_telling import LinkTelling
 from isthmus_plugins.replication.missed_deletions import MissedDeletions
 from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.service import LinkService
@@ -192,7 +193,7 @@ class ReplicationPlugin:
                 ),
             },
             receiver=lambda link_name: _Ends(self._leader_end, self._follower_end, self._group_follower, self._store),
-            on_change=lambda link_name: self._wake_leaders(),
+            on_change=lambda link_name: self._wake(),
         )
         self._acls = AclEnds(context, self._peers)
         self._leader_end = LeaderEnd(context, self._peers, verification)
@@ -220,6 +221,7 @@ class ReplicationPlugin:
             self._store,
             self._mirror,
         )
+        self._telling = LinkTelling(context.link_observers, self._service.statuses)
         self._truncations = Truncations(
             context, self._peers, self._follower_end, verification, common_log, follower_topics
         )
@@ -244,8 +246,10 @@ class ReplicationPlugin:
         self._acls.leader.start()
         self._truncations.start()
         self._missed_deletions.start()
+        self._telling.start()
 
-    def _wake_leaders(self) -> None:
+    def _wake(self) -> None:
+        self._telling.changed()
         self._leader_end.wake()
         self._group_leader.wake()
         self._acls.leader.wake()
@@ -268,10 +272,11 @@ class ReplicationPlugin:
         self._withheld.control_changed(state)
         self._syncing.control_changed(state)
         self._leader_epochs.control_changed(state)
-        self._wake_leaders()
+        self._wake()
 
     @hookimpl
     async def isthmus_stop(self) -> None:
+        await self._telling.stop()
         await self._acls.leader.stop()
         await self._missed_deletions.stop()
         await self._truncations.stop()

@@ -26,6 +26,7 @@ from isthmus_plugins.api import (
     PluginContext,
     TopicInfo,
 )
+from isthmus_plugins.observers import LinkConfirmed
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.connection import UNKNOWN_METHOD, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.follower_configs import copied, is_compacted
@@ -463,6 +464,8 @@ class LeaderEnd:
         was_full = stream.full
         if appended.end_offset > stream.acked:
             self._went_on(stream.key)
+            if self._context.link_observers:
+                self._observe(stream, appended.end_offset)
         stream.confirmed(appended.end_offset)
         self.on_confirmed(stream)
         stream.lateness.confirmed(stream.acked)
@@ -470,6 +473,15 @@ class LeaderEnd:
             stream.blocked()
         elif was_full and not stream.full:
             self.resume_tails(stream.key.link)
+
+    def _observe(self, stream: LeaderStream, end_offset: int) -> None:
+        link_ = self._context.control.state.links.get(stream.key.link)
+        remote = "" if link_ is None else link_.remote_cluster_id
+        sent_at = stream.sent_at(end_offset)
+        took_s = None if sent_at is None else monotonic() - sent_at
+        self._context.link_observers.confirmed(
+            LinkConfirmed(stream.key.link, remote, *stream.key.place, stream.acked, end_offset, took_s)
+        )
 
     def on_writable(self, connection: LinkConnection) -> None:
         """A peer that was slow takes more."""

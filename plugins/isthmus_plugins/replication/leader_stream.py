@@ -154,7 +154,8 @@ class LeaderStream:
         """Nothing more can be read. Called when the follower has all before that: it ends the stream."""
         self.in_flight_bytes = 0
         self._wanted: FetchPartition | None = None
-        self._in_flight: deque[tuple[int, int]] = deque()
+        self._in_flight: deque[tuple[int, int, float]] = deque()
+        """(end, bytes, when it was sent) of what is not confirmed."""
         self._seen: deque[tuple[int, float]] = deque()
         self.stable = -1
         """Transactions with data below this have ended, and the follower has their markers; -1: not known yet."""
@@ -232,9 +233,14 @@ class LeaderStream:
 
     def sent(self, next_offset: int, size: int) -> None:
         self.next_offset = next_offset
-        self._in_flight.append((next_offset, size))
+        self._in_flight.append((next_offset, size, monotonic()))
         self.in_flight_bytes += size
         self.flow.in_flight_bytes += size
+
+    def sent_at(self, end_offset: int) -> float | None:
+        """When the oldest was sent that the follower has with ``end_offset``; None: nothing was."""
+        oldest = self._in_flight[0] if self._in_flight else None
+        return oldest[2] if oldest is not None and oldest[0] <= end_offset else None
 
     def confirmed(self, end_offset: int) -> None:
         self.acked = max(self.acked, end_offset)

@@ -21,6 +21,7 @@ from isthmus_plugins.api import (
     ProduceResult,
     TransactionMarkers,
 )
+from isthmus_plugins.observers import LinkAppended
 from isthmus_plugins.replication import reasons
 from isthmus_plugins.replication.follower_log import Append, LogState, Mark, Operation, StopReason
 from isthmus_plugins.replication.follower_stream import FollowerStream
@@ -319,11 +320,31 @@ class Writer:
                 stream.refusals = 0
                 self._end.batches_appended += len(operations)
                 self._end.tell_appended(stream)
+                if self._context.link_observers:
+                    self._observe(stream, operations)
         elif len(operations) == 1:
             self._refused(stream, operations[0], refused)
         else:  # what is wrong shows when the first that was refused is sent alone
             stream.trouble = self._objection(stream, refused)
             follower_log.partly_appended([None if each.error_code else each.base_offset for each in results])
+
+    def _observe(self, stream: FollowerStream, operations: Sequence[Operation]) -> None:
+        state = self._context.control.state
+        link_ = state.links.get(stream.link_name)
+        size = sum(len(each.data) for each in operations if isinstance(each, Append))
+        self._context.link_observers.appended(
+            LinkAppended(
+                stream.link_name,
+                "" if link_ is None else link_.remote_cluster_id,
+                stream.topic,
+                stream.partition,
+                operations[0].first_offset,
+                stream.follower_log.end,
+                len(operations),
+                size,
+                monotonic() - self.began,
+            )
+        )
 
     @staticmethod
     def _objection(stream: FollowerStream, result: ProduceResult) -> StopReason:

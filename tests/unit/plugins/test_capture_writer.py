@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from isthmus_plugins.capture import writer as module
-from isthmus_plugins.capture.blocks import MAGIC, MAJOR, NewerFormat, whole_blocks
-from isthmus_plugins.capture.notes import HEAD, Kind
-from isthmus_plugins.capture.writer import SEALED, write
+from isthmus_plugins.capture import files as module
+from isthmus_plugins.capture.blocks import LINKS, MAGIC, MAJOR, NewerFormat, whole_blocks
+from isthmus_plugins.capture.files import SEALED, SEALED_LINKS
+from isthmus_plugins.capture.notes import HEAD, Kind, pack_link
+from isthmus_plugins.capture.writer import write
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
@@ -51,6 +52,19 @@ def written(root: Path, *chunks: bytes) -> dict[str, Any]:
     reports: list[dict[str, Any]] = []
     write(chunks, root, reports.append)
     return reports[-1]
+
+
+def link_note(kind: str, topic: str | None, end: int, at: int = 0) -> bytes:
+    """``end``: of what was appended or confirmed, or where both logs end."""
+    role, state = (None, "Following") if topic is None else ("follower", "Catching Up" if kind == "state" else None)
+    return note(
+        Kind.LINK,
+        pack_link(
+            (kind, "to-b", role, "B", topic, state, None),
+            (-1 if topic is None else 0, end - 1, end, end + 5, end, 1, 100, 2500, 5, 70),
+        ),
+        at=at,
+    )
 
 
 def rows(root: Path) -> list[dict[str, Any]]:
@@ -106,15 +120,15 @@ def test_files_are_rolled_by_size_and_the_oldest_ones_go(tmp_path: Path, monkeyp
 
 
 def test_a_full_disk_drops_events_and_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = module.Output._begin
+    begin = module.BlockFiles._begin
     full = [True]
 
-    def begun(self: module.Output) -> None:
+    def begun(self: module.BlockFiles) -> None:
         if full[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
         begin(self)
 
-    monkeypatch.setattr(module.Output, "_begin", begun)
+    monkeypatch.setattr(module.BlockFiles, "_begin", begun)
     monkeypatch.setattr(module, "BLOCK_ROWS", 10)
     reports: list[dict[str, Any]] = []
 
@@ -132,7 +146,7 @@ def test_what_a_process_left_open_is_sealed_as_far_as_it_is_whole(tmp_path: Path
     written(tmp_path, settings({"prefix": "pay-"}), commits("pay-t", 5))
     (file,) = tmp_path.rglob(f"*{SEALED}")
     data = file.read_bytes()
-    left = file.with_name(file.stem + "-p-0.open")
+    left = file.with_name(file.stem + "-p-0.capture.open")
     left.write_bytes(data + data[: len(data) // 2])
     file.unlink()
     written(tmp_path, settings({"prefix": "pay-"}))
@@ -158,6 +172,45 @@ def test_events_wait_for_the_names_of_topics(tmp_path: Path) -> None:
     write(chunks, tmp_path, reports.append)
     assert reports[0]["unnamed"] == [topic_id.hex()]
     assert [row["topic"] for row in rows(tmp_path)] == ["pay-t"]
+
+
+def link_rows(root: Path) -> list[dict[str, Any]]:
+    """As the blocks describe themselves."""
+    found = []
+    for file in sorted(root.rglob(f"*{SEALED_LINKS}")):
+        for _, described, data in whole_blocks(file.read_bytes()):
+            names = [name for name, _ in described["fields"]]
+            for values in LINKS.row.iter_unpack(data):
+                row = dict(zip(names, values, strict=True))
+                texts = {
+                    name: None if row[name] < 0 else table[row[name]] for name, table in described["tables"].items()
+                }
+                found.append({**row, **texts, "namespace": described["source"]["namespace"]})
+    return found
+
+
+def test_what_links_do_is_in_files_of_the_narrowest_namespace(tmp_path: Path) -> None:
+    said = settings({"prefix": "pay-"}, {"prefix": ""}, {"prefix": "g", "type": "consumer-group", "directory": "g"})
+    notes = (link_note("appended", "pay-t", 7, 1_000_000), link_note("state", "other", 9), link_note("state", None, 0))
+    written(tmp_path, said, b"".join(notes))
+    found = {(row["namespace"], row["kind"], row["topic"]): row for row in link_rows(tmp_path)}
+    assert sorted(found, key=str) == [("", "state", "other"), ("", "state", None), ("pay-", "appended", "pay-t")]
+    row = found["pay-", "appended", "pay-t"]
+    assert row["time_us"] == 1_700_000_000_001_000
+    assert (row["link"], row["role"], row["remote_cluster"], row["state"]) == ("to-b", "follower", "B", None)
+    numbers = ("partition", "base_offset", "end_offset", "source_end", "follower_end", "batches", "bytes", "took_us")
+    assert [row[name] for name in numbers] == [0, 6, 7, 12, 7, 1, 100, 2500]
+    assert (row["lag"], row["lag_ms"]) == (5, 70)
+    assert (found["", "state", None]["role"], found["", "state", None]["state"]) == (None, "Following")
+
+
+def test_states_are_never_left_out_by_sampling(tmp_path: Path) -> None:
+    said = settings({"prefix": "pay-", "sampling": 0.25})
+    notes = [link_note(kind, "pay-t", end) for end in range(400) for kind in ("confirmed", "state")]
+    written(tmp_path, said, *notes)
+    kinds = [row["kind"] for row in link_rows(tmp_path)]
+    assert kinds.count("state") == 400
+    assert 50 < kinds.count("confirmed") < 150
 
 
 def test_damaged_and_newer_files_are_refused(tmp_path: Path) -> None:

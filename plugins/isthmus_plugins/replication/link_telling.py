@@ -1,0 +1,98 @@
+"""Tells link observers in which states links and their partitions are (``isthmus_plugins.observers``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from typing import Final
+
+from isthmus_control.states import PartitionState
+from isthmus_plugins.links import LinkStatus, PartitionStatus
+from isthmus_plugins.observers import LinkObservers, LinkTold
+from isthmus_plugins.tasks import Tasks
+
+INTERVAL_S: Final = 1.0
+CHANGED_S: Final = 0.1
+"""After something changed, what comes of it is looked at together with what changes meanwhile."""
+SHARE_MAX: Final = 0.05
+"""Of the proxy's time that this may take: with very many partitions it looks less often."""
+WELL: Final = frozenset({PartitionState.FOLLOWING.value, PartitionState.IN_SYNC.value})
+
+Key = tuple[str, str | None, str | None, int]
+
+
+class LinkTelling:
+    """Looks at all states while somebody wants to be told."""
+
+    def __init__(self, observers: LinkObservers, statuses: Callable[[], Iterable[LinkStatus]]) -> None:
+        self._observers = observers
+        self._statuses = statuses
+        self._tasks = Tasks("link-telling")
+        self._changed = asyncio.Event()
+        self._told: dict[Key, tuple[str, str | None]] = {}
+
+    def start(self) -> None:
+        self._tasks.start("tell", self._tell_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def changed(self) -> None:
+        """Some state may be another one now."""
+        self._changed.set()
+
+    async def _tell_for_ever(self) -> None:
+        due = monotonic()
+        while True:
+            wait = max(0.0, due - monotonic())
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait)
+                await asyncio.sleep(CHANGED_S)
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            began = monotonic()
+            if self._observers:
+                self.tell(again=began >= due)
+            else:
+                self._told = {}
+            if began >= due:
+                due = began + INTERVAL_S
+            await asyncio.sleep((monotonic() - began) / SHARE_MAX)
+
+    def tell(self, again: bool) -> None:
+        """Tell what is not as it was told. ``again``: also what is told once a second."""
+        told: dict[Key, tuple[str, str | None]] = {}
+        for status in self._statuses():
+            for event in events_of(status):
+                key = event.link, event.role, event.topic, event.partition
+                told[key] = event.state, event.reason
+                unwell = event.topic is None or event.state not in WELL or event.lag
+                if self._told.get(key) != told[key] or (again and unwell):
+                    self._observers.told(event)
+        self._told = told
+
+
+def events_of(status: LinkStatus) -> Iterator[LinkTold]:
+    """What is to be told of a link: the whole first, then its partitions."""
+    link, remote = status.link_name, status.remote_cluster_id
+    yield LinkTold(link, remote, None, None, -1, status.state, status.reason, None, None, None, None)
+    for each in status.partitions:
+        yield LinkTold(
+            link,
+            remote,
+            each.role,
+            each.topic,
+            each.partition,
+            each.state,
+            each.reason,
+            each.source_end,
+            each.follower_end,
+            each.partition_mirror_lag,
+            _age(each),
+        )
+
+
+def _age(status: PartitionStatus) -> float | None:
+    return status.lag_seconds if status.partition_mirror_lag is not None else None
