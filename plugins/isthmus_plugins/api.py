@@ -30,6 +30,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
+from isthmus_protocol.produce_scan import ScannedPartition
 
 if TYPE_CHECKING:
     from isthmus_plugins.observers import LinkObservers
@@ -555,6 +556,13 @@ TAP_ANSWER, TAP_OWN_ANSWER, TAP_GATED, TAP_MORE = 2, 3, 9, 11
 gate, more first bytes of one have come."""
 TAP_BYTES: Final = 512
 """So many first bytes of a frame are enough for a tap."""
+TAP_PRODUCED_BYTES: Final = 16 * 1024
+"""Of the answer to a Produce, which says something of each partition."""
+
+
+def tap_answer_bytes(key: int) -> int:
+    """How many first bytes a tap is told of an answer; ``key``: API key << 16 | version."""
+    return TAP_BYTES if key >> 16 else TAP_PRODUCED_BYTES
 
 
 class Tap(Protocol):
@@ -571,7 +579,10 @@ class Tap(Protocol):
     ) -> None:
         """An answer, or more of one. ``kind``: see :data:`TAP_ANSWER`.
 
-        Where ``first`` is less than there will be of the frame, up to :data:`TAP_BYTES`, more comes."""
+        Where ``first`` is less than there will be of the frame, up to :func:`tap_answer_bytes`, more comes."""
+
+    def parts(self, session: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
+        """All partitions of a Produce request that has several, and more bytes than :data:`TAP_BYTES`."""
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that waited at a gate goes out."""

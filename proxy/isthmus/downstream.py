@@ -13,6 +13,7 @@ from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus.gated_answers import GatedAnswers
 from isthmus.peer import WRITE_HIGH_WATER_BYTES, Peer
 from isthmus.session import SERVING, SessionState
+from isthmus.tapped_produce import TappedProduces
 from isthmus_plugins.api import (
     NEED_MORE,
     TAP_BYTES,
@@ -67,8 +68,10 @@ class Downstream(Peer):
         "_known",
         "_listener",
         "_pending",
+        "_produces",
         "_request",
         "_routes",
+        "_scanning",
         "_session_id",
         "_upstream",
         "_writing",
@@ -93,6 +96,10 @@ class Downstream(Peer):
         """Route key, leave, the heads of frames that it covers, the least size of a frame that holds them, route."""
         self._in_flight_max = gateway.in_flight_max
         self.throttled = False
+        self._produces: TappedProduces | None = None
+        """Made when a tap is to be told of partitions."""
+        self._scanning = False
+        """The rest of what is streaming goes there."""
         self._full = 0
         """Reasons not to read answers: the client does not read them, too much waits behind a gate."""
         self._gated: GatedAnswers | None = None
@@ -250,6 +257,8 @@ class Downstream(Peer):
                 self._upstream.send(data)
                 if route.tap is not None:
                     route.tap.request(self._session_id, arrived, key, correlation_id, size_inside, data)
+                    if size > TAP_BYTES:
+                        self._scan(route, correlation_id, data, 0, size)
                 if len(pending) > self._in_flight_max:
                     self.throttle()
                 if route.requests % PROXY_TIME_EACH == 1:
@@ -266,6 +275,9 @@ class Downstream(Peer):
             if self._writing and monotonic() > self._gateway.vouches_until():
                 self.session.close("lease lost in mid-write")
                 return b""
+            if self._scanning:
+                assert self._produces is not None
+                self._scanning = self._produces.feed(data if size <= rest else data[:rest]) and size < rest
             if size < rest:
                 self._streaming = rest - size
                 self._upstream.send(data)
@@ -363,6 +375,8 @@ class Downstream(Peer):
             route.requests += 1
             if route.tap is not None:
                 self._note(route, correlation_id, arrived, data[position : min(end, position + TAP_BYTES)], size)
+                if size > TAP_BYTES and route.acks is not None:
+                    self._scan(route, correlation_id, data, position, end)
             if acks:
                 pending.append((correlation_id, route, arrived, route.on_response, None))
             else:
@@ -385,6 +399,13 @@ class Downstream(Peer):
     def _note(self, route: Route, correlation_id: int, arrived: float, frame: bytes, size: int) -> None:
         assert route.tap is not None
         route.tap.request(self._session_id, arrived, route.key, correlation_id, size, frame)
+
+    def _scan(self, route: Route, correlation_id: int, data: bytes, start: int, end: int) -> None:
+        """Tell of all partitions of a Produce request that is larger than what was told; now, or when it is whole."""
+        assert route.tap is not None
+        if self._produces is None:
+            self._produces = TappedProduces(self._session_id)
+        self._scanning = self._produces.begin(route.tap, route.version, correlation_id, data, start, end)
 
     def _nothing_known(self) -> tuple[int, Leave, tuple[bytes, ...], int, Route]:
         return -1, _NO_LEAVE, (), 0, self._gateway.fence_route
@@ -452,6 +473,8 @@ class Downstream(Peer):
             verdict = Replace(frame)
         if route.tap is not None and not isinstance(verdict, Hold):
             self._note(route, correlation_id, came, frame, len(frame) - 4)
+            if len(frame) > TAP_BYTES and route.acks is not None:
+                self._scan(route, correlation_id, frame, 0, len(frame))
         if isinstance(verdict, Hold):
             self._held = True
             self.hold_reading()

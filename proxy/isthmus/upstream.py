@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus.peer import Peer
 from isthmus.session import NO_ACKS0, SERVING, Pending, Session, SessionState
-from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER, Gate
+from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER, Gate, tap_answer_bytes
 from isthmus_protocol.wire import MalformedFrame
 
 if TYPE_CHECKING:
@@ -192,10 +192,11 @@ class Upstream(Peer):
                 pending.popleft()
             tap = of.tap
             if tap is not None and own is None and not gated:
-                first = data if end - position == available else data[position : min(end, position + TAP_BYTES)]
+                told = tap_answer_bytes(of.key)
+                first = data if end - position == available else data[position : min(end, position + told)]
                 tap.answer(TAP_ANSWER, self._session_id, arrived, of.key, correlation_id, size, first)
-                if len(first) < size + 4 and len(first) < TAP_BYTES:
-                    self._tapped = of, correlation_id, min(size + 4, TAP_BYTES) - len(first)
+                if len(first) < size + 4 and len(first) < told:
+                    self._tapped = of, correlation_id, min(size + 4, told) - len(first)
             position = end
             route = of
             route.broker_time.observe(arrived - forwarded)

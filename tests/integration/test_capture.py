@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaException
 from support.kafka import unique
 from support.links import Side, until
@@ -101,6 +103,38 @@ def test_what_clients_did_is_in_the_files_and_contents_are_not(setup: Setup) -> 
 
 def produced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["api_key"] == 0]
+
+
+@pytest.mark.parametrize("size", [40, 3000, 60_000], ids=["small", "large", "in many pieces"])
+def test_requests_of_many_partitions_have_an_event_for_each(setup: Setup, size: int) -> None:
+    topic, partitions, each = setup.prefix + "t", 12, 3
+    setup.side.create_topic(topic, partitions)
+    setup.enable()
+
+    async def write() -> None:
+        # It waits, and then writes all partitions of a broker in one request.
+        more = {"linger_ms": 300, "max_batch_size": 4 * size * each, "max_request_size": 8_000_000}
+        async with AIOKafkaProducer(bootstrap_servers=setup.side.bootstrap, **more) as producer:
+            await producer.partitions_for(topic)
+            for number in range(partitions * each):
+                await producer.send(topic, bytes(size), partition=number % partitions)
+
+    asyncio.run(write())
+
+    def complete() -> list[dict[str, Any]] | None:
+        rows = produced(setup.rows())
+        return rows if sum(row["records"] for row in rows) >= partitions * each else None
+
+    rows = until("all partitions are there", complete)
+    assert Counter(row["partition"] for row in rows for _ in range(row["records"])) == dict.fromkeys(
+        range(partitions), each
+    )
+    assert max(row["parts"] for row in rows) > partitions // 2
+    assert {row["partial"] for row in rows} == {0}
+    assert {row["error_code"] for row in rows} == {0}
+    for row in rows:
+        assert row["batch_bytes"] > row["records"] * size
+        assert row["base_offset"] in range(each)
 
 
 def test_settings_change_while_traffic_goes_on(setup: Setup) -> None:

@@ -1,7 +1,8 @@
 """What the first bytes of requests and answers say: names, partitions, batch headers, error codes. Never contents.
 
-Most frames are whole within their first bytes. Of a Produce request, or an answer to a Fetch, that is not, the first
-partition is read and that of its batches which has its header there; the event says so (``partial``).
+Most frames are whole within their first bytes. Of a Produce request that is not, partitions beyond the first come
+apart from these. Of an answer to a Fetch that is not, the first partition is read and that of its batches which has its
+header there; the event says so (``partial``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple
 from isthmus_plugins.capture.notes import Note
 from isthmus_protocol import peeks, resources
 from isthmus_protocol.locate import locator
+from isthmus_protocol.produce_scan import ProduceScan, ScannedPartition
 from isthmus_protocol.records import COMPRESSION_MASK, HEADER_SIZE, BatchError, BatchHeader, read_header, walk
 from isthmus_protocol.schema import ApiKey, message_spec, request_flexible
 from isthmus_protocol.wire import MalformedFrame, NeedMore, read_uvarint, skip_tags
@@ -120,39 +122,25 @@ def _others(facts: RequestFacts, api_key: int, version: int, first: bytes) -> No
 
 
 def _produce(facts: RequestFacts, version: int, first: bytes) -> None:
+    scan = ProduceScan(version)
+    scan.feed(first)
+    facts.acks = scan.acks
+    named = scan.transactional_id
+    facts.transactional_id = None if named is None else named.decode("utf-8", "replace")
+    facts.parts = produced_parts(version, scan.parts)
+    facts.partial = not scan.done
+
+
+def produced_parts(version: int, found: Iterable[ScannedPartition]) -> tuple[PartFacts, ...]:
+    """What is known of the partitions of a Produce request."""
     by_id = peeks.topics_are_ids(ApiKey.PRODUCE, version)
-    if facts.partial:
-        _first_of_produce(facts, version, first, by_id)
-        return
-    acks, transactional_id, _, topics = peeks.produce_batches(version, first)
-    facts.acks = acks
-    facts.transactional_id = None if transactional_id is None else transactional_id.decode("utf-8", "replace")
-    facts.parts = tuple(
-        _with_batches(PartFacts(_named(topic, by_id), partition), _headers(records))
-        for topic, partitions in topics
-        for partition, records in partitions
+    return tuple(
+        _with_batches(
+            PartFacts(_named(part.topic, by_id), part.partition),
+            [read_header(part.header)] if len(part.header) == HEADER_SIZE else [],
+        )
+        for part in found
     )
-
-
-def _first_of_produce(facts: RequestFacts, version: int, first: bytes, by_id: bool) -> None:
-    """The first partition of a request that is not whole."""
-    reader = _Reader(first, request_flexible(ApiKey.PRODUCE, version))
-    reader.skip_request_head()
-    transactional_id = reader.text()
-    facts.transactional_id = None if transactional_id is None else transactional_id.decode("utf-8", "replace")
-    facts.acks = reader.int16()
-    reader.int32()  # timeout
-    if reader.count() < 1:
-        return
-    topic = reader.take(16) if by_id else reader.text()
-    if reader.count() < 1 or topic is None:
-        return
-    partition, size = reader.int32(), reader.count()
-    part = PartFacts(_named(topic, by_id), partition, batch_bytes=size)
-    facts.parts = (part,)
-    header = read_header(first[reader.position :]) if len(first) >= reader.position + HEADER_SIZE else None
-    if header is not None:
-        facts.parts = (_with_batches(part, [header])._replace(batch_bytes=size),)
 
 
 # ---- answers ----
@@ -268,13 +256,6 @@ class _Reader:
         self.data = data
         self.flexible = flexible
         self.position = 0
-
-    def skip_request_head(self) -> None:
-        self.position = 12
-        length = self.int16()  # of the client id, also in flexible versions
-        self.position += max(0, length)
-        if self.flexible:
-            self.skip_tags()
 
     def skip_tags(self) -> None:
         self.position = skip_tags(self.data, self.position)

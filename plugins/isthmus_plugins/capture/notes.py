@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER
+from isthmus_protocol.produce_scan import ScannedPartition
 
 HEAD: Final = struct.Struct(">BIddIiiI")
 
@@ -40,8 +41,32 @@ class Kind(IntEnum):
     """JSON: what is to be captured from here on. Also the first note."""
     TOPIC = 10
     """A topic's id (16 bytes) and name."""
+    PARTS = 13
+    """Partitions of a request (:func:`pack_parts`); ``size`` is 1 in its last note of them."""
     LINK = 12
     """What a link does: :func:`pack_link`."""
+
+
+_PART: Final = struct.Struct(">HBii")
+
+
+def pack_parts(parts: Iterable[ScannedPartition]) -> bytes:
+    """Partitions of a Produce request, their batch headers included."""
+    return b"".join(
+        _PART.pack(len(topic), len(header), partition, size) + topic + header
+        for topic, partition, size, header in parts
+    )
+
+
+def unpack_parts(said: bytes) -> Iterator[ScannedPartition]:
+    position = 0
+    while position < len(said):
+        named, headed, partition, size = _PART.unpack_from(said, position)
+        topic_end = position + _PART.size + named
+        yield ScannedPartition(
+            said[position + _PART.size : topic_end], partition, size, said[topic_end : topic_end + headed]
+        )
+        position = topic_end + headed
 
 
 _LINK_NUMBERS: Final = struct.Struct(">iqqqqiqqqq")

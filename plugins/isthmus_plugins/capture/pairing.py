@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from isthmus_plugins.api import TAP_BYTES
-from isthmus_plugins.capture.first_bytes import NOT_READ, RequestFacts, request_facts, response_facts
-from isthmus_plugins.capture.notes import Kind, Note
+from isthmus_plugins.api import tap_answer_bytes
+from isthmus_plugins.capture.first_bytes import (
+    NOT_READ,
+    RequestFacts,
+    produced_parts,
+    request_facts,
+    response_facts,
+)
+from isthmus_plugins.capture.notes import Kind, Note, unpack_parts
+from isthmus_protocol.produce_scan import ScannedPartition
 from isthmus_protocol.schema import ApiKey
 
 NO_ANSWER: Final = -1
@@ -61,6 +68,8 @@ class _Open:
     note: Note
     facts: RequestFacts
     answer: Note | None = None
+    scanned: list[ScannedPartition] = field(default_factory=list)
+    """Its partitions, as far as they were told apart from its first bytes."""
 
 
 @dataclass(slots=True)
@@ -70,6 +79,8 @@ class _Session:
     principal: str | None = None
     software: str | None = None
     open: deque[_Open] = field(default_factory=deque)
+    unanswered: _Open | None = None
+    """A Produce with acks=0, of which more may come."""
     gated: dict[int, _Open] = field(default_factory=dict)
     cut: dict[int, _Open] = field(default_factory=dict)
     """Of whose answers more first bytes come."""
@@ -94,10 +105,15 @@ class Pairing:
             if facts.software is not None:
                 session.software = facts.software
             opened = _Open(note, facts)
+            yield from self._unanswered(session)
             if facts.acks == 0 and note.key >> 16 == ApiKey.PRODUCE:
-                yield from self._events(session, opened, None)  # it has no answer
+                session.unanswered = opened
+                if not facts.partial:
+                    yield from self._unanswered(session)
             else:
                 session.open.append(opened)
+        elif note.kind == Kind.PARTS:
+            yield from self._parts(session, note)
         elif note.kind in (Kind.ANSWER, Kind.GATED, Kind.OWN_ANSWER):
             yield from self._answered(session, note)
         elif note.kind == Kind.MORE:
@@ -111,9 +127,28 @@ class Pairing:
         elif note.kind == Kind.PRINCIPAL:
             session.principal = note.first.decode("utf-8", "replace")
         elif note.kind == Kind.CLOSED:
+            yield from self._unanswered(session)
             for opened in (*session.open, *session.gated.values(), *session.cut.values()):
                 yield from self._events(session, opened, None)
             del self._sessions[note.session]
+
+    def _unanswered(self, session: _Session) -> Iterator[Event]:
+        """A request without an answer is complete: its parts are there, or another request is."""
+        opened, session.unanswered = session.unanswered, None
+        if opened is not None:
+            yield from self._events(session, opened, None)
+
+    def _parts(self, session: _Session, note: Note) -> Iterator[Event]:
+        candidates = (session.unanswered, session.open[-1] if session.open else None)
+        for opened in candidates:
+            if opened is not None and opened.note.correlation_id == note.correlation_id:
+                opened.scanned += unpack_parts(note.first)
+                if note.size:
+                    opened.facts.parts = produced_parts(opened.note.key & 0xFFFF, opened.scanned)
+                    opened.facts.partial = False
+                    if opened is session.unanswered:
+                        yield from self._unanswered(session)
+                return
 
     def _answered(self, session: _Session, note: Note) -> Iterator[Event]:
         while session.open and session.open[0].note.correlation_id != note.correlation_id:
@@ -197,4 +232,4 @@ class Pairing:
 
 
 def _is_cut(note: Note) -> bool:
-    return len(note.first) < min(note.size + 4, TAP_BYTES)
+    return len(note.first) < min(note.size + 4, tap_answer_bytes(note.key))

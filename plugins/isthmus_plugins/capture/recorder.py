@@ -11,14 +11,15 @@ import json
 import logging
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic, time_ns
 from typing import Any, Final
 
-from isthmus_plugins.api import TAP_BYTES, BrokerUnavailable, KafkaRefused, PluginContext
-from isthmus_plugins.capture.notes import HEAD, Kind
+from isthmus_plugins.api import TAP_BYTES, BrokerUnavailable, KafkaRefused, PluginContext, tap_answer_bytes
+from isthmus_plugins.capture.notes import HEAD, Kind, pack_parts
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.produce_scan import ScannedPartition
 
 log = logging.getLogger("isthmus_plugins.capture")
 
@@ -27,6 +28,8 @@ FLUSH_PIECES: Final = 1024
 """Heads and first bytes that are handed over at once at the latest: some 150 KB."""
 BEHIND_BYTES_MAX: Final = 16 * 1024 * 1024
 """When the other process has so much to read yet, notes are dropped."""
+PARTS_MAX: Final = 1000
+"""Partitions in one note."""
 RESTART_S: Final = 1.0
 STOP_S: Final = 10.0
 
@@ -146,11 +149,19 @@ class Recorder:
     ) -> None:
         """An answer has come, or was made here. ``kind``: ANSWER, GATED or OWN_ANSWER."""
         pieces = self._pieces
-        first = first[:TAP_BYTES]
+        first = first[: tap_answer_bytes(key)]
         pieces.append(_pack(kind, session, at, monotonic(), key, correlation_id, size, len(first)))
         pieces.append(first)
         if len(pieces) > FLUSH_PIECES:
             self._flush()
+
+    def parts(self, session: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
+        """All partitions of a request, of which the first bytes do not say all."""
+        now = monotonic()
+        for at in range(0, len(found), PARTS_MAX):
+            said = pack_parts(found[at : at + PARTS_MAX])
+            last = int(at + PARTS_MAX >= len(found))
+            self._pieces += (_pack(Kind.PARTS, session, now, now, 0, correlation_id, last, len(said)), said)
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that had waited at a gate goes out."""

@@ -9,11 +9,12 @@ from uuid import UUID
 import pytest
 
 from isthmus_plugins.api import TAP_BYTES
-from isthmus_plugins.capture.notes import HEAD, Kind, Note, unpack
+from isthmus_plugins.capture.notes import HEAD, Kind, Note, pack_parts, unpack
 from isthmus_plugins.capture.pairing import Event, Pairing
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.produce_scan import ProduceScan
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import BatchHeader, Compression
 from isthmus_protocol.schema import ApiKey
@@ -89,8 +90,45 @@ def test_the_first_batch_of_a_large_produce_request_is_known(version: int) -> No
         ApiKey.PRODUCE, version, {"responses": [{**told, "partition_responses": [{"index": 7, "base_offset": 1}]}]}
     )
     (event,) = proxy.events
-    assert (event.topic, event.partition, event.records, event.batches, event.partial) == ("by-id", 7, 3, 1, 1)
+    assert (event.topic, event.partition, event.records, event.batches, event.partial) == ("by-id", 7, 3, 1, 0)
     assert (event.batch_bytes, event.producer_id, event.base_offset, event.error_code) == (len(large), 9, 1, 0)
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+@pytest.mark.parametrize("acks", [-1, 0])
+def test_all_partitions_of_a_large_produce_request_are_known(version: int, acks: int) -> None:
+    proxy = Proxy()
+    wanted = [("by-id", partition, batch(partition + 1, bytes(900), Compression.NONE)) for partition in range(5)]
+    values = produced(*wanted, version=version, acks=acks)
+    proxy.ask(ApiKey.PRODUCE, version, values)
+    assert proxy.events == [], "it waits for its partitions"
+    scan = ProduceScan(version)
+    scan.feed(encode_request(build_request(ApiKey.PRODUCE, version, values), 5, "me"))
+    for last, found in ((False, scan.parts[:3]), (True, scan.parts[3:])):
+        said = pack_parts(found)
+        proxy.events += proxy.pairing.take(Note(Kind.PARTS, 1, proxy.now, 0, 0, 5, int(last), said))
+    if acks:
+        told = {"topic_id": ID} if version >= 13 else {"name": "by-id"}
+        parts = [{"index": partition, "base_offset": 10 * partition} for partition in range(5)]
+        proxy.answer(ApiKey.PRODUCE, version, {"responses": [{**told, "partition_responses": parts}]})
+    assert [(each.part, each.parts, each.partition, each.partial) for each in proxy.events] == [
+        (partition, 5, partition, 0) for partition in range(5)
+    ]
+    assert [each.records for each in proxy.events] == [1, 2, 3, 4, 5]
+    assert [each.batch_bytes for each in proxy.events] == [len(records) for *_, records in wanted]
+    assert {each.topic for each in proxy.events} == {"by-id"}
+    if acks:
+        assert [each.base_offset for each in proxy.events] == [0, 10, 20, 30, 40]
+
+
+def test_an_unanswered_request_whose_partitions_never_came_is_an_event_all_the_same() -> None:
+    proxy = Proxy()
+    wanted = [("by-id", partition, batch(1, bytes(900), Compression.NONE)) for partition in range(3)]
+    proxy.ask(ApiKey.PRODUCE, 9, produced(*wanted, acks=0))
+    assert proxy.events == []
+    proxy.ask(ApiKey.HEARTBEAT, 4, {"group_id": "g"}, correlation_id=6)
+    (event,) = proxy.events
+    assert (event.api_key, event.acks, event.partition, event.partial) == (ApiKey.PRODUCE, 0, 0, 1)
 
 
 def test_a_topic_whose_name_is_not_known_keeps_its_id() -> None:
