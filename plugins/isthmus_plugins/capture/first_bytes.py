@@ -23,6 +23,10 @@ from isthmus_protocol.wire import MalformedFrame, NeedMore, read_uvarint, skip_t
 NONE: Final = -1
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
+_CLIENT_ID_AT: Final = 12
+_BATCH: Final = struct.Struct(">21xh20xqhii")
+"""Of a batch's header: attributes, producer id and epoch, first sequence, count of records."""
+assert _BATCH.size == HEADER_SIZE
 Topic = bytes | str
 """Its name, or where a version has ids alone its id (16 bytes)."""
 
@@ -56,6 +60,8 @@ class RequestFacts:
     acks: int = NONE
     parts: tuple[PartFacts, ...] = ()
     partial: bool = False
+    lone_head_end: int | None = None
+    """Of a Produce request with one partition: where its head ends."""
 
 
 @dataclass(slots=True)
@@ -121,6 +127,44 @@ def _others(facts: RequestFacts, api_key: int, version: int, first: bytes) -> No
         facts.parts += tuple(PartFacts(each) for each in ids)
 
 
+class LoneProduce(NamedTuple):
+    """What Produce requests of one partition have in common whose first bytes are the same."""
+
+    version: int
+    head: bytes
+    """These bytes, from the client id on."""
+    facts: RequestFacts
+    topic: Topic
+    flexible: bool
+
+    def facts_of(self, version: int, first: bytes) -> RequestFacts | None:
+        """What another request says; None: it is not like these."""
+        if version != self.version or not first.startswith(self.head, _CLIENT_ID_AT):
+            return None
+        position = _CLIENT_ID_AT + len(self.head)
+        try:
+            (partition,) = _INT32.unpack_from(first, position)
+            if self.flexible:
+                size, position = read_uvarint(first, position + 4)
+                size -= 1
+            else:
+                (size,) = _INT32.unpack_from(first, position + 4)
+                position += 8
+            part = _produced(self.topic, partition, size, first, position)
+        except (struct.error, IndexError, MalformedFrame):
+            return None
+        known = self.facts
+        return RequestFacts(known.client_id, None, known.transactional_id, None, known.acks, (part,))
+
+
+def lone_produce(version: int, first: bytes, facts: RequestFacts) -> LoneProduce | None:
+    """What a Produce request has in common with others like it, if it has one partition."""
+    if facts.lone_head_end is None or not facts.parts or facts.parts[0].topic is None:
+        return None
+    head = first[_CLIENT_ID_AT : facts.lone_head_end]
+    return LoneProduce(version, head, facts, facts.parts[0].topic, request_flexible(ApiKey.PRODUCE, version))
+
+
 def _produce(facts: RequestFacts, version: int, first: bytes) -> None:
     scan = ProduceScan(version)
     scan.feed(first)
@@ -129,18 +173,22 @@ def _produce(facts: RequestFacts, version: int, first: bytes) -> None:
     facts.transactional_id = None if named is None else named.decode("utf-8", "replace")
     facts.parts = produced_parts(version, scan.parts)
     facts.partial = not scan.done
+    facts.lone_head_end = scan.lone_head_end
 
 
 def produced_parts(version: int, found: Iterable[ScannedPartition]) -> tuple[PartFacts, ...]:
     """What is known of the partitions of a Produce request."""
     by_id = peeks.topics_are_ids(ApiKey.PRODUCE, version)
-    return tuple(
-        _with_batches(
-            PartFacts(_named(part.topic, by_id), part.partition),
-            [read_header(part.header)] if len(part.header) == HEADER_SIZE else [],
-        )
-        for part in found
-    )
+    return tuple(_produced(_named(part.topic, by_id), part.partition, part.size, part.header, 0) for part in found)
+
+
+def _produced(topic: Topic, partition: int, size: int, data: bytes, position: int) -> PartFacts:
+    """A partition whose records begin at ``position``. Raises struct.error: their header is not there."""
+    if size < HEADER_SIZE:
+        return PartFacts(topic, partition, 0, 0, 0)
+    attributes, producer_id, epoch, sequence, records = _BATCH.unpack_from(data, position)
+    compression = attributes & COMPRESSION_MASK
+    return PartFacts(topic, partition, records, 1, size, compression, producer_id, epoch, sequence)
 
 
 # ---- answers ----

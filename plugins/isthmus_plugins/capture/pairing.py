@@ -10,7 +10,9 @@ from typing import Final, NamedTuple
 from isthmus_plugins.api import tap_answer_bytes
 from isthmus_plugins.capture.first_bytes import (
     NOT_READ,
+    LoneProduce,
     RequestFacts,
+    lone_produce,
     produced_parts,
     request_facts,
     response_facts,
@@ -79,6 +81,8 @@ class _Session:
     principal: str | None = None
     software: str | None = None
     open: deque[_Open] = field(default_factory=deque)
+    lone: LoneProduce | None = None
+    """What its last Produce request of one partition has in common with others."""
     unanswered: _Open | None = None
     """A Produce with acks=0, of which more may come."""
     gated: dict[int, _Open] = field(default_factory=dict)
@@ -101,9 +105,7 @@ class Pairing:
         if session is None:
             session = self._sessions[note.session] = _Session()
         if note.kind == Kind.REQUEST:
-            facts = request_facts(note.key >> 16, note.key & 0xFFFF, note.first, note.size + 4)
-            if facts.software is not None:
-                session.software = facts.software
+            facts = self._facts(session, note)
             opened = _Open(note, facts)
             yield from self._unanswered(session)
             if facts.acks == 0 and note.key >> 16 == ApiKey.PRODUCE:
@@ -131,6 +133,20 @@ class Pairing:
             for opened in (*session.open, *session.gated.values(), *session.cut.values()):
                 yield from self._events(session, opened, None)
             del self._sessions[note.session]
+
+    @staticmethod
+    def _facts(session: _Session, note: Note) -> RequestFacts:
+        api_key, version = note.key >> 16, note.key & 0xFFFF
+        if api_key == ApiKey.PRODUCE and session.lone is not None:  # most are like the one before
+            known = session.lone.facts_of(version, note.first)
+            if known is not None:
+                return known
+        facts = request_facts(api_key, version, note.first, note.size + 4)
+        if api_key == ApiKey.PRODUCE:
+            session.lone = lone_produce(version, note.first, facts)
+        if facts.software is not None:
+            session.software = facts.software
+        return facts
 
     def _unanswered(self, session: _Session) -> Iterator[Event]:
         """A request without an answer is complete: its parts are there, or another request is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import Any
 from uuid import UUID
@@ -119,6 +120,25 @@ def test_all_partitions_of_a_large_produce_request_are_known(version: int, acks:
     assert {each.topic for each in proxy.events} == {"by-id"}
     if acks:
         assert [each.base_offset for each in proxy.events] == [0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_a_request_like_the_one_before_says_what_it_would_say_alone(version: int) -> None:
+    source = random.Random(version)
+    together = Proxy()
+    for number in range(200):
+        records = [batch(source.randint(1, 9), bytes(source.choice((1, 100, 900))), Compression.NONE), b""]
+        topic, partition = source.choice(("by-id", "by-id-too")), source.randint(0, 3)
+        values = produced((topic, partition, source.choice(records)), version=version, acks=source.choice((-1, 1)))
+        alone = Proxy()
+        for proxy in (together, alone):
+            proxy.ask(ApiKey.PRODUCE, version, values, number)
+            told = {"topic_id": ID} if version >= 13 else {"name": topic}
+            parts = [{"index": partition, "base_offset": number}]
+            answer = {"responses": [{**told, "partition_responses": parts}]}
+            proxy.answer(ApiKey.PRODUCE, version, answer, correlation_id=number)
+        (event,) = alone.events
+        assert together.events[-1] == event._replace(time_ns=together.events[-1].time_ns)
 
 
 def test_an_unanswered_request_whose_partitions_never_came_is_an_event_all_the_same() -> None:
