@@ -14,6 +14,7 @@ from typing import Any
 
 from isthmus.dispatch import compile_routes
 from isthmus.listener import Endpoint, Gateway, Limits, Listener, raise_file_descriptor_limit
+from isthmus_bench import produce_hook
 from isthmus_bench.children import serve, server_tls
 from isthmus_control.control_state import ControlState
 from isthmus_plugins.api import RequestHook
@@ -74,10 +75,12 @@ def main() -> None:
     parser.add_argument("target", help="host:port of the broker")
     parser.add_argument("--certificate")
     parser.add_argument("--plugins", action="store_true", help="the default plugins")
+    parser.add_argument("--hook", action="store_true", help="a hook on Produce that wants nothing")
     parser.add_argument("--capture", type=Path, help="capture all traffic into this directory")
     chosen = parser.parse_args()
     host, _, port = chosen.target.rpartition(":")
     hooks = reservation_hooks() if chosen.plugins else []
+    hooks += produce_hook.plugin.isthmus_request_hooks() if chosen.hook else ()
     serve(lambda: start(Endpoint(host, int(port)), hooks, server_tls(chosen.certificate), chosen.capture))
 
 

@@ -6,6 +6,7 @@ figures are medians over the rounds, and ratios are formed within a round first.
 * ``direct``: the client at the broker; no process in between;
 * ``relay``: a bare byte relay (:mod:`isthmus_bench.relay`), the floor for any process in between;
 * ``proxy, no plugins`` and ``proxy``: ``isthmus proxy`` without plugins, and with the default ones;
+* ``proxy, hook on Produce``: with one more plugin, which looks at Produce and at nothing else;
 * ``proxy, capture``: with the default plugins, and all of its traffic captured (docs/capture.md);
 * the same ``+ TLS``: TLS on the client's leg, ended in the relay or proxy.
 
@@ -29,6 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
 from isthmus_bench import load as load_module
+from isthmus_bench import produce_hook
 from isthmus_bench.children import Child, open_descriptors, resident_bytes
 from isthmus_bench.kafka import DEFAULT_VERSION, Authority, KafkaCluster
 from isthmus_bench.load import Load, LoadError, RawClient, Target, newest_versions
@@ -41,16 +43,18 @@ DIRECT: Final = "direct"
 RELAY: Final = "relay"
 NO_PLUGINS: Final = "proxy, no plugins"
 PROXY: Final = "proxy"
+HOOK: Final = "proxy, hook on Produce"
 CAPTURE: Final = "proxy, capture"
 TLS: Final = " + TLS"
 
 SMALL_RATIO_MAX: Final = 1.5
 FETCH_RATIO_MAX: Final = 1.3
+UNHOOKED_RATIO_MAX: Final = 1.1
 CAPTURE_CPU_US_MAX: Final = 2.0
 CAPTURE_TAIL_RATIO_MAX: Final = 1.1
 IDLE_BYTES_MAX: Final = 40 * 1024
-"""The targets: CPU against the relay's, what capture adds to the proxy's for a request with its answer and what it
-makes of the p99.9, and memory of an idle connection."""
+"""The targets: CPU against the relay's, that of Fetch with a hook on Produce against without, what capture adds to the
+proxy's for a request with its answer and what it makes of the p99.9, and memory of an idle connection."""
 GIVEN_BACK_MIN: Final = 0.5
 """What part of the memory of closed connections must be back with the system; the rest serves the next ones."""
 
@@ -295,7 +299,7 @@ def verdicts_of(figures: Sequence[Figure], idle: Iterable[IdleFigure]) -> list[V
             continue
         name = f"CPU against the relay's: {figure.workload}"
         verdicts.append(Verdict(name, limit, figure.cpu_ratio, figure.cpu_ratio <= limit))
-    verdicts += capture_verdicts(figures)
+    verdicts += [*hook_verdicts(figures), *capture_verdicts(figures)]
     for each in idle:
         if each.path == PROXY:
             fits = each.bytes_each <= IDLE_BYTES_MAX
@@ -303,6 +307,15 @@ def verdicts_of(figures: Sequence[Figure], idle: Iterable[IdleFigure]) -> list[V
             back = each.given_back >= GIVEN_BACK_MIN
             verdicts.append(Verdict("part given back when it closes", GIVEN_BACK_MIN, each.given_back, back))
     return verdicts
+
+
+def hook_verdicts(figures: Sequence[Figure]) -> Iterator[Verdict]:
+    """That an API which nobody hooks costs nothing more; ratios of some percent are noise."""
+    cpu = {figure.path: figure.sample.cpu_us for figure in figures if figure.workload == FETCH}
+    without, hooked = cpu.get(PROXY), cpu.get(HOOK)
+    if without is not None and hooked is not None:
+        ratio = hooked / without
+        yield Verdict("CPU of Fetch with a hook on Produce", UNHOOKED_RATIO_MAX, ratio, ratio <= UNHOOKED_RATIO_MAX)
 
 
 def capture_verdicts(figures: Sequence[Figure]) -> Iterator[Verdict]:
@@ -427,13 +440,14 @@ def _canned_paths(stack: ExitStack, directory: FilePath, certificate: str | None
         RELAY: ("isthmus_bench.relay", ()),
         NO_PLUGINS: ("isthmus_bench.bare_proxy", ()),
         PROXY: ("isthmus_bench.bare_proxy", ("--plugins",)),
+        HOOK: ("isthmus_bench.bare_proxy", ("--plugins", "--hook")),
         CAPTURE: ("isthmus_bench.bare_proxy", ("--plugins", "--capture", str(directory))),
     }
     paths = [Path(DIRECT, Target("127.0.0.1", broker.port, topic), None, topic)]
     for tls in (None, certificate) if certificate else (None,):
         more = ("--certificate", tls) if tls else ()
         for name, (module, arguments) in kinds.items():
-            if tls and name == CAPTURE:
+            if tls and name in (HOOK, CAPTURE):
                 continue
             child = stack.enter_context(Child(module, address, *arguments, *more))
             target = Target("127.0.0.1", child.port, topic, ca_file if tls else None)
@@ -450,8 +464,11 @@ def _real_paths(
         suffix = TLS if tls else ""
         proxied.append((PROXY + suffix, listener))
         proxied.append((NO_PLUGINS + suffix, {**listener, "plugins": {"enabled": []}}))
-    plugins = {"enabled": ["reservation", "replication", "capture"]}
-    proxied.insert(1, (CAPTURE, {"plugins": plugins, "data": {"directory": str(directory / "captured")}}))
+    default = ["reservation", "replication"]
+    captured = {"directory": str(directory / "captured")}
+    proxied.insert(1, (HOOK, {"plugins": {"enabled": [*default, produce_hook.NAME]}}))
+    proxied.insert(2, (CAPTURE, {"plugins": {"enabled": [*default, "capture"]}, "data": captured}))
+    site = produce_hook.install(directory / "site")
     cluster = stack.enter_context(
         KafkaCluster(
             name="bench",
@@ -487,6 +504,9 @@ def _real_paths(
                     directory=directory,
                     broker_id=broker_id,
                     extra=extra,
+                    environment={
+                        "PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+                    },
                 )
             )
             if name == CAPTURE:  # not waited for: the proxies without plugins would never act on it

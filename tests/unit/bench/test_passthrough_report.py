@@ -9,6 +9,7 @@ from isthmus_bench.load import Target
 from isthmus_bench.passthrough import (
     FETCH,
     GIVEN_BACK_MIN,
+    HOOK,
     IDLE_BYTES_MAX,
     NO_PLUGINS,
     PROXY,
@@ -24,6 +25,7 @@ from isthmus_bench.passthrough import (
     Report,
     Sample,
     figures_of,
+    hook_verdicts,
     idle_figure,
     median_of,
     verdicts_of,
@@ -109,6 +111,14 @@ def test_targets(small: float, fetch: float, each: float, back: float, met: list
     ]
     idle = [IdleFigure(PROXY, 10, 1, each, back, 0.0), IdleFigure(RELAY, 10, 1, 1e9, 0.0, 0.0)]
     assert [verdict.met for verdict in verdicts_of(figures, idle)] == met
+
+
+@pytest.mark.parametrize(("cpu_us", "met"), [(11.0, True), (11.1, False)])
+def test_a_hook_costs_nothing_where_there_is_none(cpu_us: float, met: bool) -> None:
+    figures = [Figure(FETCH, PROXY, sample(10.0), None), Figure(FETCH, HOOK, sample(cpu_us), None)]
+    (verdict,) = hook_verdicts([*figures, Figure(SMALL[0], HOOK, sample(99.0), None)])
+    assert verdict.met is met
+    assert list(hook_verdicts(figures[:1])) == []
 
 
 def test_the_workloads_that_targets_speak_of_are_there() -> None:
