@@ -423,3 +423,51 @@ def test_an_abort_marker_that_the_cleaner_took(monkeypatch: pytest.MonkeyPatch) 
 
     simulate_clock(monkeypatch)
     run_simulated(run())
+
+
+def test_a_log_that_starts_within_an_open_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open begins where the log does, in the middle of its batch; of a compacted topic it was taken for ended,
+    and read again and again."""
+
+    async def run() -> None:
+        replicas = Replicas(random.Random(1), 1)
+        source = replicas.a.add_topic("local-t", configs={"cleanup.policy": "compact,delete"}).partitions[0]
+        values = [b"a", b"b", b"c"]
+        begun = {"producer_id": 9, "producer_epoch": 0, "base_sequence": 0, "attributes": TRANSACTIONAL_BIT}
+        assert source.produce(batch(0, values, keys=values, **begun))[0] == 0
+        source.write_values(b"d", keys=[b"d"])
+        assert source.delete_records(1) == (0, 1)
+        assert source.last_stable_offset == 1
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("it is copied", replicas.equal)
+        assert source.mark(TransactionMarkers("", 0, 9, 0, True, 0)) == 0
+        await replicas.until("its end is copied", replicas.equal)
+        replicas.check("remote-t", 0)
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(run())
+
+
+def test_a_batch_that_the_source_has_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its broker had forgotten the producer in between, and the follower's has not."""
+
+    async def run() -> None:
+        replicas = Replicas(random.Random(1), 1)
+        source = replicas.a.add_topic("local-t").partitions[0]
+        sent = batch(0, [b"x", b"y"], producer_id=9, producer_epoch=0, base_sequence=0)
+        assert source.produce(sent)[0] == 0
+        source.producers.clear()
+        assert source.produce(sent)[0] == 0
+        source.write_values(b"plain")
+        assert source.produce(batch(0, [b"z"], producer_id=9, producer_epoch=0, base_sequence=2))[0] == 0
+        assert source.end == 6
+        replicas.start()
+        await replicas.connect()
+        await replicas.until("it is copied", replicas.equal)
+        replicas.check("remote-t", 0)
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(run())

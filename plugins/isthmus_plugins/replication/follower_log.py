@@ -28,7 +28,7 @@ operation is not known, nothing is written until the target's log end and its pr
 Plain batches have no sequence, and a request that got lost could still land after its batch was sent again. So they are
 stamped with a producer id of the link's own and a sequence that counts on by partition: whatever lands second is
 answered as a duplicate. Batches of idempotent producers keep epoch and sequence, under a translated id; where the
-cleaner left holes in those, the sequence goes on from what the target knows instead.
+cleaner left holes in those, or the source has a batch twice, the sequence goes on from what the target knows instead.
 
 Markers have no such net. One that is sent again carries a higher coordinator epoch than the one whose fate is unknown:
 as soon as it is written, the other one is refused.
@@ -209,7 +209,7 @@ class FollowerLog:
         self._known: dict[int, ProducerState] = {}
         """The target's states of producers, where they matter for what is written next."""
         self.renumbering = False
-        """Whether sequences have holes: the states of all producers matter then."""
+        """Whether sequences do not go on as the target wants: the states of all producers matter then."""
         self._marker_proved = False
         """Whether the log end was read after the first marker: one of an owner before may have landed late, too."""
         self._open: dict[int, tuple[int, int]] = {}
@@ -621,7 +621,9 @@ class FollowerLog:
     def appended(self, *base_offsets: int) -> None:
         """The broker has the batches that were under way in its in-sync replicas, each at its base offset."""
         operations, self._in_flight = self._in_flight, []
-        if not self._misplaced(operations, base_offsets):
+        if self._held_before(operations, base_offsets):
+            self.out_of_sequence()
+        elif not self._misplaced(operations, base_offsets):
             for operation in operations:
                 assert isinstance(operation, Append)
                 self._appended(operation)
@@ -630,6 +632,17 @@ class FollowerLog:
         """The broker stored those of a burst that have a base offset; the fate of the others is not known."""
         if not self._misplaced(self._in_flight, base_offsets):
             self.unknown()
+
+    def _held_before(self, operations: Sequence[Operation], base_offsets: Sequence[int]) -> bool:
+        """Whether the target took a batch for an earlier one of its producer, and appended nothing.
+
+        The source's log has that batch twice: its broker had forgotten the producer in between
+        (``producer.id.expiration.ms``), and the target's has not. A burst begins behind a batch of the same producer.
+        """
+        operation, base_offset = operations[0], base_offsets[0]
+        assert isinstance(operation, Append)
+        own = operation.producer_id in (self.numbering.stamp_id, self.numbering.filler_id)
+        return len(operations) == 1 and base_offset < self.end and not own and not self.renumbering
 
     def _misplaced(self, operations: Sequence[Operation], base_offsets: Sequence[int | None]) -> bool:
         for operation, base_offset in zip(operations, base_offsets, strict=True):
@@ -705,9 +718,10 @@ class FollowerLog:
         self._in_flight.clear()
 
     def out_of_sequence(self) -> None:
-        """The broker refused a batch for its sequence: it does not have what the producer sent before.
+        """The broker refused a batch for its sequence, or takes it for one before: it does not have what the producer
+        sent before, since the cleaner took that out, or it remembers what the source had forgotten.
 
-        The cleaner took that out before it was copied. The states of the target's producers tell what it takes.
+        The states of the target's producers tell what it takes.
         """
         self.not_written()
         self.renumbering = True

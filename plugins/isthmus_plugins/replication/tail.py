@@ -210,7 +210,8 @@ class Tail:
         end, next_offset = 0, stream.next_offset
         try:
             for start, batch_end, header in walk(part.records):
-                has_ended = header.base_offset < part.last_stable_offset
+                # Where the log's start was moved into the middle of a batch, what is open begins in the middle, too.
+                has_ended = header.next_offset <= part.last_stable_offset
                 if stream.compacted and has_ended and header.is_transactional and not header.is_control:
                     stream.settling = True
                     self._wake[Lane.SETTLING].set()

@@ -304,6 +304,47 @@ def test_an_answer_at_another_offset_is_a_divergence() -> None:
     assert log.state is LogState.DIVERGED
 
 
+class TestABatchThatTheSourceHasTwice:
+    """The source had forgotten its producer in between, and the target has not."""
+
+    ID = translate(7, 3)
+
+    def again(self, **more: int) -> FollowerLog:
+        log = opened()
+        log.offer(three(0, 3, 6, producer_id=7, producer_epoch=2, base_sequence=30, **more))
+        assert header_of(log).base_sequence == 30
+        log.appended(0)
+        assert header_of(log).base_sequence == 30
+        log.appended(0)  # the target takes it for the one that it has
+        assert log.state is LogState.RESUMING, "nothing was appended"
+        assert log.end == 3
+        return log
+
+    def test_it_gets_the_sequence_that_the_target_takes(self) -> None:
+        log = self.again()
+        log.resume(0, 3, {self.ID: ProducerState(2, 32, -1, -1)})
+        header = header_of(log)
+        assert (header.producer_id, header.producer_epoch, header.base_sequence) == (self.ID, 2, 33)
+        log.appended(3)
+        assert header_of(log).base_sequence == 36, "and so does what comes after it"
+        log.appended(6)
+        assert (log.end, log.state) == (9, LogState.WRITING)
+
+    def test_once_it_has_that_an_earlier_offset_is_a_divergence(self) -> None:
+        log = self.again()
+        log.resume(0, 3, {self.ID: ProducerState(2, 32, -1, -1)})
+        log.take()
+        log.appended(0)
+        assert log.state is LogState.DIVERGED
+
+    def test_the_links_own_stamp_never_goes_back(self) -> None:
+        log = opened(3, last_sequence=2)
+        log.offer(three(3))
+        log.take()
+        log.appended(0)
+        assert log.state is LogState.DIVERGED
+
+
 class TestUnknownFate:
     def lost(self) -> FollowerLog:
         log = opened()
