@@ -11,6 +11,8 @@ _COLUMNS: Final = ("requests", "errors", "p50_us", "p90_us", "p95_us", "p99_us",
 _HEADS: Final = ("requests", "errors", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "p99.9 ms", "max ms")
 _ROWS_MAX: Final = 40
 _FINDINGS_MAX: Final = 500
+PROXY_SHARE_MAX: Final = 0.2
+"""A larger part of the time is worth a word."""
 _TITLES: Final = {"api": "By API", "client_id": "By client", "namespace": "By namespace", "proxy": "By proxy"}
 
 
@@ -57,6 +59,14 @@ def _meaning(rows: Sequence[Mapping[str, Any]], shares: Sequence[Sequence[float]
         text += (
             f"{rows[gate]['api']} spends {shares[gate][2]:.0%} of its time behind a gate: that is what waiting for the "
             "other cluster costs. It follows the round trip; `isthmus link describe` shows the link."
+        )
+        return text
+    spent = [float(row["requests"]) * float(row["p50_us"]) for row in rows]
+    proxy = sum(time * each[0] for time, each in zip(spent, shares, strict=True)) / (sum(spent) or 1)
+    if proxy > PROXY_SHARE_MAX:
+        text += (
+            f"{proxy:.0%} of the time is the proxy's: see how busy its core is (`isthmus_proxy_time_seconds`), what "
+            "plugins do, and whether requests wait behind others of their connection."
         )
     else:
         text += "Nearly all of the time is the broker's: see its disks, its request queue, and linger and batch sizes."
