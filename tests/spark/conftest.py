@@ -12,9 +12,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """With the Kafka connector if any test that was collected asks for it, and if it can be had."""
+    from isthmus_spark.connector import ConnectorError, connector_jars
     from isthmus_spark.session import session
 
+    wanted = any("spark_kafka" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    try:
+        kafka = wanted and bool(connector_jars())
+    except ConnectorError:
+        kafka = False  # spark_kafka says why
     # Frames are small here: to compile each plan, and to plan anew after each stage, takes longer than to run it.
     small = {
         "spark.sql.shuffle.partitions": "1",
@@ -22,6 +29,15 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
-    spark = session("tests", "local[2]", **small)
+    spark = session("tests", "local[2]", kafka=kafka, **small)
     yield spark
     spark.stop()
+
+
+@pytest.fixture
+def spark_kafka(spark: SparkSession) -> SparkSession:
+    """The session, whose Kafka connector has to be there."""
+    from isthmus_spark.connector import connector_jars
+
+    connector_jars()
+    return spark
