@@ -1,0 +1,86 @@
+"""What groups have committed on both sides, looked at until nothing differs, or several times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+
+from isthmus_spark.audit.admin import Place, Position
+from isthmus_spark.audit.plan import Finding, Plan, pairs
+from isthmus_spark.jobs import audit_groups as job
+
+LOOKS: Final = 4
+LOOK_AGAIN_S: Final = 1.0
+"""Groups commit all the time, and copies of their positions arrive within a second."""
+
+Key = tuple[str, Place]
+"""Group and place, by the left side's names."""
+
+
+class Groups(NamedTuple):
+    """What came out."""
+
+    positions: int
+    waiting: int
+    """Those of the positions that are beyond the other side's data."""
+    findings: list[Finding]
+
+
+def compare(spark: SparkSession, plan: Plan) -> Groups:
+    """The groups that were asked for, by their positions in the topics that are compared. Raises AuditError."""
+    left, right = plan.clusters
+    names = pairs(plan.asked.groups, left.groups(), right.groups(), "group")
+    before: tuple[dict[Key, set[int]], dict[Key, set[int]]] = ({}, {})
+    for look in range(LOOKS):
+        if look:
+            time.sleep(LOOK_AGAIN_S)
+        sides = [_positions(plan, names, side) for side in (0, 1)]
+        plan.look_again()
+        ends = [(*place, *(side.high_watermark for side in each.now)) for place, each in plan.partitions.items()]
+        ours, theirs = (_frame(spark, positions, seen) for positions, seen in zip(sides, before, strict=True))
+        compared = job.positions(ours, theirs, spark.createDataFrame(ends, job.ENDS_SCHEMA)).cache()
+        found = compared.where("finding is not null").collect()
+        total = compared.count()
+        compared.unpersist()
+        differing = [row for row in found if row.finding != job.WAITING]
+        if not differing:
+            break
+        for positions, seen in zip(sides, before, strict=True):
+            for key, position in positions.items():
+                seen.setdefault(key, set()).add(position.offset)
+    findings = [
+        Finding(
+            row.finding,
+            row.topic,
+            plan.names[row.topic],
+            row.partition,
+            row.group_id,
+            left_offset=row.left_offset,
+            right_offset=row.right_offset,
+        )
+        for row in sorted(differing, key=lambda row: (row.group_id, row.topic, row.partition))
+    ]
+    return Groups(total, len(found) - len(differing), findings)
+
+
+def _positions(plan: Plan, names: Mapping[str, str], side: int) -> dict[Key, Position]:
+    group_names = {(left, right)[side]: left for left, right in names.items()}
+    topic_names = {(left, right)[side]: left for left, right in plan.names.items()}
+    wanted = plan.asked.partitions
+    return {
+        (group_names[group], (topic_names[topic], partition)): position
+        for group, positions in plan.clusters[side].positions(list(group_names)).items()
+        for (topic, partition), position in positions.items()
+        if topic in topic_names and (not wanted or partition in wanted)
+    }
+
+
+def _frame(spark: SparkSession, positions: Mapping[Key, Position], before: Mapping[Key, set[int]]) -> DataFrame:
+    rows = [
+        (group, *place, *position, sorted(before.get((group, place), ())))
+        for (group, place), position in positions.items()
+    ]
+    return spark.createDataFrame(rows, job.POSITIONS_SCHEMA)
