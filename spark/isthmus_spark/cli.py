@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from isthmus_spark.audit import command as audit_command
+from isthmus_spark.terminal import EXIT_CODES, CheckOption, MasterOption, OutputOption, ReportOption, Rows
+from isthmus_spark.terminal import lines as _lines
+from isthmus_spark.terminal import say as _say
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,19 +24,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Jobs over captured traffic. They need the extra `spark` (pip install isthmus[spark]) and Java 17.",
+    help="Jobs over captured traffic and topics. They need the extra `spark` (pip install isthmus[spark]) and Java 17.",
 )
 
 CaptureArgument = Annotated[
     Path, typer.Argument(help="The directory with captured traffic, of any number of proxies.", exists=True)
 ]
-ReportOption = Annotated[Path | None, typer.Option("--report", help="Write a page, and Parquet beside it.")]
-MasterOption = Annotated[str | None, typer.Option("--master", help="Spark's master (default: this machine's cores).")]
-OutputOption = Annotated[str, typer.Option("-o", "--output", help="How to print the result: table or json.")]
-EXIT_CODES: Final = "\b\nExit codes:\n  0  done\n  1  failed, or there are findings (--check)\n  2  wrong usage\n"
-CheckOption = Annotated[bool, typer.Option("--check", help="Exit with 1 if there are findings.")]
-
-Rows = list[dict[str, Any]]
 
 
 def _example(job: str) -> str:
@@ -100,6 +97,8 @@ def exactly_once(
     found = _run("exactly-once", capture, job.exactly_once, exactly_once_report, report, master, output, _lines)
     raise typer.Exit(int(check and bool(found)))
 
+
+app.command("audit", epilog=audit_command.EPILOG)(audit_command.audit)
 
 report_app = typer.Typer(rich_markup_mode=None)
 
@@ -194,24 +193,3 @@ def _latency_lines(rows: Rows) -> Iterator[str]:
             f"{row['dimension']:<10} {row['value'] or '-':<28} {row['api']:<22} {row['requests']:>9} "
             f"p50 {row['p50_us'] / 1000:8.2f}  p99 {row['p99_us'] / 1000:8.2f}  max {row['max_us'] / 1000:8.2f} ms"
         )
-
-
-def _lines(rows: Rows) -> Iterator[str]:
-    if not rows:
-        yield "nothing found"
-        return
-    heads = list(rows[0])
-    cells: list[Sequence[str]] = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(heads))]
-    for line in cells:
-        yield "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == "":
-        return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -273,3 +276,30 @@ def test_a_secured_cluster_is_read_with_a_file_of_properties(
         left.topics()
     with pytest.raises(AuditError, match="is no file of properties"):
         properties_file(spark_kafka, tmp_path / "none")
+
+
+def test_the_command_tells_and_writes_a_report(spark_kafka: SparkSession, kafka_pair: Pair, tmp_path: Path) -> None:
+    topic, report = unique("told-"), tmp_path / "audit.html"
+    left, right = kafka_pair
+    for cluster in kafka_pair:
+        create(cluster, topic)
+    produce(left, topic, [*rows(20), row(20), row(21)])
+    produce(right, topic, [*rows(20), row(20, value=b"other")])
+    servers = ("--left", left.bootstrap_servers, "--right", right.bootstrap_servers)
+    command = [sys.executable, "-m", "isthmus", "spark", "audit", *servers, "--topic", topic, "--master", "local[2]"]
+    command += ["--group", topic, "--report", str(report), "--check", "-o", "json"]
+    commit(left, topic, topic, 3)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["equal"], told["groups"]) == (False, {"positions": 1, "waiting": 0})
+    assert [(each["finding"], each["first_offset"], each["records"]) for each in told["findings"]] == [
+        ("value differs", 20, 1),
+        ("not committed on the right", None, None),
+    ]
+    assert [(each["state"], each["compared_to"], each["lag"]) for each in told["partitions"]] == [("different", 21, 1)]
+    page = report.read_text()
+    assert "<svg" in page
+    assert "value differs" in page
+    assert spark_kafka.read.parquet(str(tmp_path / "audit.parquet")).count() == 2
+    assert spark_kafka.read.parquet(str(tmp_path / "audit-partitions.parquet")).count() == 1

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from isthmus_spark.audit.admin import Place, Position
-from isthmus_spark.audit.plan import Finding, Plan, pairs
+from isthmus_spark.audit.plan import Finding, Plan
 from isthmus_spark.jobs import audit_groups as job
 
 LOOKS: Final = 4
@@ -31,13 +31,11 @@ class Groups(NamedTuple):
 
 def compare(spark: SparkSession, plan: Plan) -> Groups:
     """The groups that were asked for, by their positions in the topics that are compared. Raises AuditError."""
-    left, right = plan.clusters
-    names = pairs(plan.asked.groups, left.groups(), right.groups(), "group")
     before: tuple[dict[Key, set[int]], dict[Key, set[int]]] = ({}, {})
     for look in range(LOOKS):
         if look:
             time.sleep(LOOK_AGAIN_S)
-        sides = [_positions(plan, names, side) for side in (0, 1)]
+        sides = [_positions(plan, side) for side in (0, 1)]
         plan.look_again()
         ends = [(*place, *(side.high_watermark for side in each.now)) for place, each in plan.partitions.items()]
         ours, theirs = (_frame(spark, positions, seen) for positions, seen in zip(sides, before, strict=True))
@@ -66,8 +64,8 @@ def compare(spark: SparkSession, plan: Plan) -> Groups:
     return Groups(total, len(found) - len(differing), findings)
 
 
-def _positions(plan: Plan, names: Mapping[str, str], side: int) -> dict[Key, Position]:
-    group_names = {(left, right)[side]: left for left, right in names.items()}
+def _positions(plan: Plan, side: int) -> dict[Key, Position]:
+    group_names = {(left, right)[side]: left for left, right in plan.groups.items()}
     topic_names = {(left, right)[side]: left for left, right in plan.names.items()}
     wanted = plan.asked.partitions
     return {

@@ -107,10 +107,11 @@ class Plan:
     clusters: tuple[Cluster, Cluster]
     asked: Asked
     names: dict[str, str]
-    """Of topics: left and right."""
+    """Of topics: left and right; ``groups`` likewise."""
     partitions: dict[Place, Partition] = field(default_factory=dict)
     compacted: set[str] = field(default_factory=set)
     """Topics that either side compacts."""
+    groups: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     """Topics and partitions that one side does not have."""
 
@@ -159,7 +160,8 @@ class Plan:
 def pairs(specs: Sequence[str], left: Collection[str], right: Collection[str], what: str) -> dict[str, str]:
     """Names on the left side with those on the right. Raises AuditError for what neither side has.
 
-    A spec is a name if either side has it, else a prefix. The empty one leaves out names with an underscore in front.
+    A spec is a name if either side has it, else a prefix. The empty one stands for all there are but names with an
+    underscore in front.
     """
     found: dict[str, str] = {}
     for spec in specs:
@@ -170,7 +172,7 @@ def pairs(specs: Sequence[str], left: Collection[str], right: Collection[str], w
             continue
         rests = {name[len(ours) :] for name in left if name.startswith(ours) and (ours or name[0] != "_")}
         rests |= {name[len(theirs) :] for name in right if name.startswith(theirs) and (theirs or name[0] != "_")}
-        if not rests:
+        if not rests and spec:
             raise AuditError(f"{spec!r}: neither side has a {what} with this name or prefix")
         found |= {ours + rest: theirs + rest for rest in sorted(rests)}
     if len(set(found.values())) < len(found):
@@ -182,6 +184,8 @@ def plan(clusters: tuple[Cluster, Cluster], asked: Asked) -> Plan:
     """See what there is on both sides. Raises AuditError."""
     counts = [cluster.topics() for cluster in clusters]
     made = Plan(clusters, asked, pairs(asked.topics, counts[0], counts[1], "topic"))
+    if asked.groups:
+        made.groups = pairs(asked.groups, clusters[0].groups(), clusters[1].groups(), "group")
     places: list[tuple[str, str, int]] = []
     for names in made.names.items():
         had = [counts[side].get(names[side], 0) for side in (0, 1)]

@@ -49,8 +49,8 @@ def audit(
     passes = _Passes(spark, found, say)
     passes.compare()
     committed = groups.Groups(0, 0, [])
-    if asked.groups:
-        say("comparing what groups have committed")
+    if found.groups:
+        say(f"comparing what {len(found.groups)} groups have committed")
         committed = groups.compare(spark, found)
     found.look_again()
     findings = found.findings + found.limit_findings() + passes.findings + committed.findings
