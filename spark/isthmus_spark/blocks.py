@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +61,40 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
+LINK_TEXTS: Final = ("kind", "link", "role", "remote_cluster", "topic", "state", "reason")
+LINK_NUMBERS: Final = {
+    "partition": pa.int32(),
+    "base_offset": pa.int64(),
+    "end_offset": pa.int64(),
+    "source_end": pa.int64(),
+    "follower_end": pa.int64(),
+    "batches": pa.int32(),
+    "bytes": pa.int64(),
+    "took_us": pa.int64(),
+    "lag": pa.int64(),
+    "lag_ms": pa.int64(),
+}
+LINK_SCHEMA: Final = pa.schema(
+    [
+        pa.field("time", pa.timestamp("us", tz="UTC")),
+        *(pa.field(name, pa.string()) for name in ("cluster", "proxy", *LINK_TEXTS)),
+        *(pa.field(name, kind) for name, kind in LINK_NUMBERS.items()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Events:
+    """What is captured of one kind: which files, with which columns."""
+
+    sealed: str
+    schema: pa.Schema
+
+
+EVENTS: Final = {"requests": Events("*.capture", SCHEMA), "links": Events("*.links", LINK_SCHEMA)}
+_FIELDS: Final = {field.name: field for each in EVENTS.values() for field in each.schema}
+"""A name has one type in all kinds."""
+
 
 class DamagedFile(Exception):
     """A sealed file is not as it was written."""
@@ -94,18 +129,18 @@ def _batch(description: dict[str, Any], rows: memoryview, columns: Sequence[str]
     kinds = np.dtype([(name, kind) for name, kind in description["fields"]])
     read = np.frombuffer(rows, kinds)
     made = [_column(name, description, read, set(kinds.names or ())) for name in columns]
-    return pa.RecordBatch.from_arrays(made, schema=pa.schema([SCHEMA.field(name) for name in columns]))
+    return pa.RecordBatch.from_arrays(made, schema=pa.schema([_FIELDS[name] for name in columns]))
 
 
 def _column(name: str, description: dict[str, Any], read: np.ndarray, known: set[str]) -> pa.Array:
-    kind = SCHEMA.field(name).type
+    kind = _FIELDS[name].type
     if name == "time":
         return pa.array(read["time_us"].astype("i8"), pa.int64()).cast(kind)
     if name in SOURCES:
         return pa.repeat(pa.scalar(description["source"].get(name), kind), len(read))
     if name not in known:
         return pa.nulls(len(read), kind)
-    if name in TEXTS:
+    if kind == pa.string():
         numbers = read[name].astype("i4")
         indexes = pa.array(numbers, pa.int32(), mask=numbers < 0)
         return pa.DictionaryArray.from_arrays(indexes, pa.array(description["tables"][name], kind)).cast(kind)

@@ -12,10 +12,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from isthmus_spark.blocks import SCHEMA, read_file
+from isthmus_spark.blocks import EVENTS, Events, read_file
 
 FORMAT: Final = "isthmus_capture"
-SEALED: Final = "*.capture"
 PARTITION_BYTES: Final = 128 * 1024 * 1024
 """Small files are read together up to this size."""
 
@@ -23,7 +22,8 @@ PARTITION_BYTES: Final = 128 * 1024 * 1024
 class CaptureSource(DataSource):
     """Sealed files below a directory (option ``path``), of any number of proxies and namespaces.
 
-    Option ``columns``: their names, separated by commas, where not all are needed. What is left out is not made.
+    Option ``events``: ``requests`` (default) or ``links``. Option ``columns``: their names, separated by commas, where
+    not all are needed. What is left out is not made.
     """
 
     @classmethod
@@ -31,13 +31,20 @@ class CaptureSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        return from_arrow_schema(pa.schema([SCHEMA.field(name) for name in self._columns()]))
+        known = self._events().schema
+        return from_arrow_schema(pa.schema([known.field(name) for name in self._columns()]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return CaptureReader(Path(self.options["path"]), self._columns())
+        return CaptureReader(Path(self.options["path"]), self._columns(), self._events())
+
+    def _events(self) -> Events:
+        name = self.options.get("events", "requests")
+        if name not in EVENTS:
+            raise ValueError(f"no events of the kind {name}: option events is one of {', '.join(EVENTS)}")
+        return EVENTS[name]
 
     def _columns(self) -> list[str]:
-        return self.options.get("columns", ",".join(SCHEMA.names)).split(",")
+        return self.options.get("columns", ",".join(self._events().schema.names)).split(",")
 
 
 class _Files(InputPartition):
@@ -46,13 +53,18 @@ class _Files(InputPartition):
 
 
 class CaptureReader(DataSourceReader):
-    def __init__(self, root: Path, columns: Sequence[str]) -> None:
+    def __init__(self, root: Path, columns: Sequence[str], events: Events) -> None:
         self._root = root
         self._columns = columns
+        self._events = events
 
     def partitions(self) -> Sequence[InputPartition]:
         """Files in the order of their names, that is of time, put together up to a size."""
-        files = [self._root] if self._root.is_file() else sorted(self._root.rglob(SEALED))
+        if self._root.is_file():
+            others = (each.sealed for each in EVENTS.values() if each != self._events)
+            files = [] if any(self._root.match(each) for each in others) else [self._root]
+        else:
+            files = sorted(self._root.rglob(self._events.sealed))
         partitions: list[_Files] = []
         size = 0
         for file in files:

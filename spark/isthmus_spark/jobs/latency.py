@@ -9,13 +9,12 @@ from __future__ import annotations
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from isthmus_spark.jobs.buckets import bucket, percentile, ranked
 from isthmus_spark.jobs.names import api_name
 
-BASE: Final = 1.02
-"""Of the buckets: the middle of one is at most 1 % from all that is in it."""
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 DIMENSIONS: Final = ("api", "client_id", "namespace", "proxy")
 KEYS: Final = ("cluster", "api", "client_id", "namespace", "proxy")
@@ -61,7 +60,7 @@ def histogram(events: DataFrame) -> DataFrame:
     counted = answered.select(
         *(f.col(each) for each in KEYS if each != "api"),
         api_name(f.col("api_key")).alias("api"),
-        f.floor(f.log(f.greatest(total, f.lit(1))) / f.log(f.lit(BASE))).cast("int").alias("bucket"),
+        bucket(total).alias("bucket"),
         total.alias("total_us"),
         *("proxy_us", "broker_us", "gate_us", "error_code"),
     )
@@ -79,27 +78,18 @@ def _percentiles(buckets: DataFrame) -> DataFrame:
         *(f.sum(each).alias(each) for each in ("requests", "errors", "proxy_us", "broker_us", "gate_us")),
         f.max("max_us").alias("max_us"),
     )
-    upto = Window.partitionBy(*keys).orderBy("bucket")
-    whole = Window.partitionBy(*keys)
-    ranked = summed.select(
-        "*",
-        f.sum("requests").over(upto).alias("upto"),
-        f.sum("requests").over(whole).alias("all"),
-    )
     total = f.sum("proxy_us") + f.sum("broker_us") + f.sum("gate_us")
-    middle = f.pow(f.lit(BASE), f.col("bucket") + f.lit(0.5))
-    return ranked.groupBy(*keys).agg(
-        f.sum("requests").alias("requests"),
-        f.sum("errors").alias("errors"),
-        *(
-            f.least(f.min(f.when(f.col("upto") >= f.ceil(f.col("all") * share), middle)), f.max("max_us"))
-            .cast("double")
-            .alias(f"{name}_us")
-            for name, share in PERCENTILES.items()
-        ),
-        f.max("max_us").alias("max_us"),
-        *(
-            (f.sum(f"{name}_us") / f.nullif(total, f.lit(0))).alias(f"{name}_share")
-            for name in ("proxy", "broker", "gate")
-        ),
+    return (
+        ranked(summed, keys)
+        .groupBy(*keys)
+        .agg(
+            f.sum("requests").alias("requests"),
+            f.sum("errors").alias("errors"),
+            *(percentile(share).alias(f"{name}_us") for name, share in PERCENTILES.items()),
+            f.max("max_us").alias("max_us"),
+            *(
+                (f.sum(f"{name}_us") / f.nullif(total, f.lit(0))).alias(f"{name}_share")
+                for name in ("proxy", "broker", "gate")
+            ),
+        )
     )
