@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isthmus_spark import link_commands
 from isthmus_spark.audit import command as audit_command
-from isthmus_spark.terminal import EXIT_CODES, CheckOption, MasterOption, OutputOption, ReportOption, Rows
-from isthmus_spark.terminal import lines as _lines
-from isthmus_spark.terminal import say as _say
+from isthmus_spark.command import (
+    EXIT_CODES,
+    CaptureArgument,
+    CheckOption,
+    MasterOption,
+    OutputOption,
+    ReportOption,
+    Rows,
+    captured,
+    example,
+    made,
+    run,
+    started,
+    table_lines,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from isthmus_spark.report import Report
 
@@ -27,16 +37,8 @@ app = typer.Typer(
     help="Jobs over captured traffic and topics. They need the extra `spark` (pip install isthmus[spark]) and Java 17.",
 )
 
-CaptureArgument = Annotated[
-    Path, typer.Argument(help="The directory with captured traffic, of any number of proxies.", exists=True)
-]
 
-
-def _example(job: str) -> str:
-    return f"\b\nExample:\n  isthmus spark {job} /var/lib/isthmus/capture --report {job}.html\n\n{EXIT_CODES}"
-
-
-@app.command(epilog=_example("latency"))
+@app.command(epilog=example("latency"))
 def latency(
     capture: CaptureArgument, report: ReportOption = None, master: MasterOption = None, output: OutputOption = "table"
 ) -> None:
@@ -47,10 +49,10 @@ def latency(
     def result(events: DataFrame) -> DataFrame:
         return job.latency(events).orderBy("dimension", "value", "api")
 
-    _run("latency", capture, result, latency_report, report, master, output, _latency_lines, job.COLUMNS)
+    run("latency", capture, result, latency_report, report, master, output, _latency_lines, job.COLUMNS)
 
 
-@app.command(epilog=_example("rejections"))
+@app.command(epilog=example("rejections"))
 def rejections(
     capture: CaptureArgument,
     report: ReportOption = None,
@@ -62,11 +64,11 @@ def rejections(
     from isthmus_spark.jobs import rejections as job
     from isthmus_spark.reports import rejections_report
 
-    found = _run("rejections", capture, job.rejections, rejections_report, report, master, output, _lines)
+    found = run("rejections", capture, job.rejections, rejections_report, report, master, output, table_lines)
     raise typer.Exit(int(check and bool(found)))
 
 
-@app.command(epilog=_example("hot"))
+@app.command(epilog=example("hot"))
 def hot(
     capture: CaptureArgument,
     report: ReportOption = None,
@@ -78,11 +80,11 @@ def hot(
     from isthmus_spark.jobs import hot as job
     from isthmus_spark.reports import hot_report
 
-    found = _run("hot", capture, job.hot, hot_report, report, master, output, _lines)
+    found = run("hot", capture, job.hot, hot_report, report, master, output, table_lines)
     raise typer.Exit(int(check and bool(found)))
 
 
-@app.command("exactly-once", epilog=_example("exactly-once"))
+@app.command("exactly-once", epilog=example("exactly-once"))
 def exactly_once(
     capture: CaptureArgument,
     report: ReportOption = None,
@@ -94,11 +96,13 @@ def exactly_once(
     from isthmus_spark.jobs import exactly_once as job
     from isthmus_spark.reports import exactly_once_report
 
-    found = _run("exactly-once", capture, job.exactly_once, exactly_once_report, report, master, output, _lines)
+    found = run("exactly-once", capture, job.exactly_once, exactly_once_report, report, master, output, table_lines)
     raise typer.Exit(int(check and bool(found)))
 
 
 app.command("audit", epilog=audit_command.EPILOG)(audit_command.audit)
+app.command("lag-and-states", epilog=example("lag-and-states"))(link_commands.lag_and_states)
+
 
 report_app = typer.Typer(rich_markup_mode=None)
 
@@ -120,71 +124,14 @@ def report(
         "hot": (hot.hot, reports.hot_report),
         "exactly-once": (exactly_once.exactly_once, reports.exactly_once_report),
     }
-    with _spark("report", capture, master) as spark:
-        events = _events(spark, capture)
+    with started("report", capture, master) as spark:
+        events = captured(spark, capture)
         for name, (job, page) in jobs.items():
-            rows = _made(spark, capture, job(events), page, to / f"{name}.html")
+            rows = made(spark, capture, job(events), page, to / f"{name}.html")
             typer.echo(f"{to / name}.html  {len(rows)} rows")
-
-
-def _run(
-    name: str,
-    capture: Path,
-    job: Callable[[DataFrame], DataFrame],
-    page: Callable[[Rows, Mapping[str, str]], Report],
-    report: Path | None,
-    master: str | None,
-    output: str,
-    lines: Callable[[Rows], Iterator[str]],
-    columns: Sequence[str] = (),
-) -> Rows:
-    with _spark(name, capture, master) as spark:
-        rows = _made(spark, capture, job(_events(spark, capture, columns)), page, report)
-    if output == "json":
-        typer.echo(json.dumps(rows, indent=2, default=str))
-    else:
-        for line in lines(rows):
-            typer.echo(line)
-    return rows
-
-
-@contextmanager
-def _spark(name: str, capture: Path, master: str | None) -> Iterator[SparkSession]:
-    from isthmus_spark.session import session
-
-    began = time.monotonic()
-    _say(f"starting Spark, reading {capture}")
-    spark = session(f"isthmus-{name}", master)
-    try:
-        yield spark
-    finally:
-        spark.stop()
-    _say(f"done in {time.monotonic() - began:.1f} s")
-
-
-def _events(spark: SparkSession, capture: Path, columns: Sequence[str] = ()) -> DataFrame:
-    """``columns``: all that is needed of events; empty: all."""
-    from isthmus_spark.source import FORMAT
-
-    reader = spark.read.format(FORMAT)
-    return (reader.option("columns", ",".join(columns)) if columns else reader).load(str(capture))
-
-
-def _made(
-    spark: SparkSession,
-    capture: Path,
-    result: DataFrame,
-    page: Callable[[Rows, Mapping[str, str]], Report],
-    report: Path | None,
-) -> Rows:
-    """The rows of a result, which is small; with a page and Parquet if there is to be a report."""
-    result = result.cache()
-    rows = [row.asDict() for row in result.collect()]
-    if report is not None:
-        page(rows, {"capture": str(capture), "Spark": spark.version}).write(report)
-        result.coalesce(1).write.mode("overwrite").parquet(str(report.with_suffix(".parquet")))
-    result.unpersist()
-    return rows
+        incidents = link_commands.make_lag_and_states(spark, capture, to / "lag-and-states.html")
+        told = "no link events captured" if incidents is None else f"{len(incidents)} incidents"
+        typer.echo(f"{to / 'lag-and-states'}.html  {told}")
 
 
 def _latency_lines(rows: Rows) -> Iterator[str]:

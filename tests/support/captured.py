@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from crc32c import crc32c
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from isthmus_spark.blocks import SCHEMA, SOURCES, TEXTS
+from isthmus_spark.blocks import LINK_NUMBERS, LINK_SCHEMA, LINK_TEXTS, SCHEMA, SOURCES, TEXTS
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOTHING: dict[str, Any] = dict.fromkeys((*SOURCES, *TEXTS)) | {
@@ -39,3 +44,59 @@ def produced(sequence: int, offset: int, records: int = 1, at_s: float = 0.0, **
     }
     size = {"batches": 1, "batch_bytes": 100 * records, "topic": "pay-t", "partition": 0, "session": 1}
     return event(1000, **{**batch, **size, "time": START + timedelta(seconds=at_s), **known})
+
+
+def told(state: str, at_s: float, **known: Any) -> dict[str, Any]:
+    """What the leader end of a link tells of a partition."""
+    return link_event("state", at_s, **{"state": state, "lag": 0, "lag_ms": 0, **known})
+
+
+def link_event(kind: str, at_s: float, **known: Any) -> dict[str, Any]:
+    """Of a link from cluster a to b, told by a's proxy, or with role="follower" by b's."""
+    ends = {"cluster": "a", "proxy": "pa", "remote_cluster": "b", "role": "leader"}
+    if known.get("role") == "follower":
+        ends = {"cluster": "b", "proxy": "pb", "remote_cluster": "a"}
+    base = {"kind": kind, "link": "a-to-b", "topic": "pay-t", "partition": 0, "time": START + timedelta(seconds=at_s)}
+    texts: dict[str, Any] = dict.fromkeys(LINK_TEXTS)
+    return {**texts, **dict.fromkeys(LINK_NUMBERS, -1), **ends, **base, **known}
+
+
+def link_frame(spark: SparkSession, *events: dict[str, Any]) -> DataFrame:
+    rows = [tuple(each[name] for name in LINK_SCHEMA.names) for each in events]
+    return spark.createDataFrame(rows, from_arrow_schema(LINK_SCHEMA))
+
+
+def links_file(path: Path, *events: dict[str, Any]) -> None:
+    """A sealed file of link events, one block for each source."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sources = dict.fromkeys((each["cluster"], each["proxy"]) for each in events)
+    path.write_bytes(
+        b"".join(_block(source, [e for e in events if (e["cluster"], e["proxy"]) == source]) for source in sources)
+    )
+
+
+def _block(source: tuple[str, str], events: list[dict[str, Any]]) -> bytes:
+    tables = {name: sorted({each[name] for each in events if each[name] is not None}) for name in LINK_TEXTS}
+    fields = [("time_us", ">i8"), *((name, ">i4") for name in LINK_TEXTS)]
+    fields += [(name, f">i{kind.bit_width // 8}") for name, kind in LINK_NUMBERS.items()]
+    rows = np.array(
+        [
+            (
+                int(each["time"].timestamp() * 1_000_000),
+                *(-1 if each[name] is None else tables[name].index(each[name]) for name in LINK_TEXTS),
+                *(each[name] for name in LINK_NUMBERS),
+            )
+            for each in events
+        ],
+        np.dtype(fields),
+    ).tobytes()
+    cluster, proxy = source
+    described = {
+        "fields": fields,
+        "rows": len(events),
+        "tables": tables,
+        "source": {"cluster": cluster, "proxy": proxy},
+    }
+    description = json.dumps(described).encode()
+    block = b"ISTHMCAP" + struct.pack(">HHII", 1, 0, len(description), len(rows)) + description + rows
+    return block + struct.pack(">I", crc32c(block))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from isthmus_spark.terminal import EXIT_CODES, MasterOption, OutputOption, ReportOption, Rows, lines, say
+from isthmus_spark.command import EXIT_CODES, MasterOption, OutputOption, ReportOption, Rows, say, table_lines
 
 IGNORABLE: Final = ("key", "value", "headers", "timestamp", "start")
 
@@ -141,7 +141,7 @@ def audit(
 def _said(partitions: Rows, findings: Rows, groups: dict[str, Any], equal: bool) -> Iterator[str]:
     if findings:
         used = [name for name in findings[0] if any(row[name] is not None for row in findings)]
-        yield from lines([{name: row[name] for name in used} for row in findings])
+        yield from table_lines([{name: row[name] for name in used} for row in findings])
     for row in partitions:
         if row["lag"]:
             behind = "right" if row["lag"] > 0 else "left"
