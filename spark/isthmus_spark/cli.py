@@ -102,6 +102,7 @@ def exactly_once(
 
 app.command("audit", epilog=audit_command.EPILOG)(audit_command.audit)
 app.command("lag-and-states", epilog=example("lag-and-states"))(link_commands.lag_and_states)
+app.command("sync", epilog=example("sync", "--rtt-ms 20 --quorum 'ANY 1 (5, 20)'"))(link_commands.sync)
 
 
 report_app = typer.Typer(rich_markup_mode=None)
@@ -117,6 +118,7 @@ def report(
     from isthmus_spark import reports
     from isthmus_spark.jobs import exactly_once, hot, rejections
     from isthmus_spark.jobs import latency as latency_job
+    from isthmus_spark.sync_report import NO_APPENDS
 
     jobs: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[Rows, Mapping[str, str]], Report]]] = {
         "latency": (latency_job.latency, reports.latency_report),
@@ -132,6 +134,9 @@ def report(
         incidents = link_commands.make_lag_and_states(spark, capture, to / "lag-and-states.html")
         told = "no link events captured" if incidents is None else f"{len(incidents)} incidents"
         typer.echo(f"{to / 'lag-and-states'}.html  {told}")
+        what_if = link_commands.make_sync(spark, capture, to / "sync.html")["what_if"]
+        told = NO_APPENDS if what_if is None else f"{len(what_if)} rows"
+        typer.echo(f"{to / 'sync'}.html  {told}")
 
 
 def _latency_lines(rows: Rows) -> Iterator[str]:

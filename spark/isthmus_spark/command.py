@@ -29,8 +29,11 @@ CheckOption = Annotated[bool, typer.Option("--check", help="Exit with 1 if there
 Rows = list[dict[str, Any]]
 
 
-def example(job: str) -> str:
-    return f"\b\nExample:\n  isthmus spark {job} /var/lib/isthmus/capture --report {job}.html\n\n{EXIT_CODES}"
+def example(job: str, options: str = "") -> str:
+    command = " ".join(
+        filter(None, ("isthmus spark", job, "/var/lib/isthmus/capture", options, f"--report {job}.html"))
+    )
+    return f"\b\nExample:\n  {command}\n\n{EXIT_CODES}"
 
 
 def run(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.captured import START, event, frame, link_event, link_frame, links_file, told
+from support.captured import START, event, frame, link_event, link_frame, links_file, run, told
 
 from isthmus_spark.jobs import incidents as i
 from isthmus_spark.jobs import link_states as s
@@ -257,7 +255,9 @@ def test_the_command_reads_files_and_writes_a_report(spark: SparkSession, tmp_pa
     assert read.schema == written.schema
     assert rows(read.exceptAll(written)) == rows(written.exceptAll(read)) == []
     report = tmp_path / "lag.html"
-    found = run("lag-and-states", tmp_path / "capture", "--report", str(report), "-o", "json", "--check", code=1)
+    found = run(
+        "spark", "lag-and-states", tmp_path / "capture", "--report", str(report), "-o", "json", "--check", code=1
+    )
     (incident,) = json.loads(found)
     assert (incident["rto_s"], incident["rpo_offsets"], incident["reasons"]) == (10, 63, "CONNECTION_LOST")
     page = report.read_text()
@@ -266,19 +266,6 @@ def test_the_command_reads_files_and_writes_a_report(spark: SparkSession, tmp_pa
     assert "http" not in page
     assert spark.read.parquet(str(tmp_path / "lag.parquet")).count() == 1
     assert spark.read.parquet(str(tmp_path / "lag-timeline.parquet")).count() == 4
-
-
-def test_without_link_events_it_says_so(tmp_path: Path) -> None:
-    report = tmp_path / "lag.html"
-    assert "No link events were captured" in run("lag-and-states", tmp_path, "--report", str(report), "--check")
-    assert "No link events were captured" in report.read_text()
-
-
-def run(*arguments: str | Path, code: int = 0) -> str:
-    command = [sys.executable, "-m", "isthmus", "spark", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout
 
 
 def test_nothing_was_captured(spark: SparkSession) -> None:

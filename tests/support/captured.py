@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from crc32c import crc32c
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from isthmus_spark.blocks import LINK_NUMBERS, LINK_SCHEMA, LINK_TEXTS, SCHEMA, SOURCES, TEXTS
+from isthmus_spark.blocks import LINK_NUMBERS, LINK_SCHEMA, LINK_TEXTS, NUMBERS, SCHEMA, SOURCES, TEXTS
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOTHING: dict[str, Any] = dict.fromkeys((*SOURCES, *TEXTS)) | {
     name: -1 for name in SCHEMA.names if name not in (*SOURCES, *TEXTS, "time")
 }
@@ -67,36 +72,56 @@ def link_frame(spark: SparkSession, *events: dict[str, Any]) -> DataFrame:
 
 
 def links_file(path: Path, *events: dict[str, Any]) -> None:
-    """A sealed file of link events, one block for each source."""
+    """A sealed file of link events."""
+    _seal(path, events, ("cluster", "proxy"), LINK_TEXTS, LINK_NUMBERS)
+
+
+def requests_file(path: Path, *events: dict[str, Any]) -> None:
+    """A sealed file of requests."""
+    _seal(path, events, SOURCES, TEXTS, NUMBERS)
+
+
+def _seal(
+    path: Path,
+    events: Sequence[dict[str, Any]],
+    sources: Sequence[str],
+    texts: Sequence[str],
+    numbers: Mapping[str, pa.DataType],
+) -> None:
+    """One block for each source."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    sources = dict.fromkeys((each["cluster"], each["proxy"]) for each in events)
-    path.write_bytes(
-        b"".join(_block(source, [e for e in events if (e["cluster"], e["proxy"]) == source]) for source in sources)
-    )
-
-
-def _block(source: tuple[str, str], events: list[dict[str, Any]]) -> bytes:
-    tables = {name: sorted({each[name] for each in events if each[name] is not None}) for name in LINK_TEXTS}
-    fields = [("time_us", ">i8"), *((name, ">i4") for name in LINK_TEXTS)]
-    fields += [(name, f">i{kind.bit_width // 8}") for name, kind in LINK_NUMBERS.items()]
-    rows = np.array(
-        [
+    blocks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for each in events:
+        blocks.setdefault(tuple(each[name] for name in sources), []).append(each)
+    fields = [("time_us", ">i8"), *((name, ">i4") for name in texts)]
+    fields += [(name, f">i{kind.bit_width // 8}") for name, kind in numbers.items()]
+    data = b""
+    for source, mine in blocks.items():
+        tables = {name: sorted({each[name] for each in mine if each[name] is not None}) for name in texts}
+        rows = [
             (
-                int(each["time"].timestamp() * 1_000_000),
-                *(-1 if each[name] is None else tables[name].index(each[name]) for name in LINK_TEXTS),
-                *(each[name] for name in LINK_NUMBERS),
+                (each["time"] - EPOCH) // timedelta(microseconds=1),
+                *(-1 if each[name] is None else tables[name].index(each[name]) for name in texts),
+                *(each[name] for name in numbers),
             )
-            for each in events
-        ],
-        np.dtype(fields),
-    ).tobytes()
-    cluster, proxy = source
-    described = {
-        "fields": fields,
-        "rows": len(events),
-        "tables": tables,
-        "source": {"cluster": cluster, "proxy": proxy},
-    }
-    description = json.dumps(described).encode()
-    block = b"ISTHMCAP" + struct.pack(">HHII", 1, 0, len(description), len(rows)) + description + rows
-    return block + struct.pack(">I", crc32c(block))
+            for each in mine
+        ]
+        packed = np.array(rows, np.dtype(fields)).tobytes()
+        told = {
+            "fields": fields,
+            "rows": len(rows),
+            "tables": tables,
+            "source": dict(zip(sources, source, strict=True)),
+        }
+        description = json.dumps(told).encode()
+        block = b"ISTHMCAP" + struct.pack(">HHII", 1, 0, len(description), len(packed)) + description + packed
+        data += block + struct.pack(">I", crc32c(block))
+    path.write_bytes(data)
+
+
+def run(*arguments: str | Path, code: int = 0) -> str:
+    """What ``isthmus`` prints."""
+    command = [sys.executable, "-m", "isthmus", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout
