@@ -132,7 +132,7 @@ def report(
             rows = made(spark, capture, job(events), page, to / f"{name}.html")
             typer.echo(f"{to / name}.html  {len(rows)} rows")
         incidents = link_commands.make_lag_and_states(spark, capture, to / "lag-and-states.html")
-        told = "no link events captured" if incidents is None else f"{len(incidents)} incidents"
+        told = "no link events captured that tell a state" if incidents is None else f"{len(incidents)} incidents"
         typer.echo(f"{to / 'lag-and-states'}.html  {told}")
         what_if = link_commands.make_sync(spark, capture, to / "sync.html")["what_if"]
         told = NO_APPENDS if what_if is None else f"{len(what_if)} rows"

@@ -148,10 +148,11 @@ def make_sync(
     found: dict[str, Rows | None] = {"measured": rows_of(measured), "what_if": None, "calibration": None}
     results = {"measured": measured}
     appends = job.append_times(links) if append_ms is None else job.constant_append(spark, round(1000 * append_ms))
+    appends = appends.cache()  # it is asked for each link of a scenario
     if not appends.isEmpty():
         real = job.real_links(links) if real_rtt_ms is None else round(1000 * real_rtt_ms)
         stats = job.replay(events, scenarios, appends, real).cache()
-        what_if = job.what_if(stats, scenarios).orderBy("dimension", "value", "api", "scenario")
+        what_if = job.what_if(stats, scenarios).orderBy("dimension", "value", "api")
         results |= {"": what_if, "calibration": job.calibration(stats)}
         found |= {"what_if": rows_of(what_if), "calibration": rows_of(results["calibration"])}
     if report is not None:

@@ -13,7 +13,7 @@ from isthmus_spark.report import Report, Section
 Rows = Sequence[Mapping[str, Any]]
 
 TITLE: Final = "Lag and states of links"
-NOTHING: Final = "No link events were captured."
+NOTHING: Final = "No link events were captured that tell a state."
 HOW_TO: Final = (
     "Proxies write them, into the directory links beside the captured requests, while the plugin capture is enabled "
     "for any namespace and there is a link. Capture at both clusters: each end knows what the other one does not."
