@@ -10,11 +10,13 @@ from typing import Final
 
 from isthmus_spark.report import COLOURS
 
-_LEFT: Final = 220
+_LEFT: Final = 300
 _WIDE: Final = 720
 _LANE: Final = 22
 _HIGH: Final = 160
-_LEGEND: Final = 110
+_STATE_WIDE: Final = 110
+_NAME_WIDE: Final = 330
+_ROW: Final = 18
 _TICKS: Final = 4
 
 Stretch = tuple[datetime, datetime, str]
@@ -51,8 +53,7 @@ def lanes(rows: Mapping[str, Sequence[Stretch]], colours: Mapping[str, str]) -> 
     time = _Time(moments)
     occur = {state for stretches in rows.values() for _, _, state in stretches}
     legend = [(state, colour) for state, colour in colours.items() if state in occur]
-    top = 24
-    out = _begin(top + _LANE * len(rows) + 20, legend)
+    out, top = _legend(legend, _STATE_WIDE)
     for number, (name, stretches) in enumerate(rows.items()):
         y = top + _LANE * number
         out.append(f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
@@ -64,7 +65,7 @@ def lanes(rows: Mapping[str, Sequence[Stretch]], colours: Mapping[str, str]) -> 
                     f'<rect x="{begin:.1f}" y="{y}" width="{max(wide, 1):.1f}" height="16" '
                     f'fill="{colours.get(state, "#000")}"><title>{escape(state)}</title></rect>'
                 )
-    return "".join([*out, *time.axis(top + _LANE * len(rows) + 14), "</svg>"])
+    return _svg(top + _LANE * len(rows) + 20, [*out, *time.axis(top + _LANE * len(rows) + 14)])
 
 
 def lines(rows: Mapping[str, Sequence[Point]], unit: str) -> str:
@@ -75,8 +76,7 @@ def lines(rows: Mapping[str, Sequence[Point]], unit: str) -> str:
         return ""
     time = _Time(moments)
     legend = [(name, COLOURS[at % len(COLOURS)]) for at, name in enumerate(rows)]
-    top = 24
-    out = _begin(top + _HIGH + 40, legend, 240)
+    out, top = _legend(legend, _NAME_WIDE)
     for share in (0.0, 0.5, 1.0):
         y = top + 10 + _HIGH * (1 - share)
         out.append(f'<line x1="{_LEFT}" x2="{_LEFT + _WIDE}" y1="{y}" y2="{y}" stroke="#dde3ea"/>')
@@ -84,20 +84,29 @@ def lines(rows: Mapping[str, Sequence[Point]], unit: str) -> str:
     for points, (_, colour) in zip(rows.values(), legend, strict=True):
         for known, run in groupby(points, lambda each: each[1] is not None):
             if known:
-                path = " ".join(
+                each = [
                     f"{time.x(moment):.1f},{top + 10 + _HIGH * (1 - (value or 0) / most):.1f}" for moment, value in run
+                ]
+                path = " ".join(each * 2 if len(each) == 1 else each)  # one alone is a dot
+                out.append(
+                    f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-linecap="round"/>'
                 )
-                out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-    return "".join([*out, *time.axis(top + _HIGH + 30), "</svg>"])
+    return _svg(top + _HIGH + 40, [*out, *time.axis(top + _HIGH + 30)])
 
 
-def _begin(height: int, legend: Sequence[tuple[str, str]], wide: int = _LEGEND) -> list[str]:
-    out = [f'<svg viewBox="0 0 {_LEFT + _WIDE + 20} {height}" width="100%" role="img">']
-    for at, (name, colour) in enumerate(legend):
-        begin = wide * at
-        out.append(f'<rect x="{begin}" y="2" width="12" height="12" fill="{colour}"/>')
-        out.append(f'<text x="{begin + 17}" y="13">{escape(name)}</text>')
-    return out
+def _legend(names: Sequence[tuple[str, str]], wide: int) -> tuple[list[str], int]:
+    """Names with their colours, as many in a row as fit; and where it ends."""
+    out = []
+    in_row = (_LEFT + _WIDE) // wide
+    for at, (name, colour) in enumerate(names):
+        x, y = wide * (at % in_row), 2 + _ROW * (at // in_row)
+        out.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
+        out.append(f'<text x="{x + 17}" y="{y + 11}">{escape(name)}</text>')
+    return out, 6 + _ROW * (1 + (len(names) - 1) // in_row)
+
+
+def _svg(high: int, parts: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {_LEFT + _WIDE + 20} {high}" width="100%" role="img">{"".join(parts)}</svg>'
 
 
 def _touching(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
