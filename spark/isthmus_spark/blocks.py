@@ -7,6 +7,7 @@ know is left out.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -104,25 +105,36 @@ class NewerFormat(Exception):
     """A file was written by a newer version of Isthmus."""
 
 
-def read_file(path: Path, columns: Sequence[str] = tuple(SCHEMA.names)) -> Iterator[pa.RecordBatch]:
-    """The batches of a sealed file, one for each block, with these columns. Raises DamagedFile, NewerFormat."""
-    data = memoryview(path.read_bytes())
-    position = 0
-    while position < len(data):
-        if position + _HEAD.size > len(data):
-            raise DamagedFile(f"{path}: {len(data) - position} bytes too many at {position}")
-        magic, major, _, described, size = _HEAD.unpack_from(data, position)
-        if magic != MAGIC:
-            raise DamagedFile(f"{path}: no block begins at byte {position}")
-        if major > MAJOR:
-            raise NewerFormat(f"{path} has format {major}, this version reads {MAJOR}: upgrade Isthmus")
-        rows_at = position + _HEAD.size + described
-        end = rows_at + size
-        if end + _CRC.size > len(data) or _CRC.unpack_from(data, end)[0] != crc32c(data[position:end]):
-            raise DamagedFile(f"{path}: the block at byte {position} does not have its checksum")
-        description = json.loads(bytes(data[position + _HEAD.size : rows_at]))
-        yield _batch(description, data[rows_at:end], columns)
-        position = end + _CRC.size
+def read_file(
+    path: Path, columns: Sequence[str] = tuple(SCHEMA.names), begin: int = 0, end: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a sealed file, one for each block, with these columns. Raises DamagedFile, NewerFormat.
+
+    ``begin`` and ``end``: only blocks whose first byte is from the one up to, not including, the other.
+    """
+    with path.open("rb") as file:
+        position, size = 0, os.fstat(file.fileno()).st_size
+        while position < (size if end is None else min(size, end)):
+            head = file.read(_HEAD.size)
+            if len(head) < _HEAD.size:
+                raise DamagedFile(f"{path}: {len(head)} bytes too many at {position}")
+            magic, major, _, described, rows = _HEAD.unpack(head)
+            if magic != MAGIC:
+                raise DamagedFile(f"{path}: no block begins at byte {position}")
+            if major > MAJOR:
+                raise NewerFormat(f"{path} has format {major}, this version reads {MAJOR}: upgrade Isthmus")
+            left = described + rows + _CRC.size
+            if position >= begin:
+                block = memoryview(file.read(left))
+                # A size that is wrong reads up to the end of the file at most.
+                if len(block) < left or _CRC.unpack(block[-_CRC.size :])[0] != crc32c(
+                    block[: -_CRC.size], crc32c(head)
+                ):
+                    raise DamagedFile(f"{path}: the block at byte {position} does not have its checksum")
+                yield _batch(json.loads(bytes(block[:described])), block[described : -_CRC.size], columns)
+            else:
+                file.seek(left, os.SEEK_CUR)
+            position += _HEAD.size + left
 
 
 def _batch(description: dict[str, Any], rows: memoryview, columns: Sequence[str]) -> pa.RecordBatch:

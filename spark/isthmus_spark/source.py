@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 from isthmus_spark.blocks import EVENTS, Events, read_file
 
 FORMAT: Final = "isthmus_capture"
-PARTITION_BYTES: Final = 128 * 1024 * 1024
-"""Small files are read together up to this size."""
+PARTITION_BYTES: Final = 64 * 1024 * 1024
+"""Small files are read together up to this size, and big ones in parts of it, each block in one."""
 
 
 class CaptureSource(DataSource):
@@ -47,9 +47,11 @@ class CaptureSource(DataSource):
         return self.options.get("columns", ",".join(self._events().schema.names)).split(",")
 
 
-class _Files(InputPartition):
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = list(paths)
+class _Spans(InputPartition):
+    """(Path, begin, end) of what is read together."""
+
+    def __init__(self, spans: Sequence[tuple[str, int, int]]) -> None:
+        self.spans = list(spans)
 
 
 class CaptureReader(DataSourceReader):
@@ -59,27 +61,30 @@ class CaptureReader(DataSourceReader):
         self._events = events
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Files in the order of their names, that is of time, put together up to a size."""
+        """Files in the order of their names, that is of time: small ones put together, big ones in parts."""
         if self._root.is_file():
             others = (each.sealed for each in EVENTS.values() if each != self._events)
             files = [] if any(self._root.match(each) for each in others) else [self._root]
         else:
             files = sorted(self._root.rglob(self._events.sealed))
-        partitions: list[_Files] = []
-        size = 0
+        partitions: list[_Spans] = [_Spans(())]
+        left = PARTITION_BYTES
         for file in files:
-            bytes_ = file.stat().st_size
-            if not partitions or size + bytes_ > PARTITION_BYTES:
-                partitions.append(_Files(()))
-                size = 0
-            partitions[-1].paths.append(str(file))
-            size += bytes_
-        return partitions or [_Files(())]
+            size, begin = file.stat().st_size, 0
+            while begin < size:
+                if not left:
+                    partitions.append(_Spans(()))
+                    left = PARTITION_BYTES
+                end = min(size, begin + left)
+                partitions[-1].spans.append((str(file), begin, end))
+                left -= end - begin
+                begin = end
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, _Files)
-        for path in partition.paths:
-            yield from read_file(Path(path), self._columns)
+        assert isinstance(partition, _Spans)
+        for path, begin, end in partition.spans:
+            yield from read_file(Path(path), self._columns, begin, end)
 
 
 def register(spark: SparkSession) -> None:

@@ -58,6 +58,12 @@ def test_shares_errors_and_dimensions_by_hand(spark: SparkSession) -> None:
     }
 
 
+def test_traffic_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    events = spark.read.format(FORMAT).load(str(tmp_path))
+    plan = latency(events)._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("BatchScan") == 1
+
+
 def test_nothing_was_captured(spark: SparkSession, tmp_path: Path) -> None:
     assert results(spark.read.format(FORMAT).load(str(tmp_path))) == {}
 
