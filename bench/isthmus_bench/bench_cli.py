@@ -10,6 +10,7 @@ import typer
 
 from isthmus.cli.output import EXIT_CODES, Output, OutputOption, example
 from isthmus_bench import tables as table_text
+from isthmus_bench.captured_cli import captured
 from isthmus_bench.command import carry_out
 from isthmus_bench.replicate_cli import replicate
 from isthmus_bench.sync_cli import sync
@@ -36,6 +37,13 @@ bench_app.command(
     )
     + EXIT_CODES
 )(sync)
+bench_app.command(
+    epilog=example(
+        "isthmus bench captured --events 10000000 --to /tmp/captured",
+        "isthmus bench captured --events 100000 --plant --to /tmp/captured -o json",
+    )
+    + EXIT_CODES
+)(captured)
 
 
 @bench_app.callback()

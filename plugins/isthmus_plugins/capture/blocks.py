@@ -136,18 +136,18 @@ class Block:
 
     def sealed(self) -> bytes:
         """The block as it is written."""
-        description = json.dumps(
-            {
-                "fields": self._layout.described,
-                "rows": len(self._rows),
-                "tables": {name: list(table) for name, table in self._tables.items()},
-                "source": self._source,
-            },
-            separators=(",", ":"),
-        ).encode()
-        rows = b"".join(self._rows)
-        block = _HEAD.pack(MAGIC, MAJOR, MINOR, len(description), len(rows)) + description + rows
-        return block + _CRC.pack(crc32c(block))
+        tables = {name: list(table) for name, table in self._tables.items()}
+        return sealed_block(self._layout, self._source, tables, len(self._rows), b"".join(self._rows))
+
+
+def sealed_block(
+    layout: Layout, source: Mapping[str, Any], tables: Mapping[str, Sequence[str]], rows: int, data: bytes
+) -> bytes:
+    """A block of so many rows, packed as the layout's ``row`` does, whose texts stand in tables by field."""
+    described = {"fields": layout.described, "rows": rows, "tables": tables, "source": source}
+    description = json.dumps(described, separators=(",", ":")).encode()
+    block = _HEAD.pack(MAGIC, MAJOR, MINOR, len(description), len(data)) + description + data
+    return block + _CRC.pack(crc32c(block))
 
 
 def whole_blocks(data: bytes) -> Iterator[tuple[int, dict[str, Any], bytes]]:
