@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.captured import event, frame
 
-from isthmus_plugins.capture.blocks import FIELDS, Block
+from isthmus_plugins.capture.blocks import FIELDS, TEXTS, Block
 from isthmus_spark.jobs.latency import latency
 from isthmus_spark.source import FORMAT
 
@@ -73,9 +73,9 @@ def captured(directory: Path, blocks: int, rows: int) -> None:
     for number in range(blocks):
         block = Block({"proxy": "p", "cluster": "c", "namespace": "pay-", "namespace_type": "topic"})
         for row in range(rows):
-            values = {name: -1 for name, _ in FIELDS}
+            values: dict[str, Any] = {name: None if name in TEXTS else -1 for name, _ in FIELDS}
             values |= {"time_us": 1_700_000_000_000_000 + row, "part": 0, "parts": 1, "api_key": 0, "error_code": 0}
-            values |= {"client_id": block.text("client_id", f"app-{row % 3}"), "topic": block.text("topic", "pay-t")}
+            values |= {"client_id": f"app-{row % 3}", "topic": "pay-t"}
             values |= {"proxy_us": 10, "broker_us": 990 + 1000 * number, "gate_us": 0}
             block.add([values[name] for name, _ in FIELDS])
         (directory / f"{number}.capture").write_bytes(block.sealed())
