@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
@@ -113,28 +113,41 @@ def read_file(
     ``begin`` and ``end``: only blocks whose first byte is from the one up to, not including, the other.
     """
     with path.open("rb") as file:
-        position, size = 0, os.fstat(file.fileno()).st_size
-        while position < (size if end is None else min(size, end)):
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                raise DamagedFile(f"{path}: {len(head)} bytes too many at {position}")
-            magic, major, _, described, rows = _HEAD.unpack(head)
-            if magic != MAGIC:
-                raise DamagedFile(f"{path}: no block begins at byte {position}")
-            if major > MAJOR:
-                raise NewerFormat(f"{path} has format {major}, this version reads {MAJOR}: upgrade Isthmus")
-            left = described + rows + _CRC.size
-            if position >= begin:
-                block = memoryview(file.read(left))
-                # A size that is wrong reads up to the end of the file at most.
-                if len(block) < left or _CRC.unpack(block[-_CRC.size :])[0] != crc32c(
-                    block[: -_CRC.size], crc32c(head)
-                ):
-                    raise DamagedFile(f"{path}: the block at byte {position} does not have its checksum")
-                yield _batch(json.loads(bytes(block[:described])), block[described : -_CRC.size], columns)
-            else:
-                file.seek(left, os.SEEK_CUR)
-            position += _HEAD.size + left
+        for position, head, described, left in _heads(path, file):
+            if end is not None and position >= end:
+                return
+            if position < begin:
+                continue
+            block = memoryview(file.read(left))
+            if _CRC.unpack(block[-_CRC.size :])[0] != crc32c(block[: -_CRC.size], crc32c(head)):
+                raise DamagedFile(f"{path}: the block at byte {position} does not have its checksum")
+            yield _batch(json.loads(bytes(block[:described])), block[described : -_CRC.size], columns)
+
+
+def count_rows(path: Path) -> int:
+    """How many rows a sealed file has by its descriptions, without reading them. Raises DamagedFile, NewerFormat."""
+    with path.open("rb") as file:
+        return sum(json.loads(file.read(described))["rows"] for _, _, described, _ in _heads(path, file))
+
+
+def _heads(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes, int, int]]:
+    """Position, head, size of the description and of all behind the head, where the file stands, of each block."""
+    position, size = 0, os.fstat(file.fileno()).st_size
+    while position < size:
+        file.seek(position)
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            raise DamagedFile(f"{path}: {len(head)} bytes too many at {position}")
+        magic, major, _, described, rows = _HEAD.unpack(head)
+        if magic != MAGIC:
+            raise DamagedFile(f"{path}: no block begins at byte {position}")
+        if major > MAJOR:
+            raise NewerFormat(f"{path} has format {major}, this version reads {MAJOR}: upgrade Isthmus")
+        left = described + rows + _CRC.size
+        if position + len(head) + left > size:
+            raise DamagedFile(f"{path}: the block at byte {position} does not have its checksum")
+        yield position, head, described, left
+        position += _HEAD.size + left
 
 
 def _batch(description: dict[str, Any], rows: memoryview, columns: Sequence[str]) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isthmus_spark import link_commands
+from isthmus_spark import compact_command, link_commands
 from isthmus_spark.audit import command as audit_command
 from isthmus_spark.command import (
     EXIT_CODES,
@@ -103,6 +103,7 @@ def exactly_once(
 app.command("audit", epilog=audit_command.EPILOG)(audit_command.audit)
 app.command("lag-and-states", epilog=example("lag-and-states"))(link_commands.lag_and_states)
 app.command("sync", epilog=example("sync", "--rtt-ms 20 --quorum 'ANY 1 (5, 20)'"))(link_commands.sync)
+app.command(epilog=compact_command.EPILOG)(compact_command.compact)
 
 
 report_app = typer.Typer(rich_markup_mode=None)

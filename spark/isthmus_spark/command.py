@@ -73,10 +73,9 @@ def started(name: str, capture: Path, master: str | None) -> Iterator[SparkSessi
 
 def captured(spark: SparkSession, capture: Path, columns: Sequence[str] = (), events: str = "requests") -> DataFrame:
     """``columns``: all that is needed of events; empty: all. ``events``: requests or links."""
-    from isthmus_spark.source import FORMAT
+    from isthmus_spark.events import events as events_below
 
-    reader = spark.read.format(FORMAT).option("events", events)
-    return (reader.option("columns", ",".join(columns)) if columns else reader).load(str(capture))
+    return events_below(spark, capture, columns, events)
 
 
 def made(
@@ -102,10 +101,12 @@ def rows_of(result: DataFrame) -> Rows:
 
 
 def written(result: DataFrame, report: Path, name: str = "") -> None:
-    """Write a result beside its report, as Parquet."""
+    """Write a result beside its report, as Parquet: here, not where Spark's executors are."""
+    import pyarrow.parquet as pq
+
     path = report.with_suffix(".parquet")
     path = path.with_stem(f"{path.stem}-{name}") if name else path
-    result.coalesce(1).write.mode("overwrite").parquet(str(path))
+    pq.write_table(result.toArrow(), path)
 
 
 def table_lines(rows: Rows) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ class CaptureSource(DataSource):
     """Sealed files below a directory (option ``path``), of any number of proxies and namespaces.
 
     Option ``events``: ``requests`` (default) or ``links``. Option ``columns``: their names, separated by commas, where
-    not all are needed. What is left out is not made.
+    not all are needed. What is left out is not made. Option ``files``, in place of ``path``: a JSON list of files.
     """
 
     @classmethod
@@ -35,7 +36,17 @@ class CaptureSource(DataSource):
         return from_arrow_schema(pa.schema([known.field(name) for name in self._columns()]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return CaptureReader(Path(self.options["path"]), self._columns(), self._events())
+        return CaptureReader(self._files(), self._columns())
+
+    def _files(self) -> Sequence[Path]:
+        """In the order of their names, that is of time."""
+        if "files" in self.options:
+            return [Path(each) for each in json.loads(self.options["files"])]
+        root = Path(self.options["path"])
+        if not root.is_file():
+            return sorted(root.rglob(self._events().sealed))
+        others = (each.sealed for each in EVENTS.values() if each != self._events())
+        return [] if any(root.match(each) for each in others) else [root]
 
     def _events(self) -> Events:
         name = self.options.get("events", "requests")
@@ -47,7 +58,7 @@ class CaptureSource(DataSource):
         return self.options.get("columns", ",".join(self._events().schema.names)).split(",")
 
 
-class _Spans(InputPartition):
+class Spans(InputPartition):
     """(Path, begin, end) of what is read together."""
 
     def __init__(self, spans: Sequence[tuple[str, int, int]]) -> None:
@@ -55,36 +66,34 @@ class _Spans(InputPartition):
 
 
 class CaptureReader(DataSourceReader):
-    def __init__(self, root: Path, columns: Sequence[str], events: Events) -> None:
-        self._root = root
+    def __init__(self, files: Sequence[Path], columns: Sequence[str]) -> None:
+        self._files = files
         self._columns = columns
-        self._events = events
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Files in the order of their names, that is of time: small ones put together, big ones in parts."""
-        if self._root.is_file():
-            others = (each.sealed for each in EVENTS.values() if each != self._events)
-            files = [] if any(self._root.match(each) for each in others) else [self._root]
-        else:
-            files = sorted(self._root.rglob(self._events.sealed))
-        partitions: list[_Spans] = [_Spans(())]
-        left = PARTITION_BYTES
-        for file in files:
-            size, begin = file.stat().st_size, 0
-            while begin < size:
-                if not left:
-                    partitions.append(_Spans(()))
-                    left = PARTITION_BYTES
-                end = min(size, begin + left)
-                partitions[-1].spans.append((str(file), begin, end))
-                left -= end - begin
-                begin = end
-        return partitions
+        return together((file, file.stat().st_size) for file in self._files)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, _Spans)
+        assert isinstance(partition, Spans)
         for path, begin, end in partition.spans:
             yield from read_file(Path(path), self._columns, begin, end)
+
+
+def together(files: Iterable[tuple[Path, int]]) -> list[Spans]:
+    """Small files put together, big ones in parts; one partition at least."""
+    partitions: list[Spans] = [Spans(())]
+    left = PARTITION_BYTES
+    for file, size in files:
+        begin = 0
+        while begin < size:
+            if not left:
+                partitions.append(Spans(()))
+                left = PARTITION_BYTES
+            end = min(size, begin + left)
+            partitions[-1].spans.append((str(file), begin, end))
+            left -= end - begin
+            begin = end
+    return partitions
 
 
 def register(spark: SparkSession) -> None:

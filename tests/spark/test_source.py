@@ -8,15 +8,14 @@ import pytest
 from support.block_files import write_files
 
 from isthmus_spark import source
-from isthmus_spark.blocks import EVENTS, DamagedFile, read_file
+from isthmus_spark.blocks import DamagedFile, count_rows, read_file
 from isthmus_spark.source import CaptureReader
 
 
 @pytest.mark.parametrize("partition_bytes", [1, 1000, 5000, 10**9])
 def test_each_block_is_read_once(partition_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "PARTITION_BYTES", partition_bytes)
-    write_files(tmp_path, files=3, blocks=4, rows=5)
-    reader = CaptureReader(tmp_path, ["session"], EVENTS["requests"])
+    reader = CaptureReader(write_files(tmp_path, files=3, blocks=4, rows=5), ["session"])
     batches = [batch for each in reader.partitions() for batch in reader.read(each)]
     assert len(batches) == 12
     assert sorted(value for batch in batches for value in batch["session"].to_pylist()) == list(range(60))
@@ -24,6 +23,7 @@ def test_each_block_is_read_once(partition_bytes: int, tmp_path: Path, monkeypat
 
 def test_damage_is_an_error(tmp_path: Path) -> None:
     [path] = write_files(tmp_path, files=1, blocks=2, rows=5)
+    assert count_rows(path) == 10
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole + b"x", whole[:-9] + b"?" + whole[-8:], b"?" + whole[1:]):
         path.write_bytes(damaged)

@@ -1,0 +1,95 @@
+"""Where compacted events are, and which block files they were made of.
+
+    DIR/batch=000001/_sources.json                   the block files that are in this batch
+    DIR/batch=000001/kind=requests/date=2026-01-01/hour=07/prefix=pay-/*.parquet
+    DIR/_staging-*                                   what is being written; nobody reads it
+
+A batch appears by one rename, with all its events and the list of what they were made of. So at any moment an event
+is in block files that no list names, or in one batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus_spark.blocks import EVENTS, NewerFormat
+
+SOURCES: Final = "_sources.json"
+BATCH: Final = "batch="
+STAGING: Final = "_staging-"
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One directory of compacted events."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name.removeprefix(BATCH))
+
+    @cached_property
+    def sources(self) -> dict[str, int]:
+        """By what identifies a block file its size. Raises NewerFormat."""
+        said: dict[str, Any] = json.loads((self.path / SOURCES).read_text())
+        if said["format"] > FORMAT:
+            raise NewerFormat(f"{self.path} has format {said['format']}, this version reads {FORMAT}: upgrade Isthmus")
+        return {name: size for name, size, _ in said["sources"]}
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What there is below a directory, each event once."""
+
+    files: list[Path] = field(default_factory=list)
+    """Block files that are in no batch."""
+    batches: list[Batch] = field(default_factory=list)
+
+
+def identity(file: Path) -> str:
+    """What identifies a block file wherever it is copied: its name has a time and 32 random bits."""
+    return f"{file.parent.name}/{file.name}"
+
+
+def captured_below(root: Path, kind: str) -> Captured:
+    """What is to be read. Raises NewerFormat, OSError."""
+    # In this order: what is compacted and deleted meanwhile is in the list of files, and missed when it is read; in the
+    # other order nobody would miss it.
+    files = block_files(root, kind)
+    batches = batches_below(root)
+    done: set[str] = set()
+    for batch in batches:
+        done |= batch.sources.keys()
+    return Captured([file for file in files if identity(file) not in done], batches)
+
+
+def block_files(root: Path, kind: str) -> list[Path]:
+    """Sealed files, in the order of their names, that is of time."""
+    sealed = EVENTS[kind].sealed
+    if root.is_file():
+        return [root] if root.match(sealed) or not any(root.match(each.sealed) for each in EVENTS.values()) else []
+    return sorted(directory / name for directory, names in _walk(root) for name in names if Path(name).match(sealed))
+
+
+def batches_below(root: Path) -> list[Batch]:
+    """All batches of all directories of compacted events."""
+    found = [directory for directory, names in _walk(root) if SOURCES in names and directory.name.startswith(BATCH)]
+    return [Batch(each) for each in sorted(found)]
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Directories with the names of their files; of a batch and of what is being written not what is below."""
+    for name, directories, files in os.walk(root):
+        directory = Path(name)
+        if SOURCES in files and directory.name.startswith(BATCH):
+            directories.clear()
+        directories[:] = [each for each in directories if not each.startswith(STAGING)]
+        yield directory, files

@@ -1,0 +1,114 @@
+"""Compaction: each event is taken over once, whenever it is killed; jobs read block files and Parquet together."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from support.block_files import write_files
+from support.compaction_kills import sessions, write
+
+from isthmus_bench.captured import generate
+from isthmus_spark.compacted import batches_below
+from isthmus_spark.compaction import CompactionError, Result, compact
+from isthmus_spark.events import events
+from isthmus_spark.parquet import write_parquet
+
+
+def compacted(root: Path, delete: bool = False) -> Result:
+    return compact(root / "capture", root / "compacted", write, lambda _: None, delete=delete)
+
+
+def test_no_kill_loses_or_doubles_an_event(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "support" / "compaction_kills.py"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, script, tmp_path], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30
+
+
+def test_what_is_new_is_taken_over(tmp_path: Path) -> None:
+    directory = tmp_path / "capture" / "topic=pay-"
+    write_files(directory, files=2, rows=5)
+    first = compacted(tmp_path)
+    assert (first.files, first.events, first.batches, first.already, first.deleted) == (2, 10, 1, 0, 0)
+    again = compacted(tmp_path)
+    assert (again.files, again.batches, again.already) == (0, 0, 2)
+    write_files(directory, files=1, rows=5, first=10)
+    (directory / "1-p-00000000.open").write_bytes(b"being written")
+    assert sessions(tmp_path) == list(range(15))
+    last = compacted(tmp_path, delete=True)
+    assert (last.files, last.batches, last.already, last.deleted) == (1, 1, 2, 3)
+    assert [batch.number for batch in batches_below(tmp_path)] == [1, 2]
+    assert [file.name for file in directory.iterdir()] == ["1-p-00000000.open"]
+    assert sessions(tmp_path) == list(range(15))
+
+
+def test_retention_deletes_files_while_they_are_read(tmp_path: Path) -> None:
+    oldest, *_ = write_files(tmp_path / "capture" / "topic=pay-", files=3, rows=5)
+
+    def late(kind: str, files: Sequence[Path], directory: Path) -> None:
+        oldest.unlink(missing_ok=True)
+        write(kind, files, directory)
+
+    result = compact(tmp_path / "capture", tmp_path / "compacted", late, lambda _: None)
+    assert (result.files, result.events, result.gone) == (2, 10, 1)
+    assert sessions(tmp_path) == list(range(5, 15))
+
+
+def test_what_is_not_right_is_an_error(tmp_path: Path) -> None:
+    [path] = write_files(tmp_path / "capture" / "a" / "topic=pay-", files=1)
+
+    def half(kind: str, files: Sequence[Path], directory: Path) -> None:
+        directory.mkdir()
+
+    with pytest.raises(CompactionError, match="0 rows"):
+        compact(tmp_path / "capture", tmp_path / "compacted", half, lambda _: None, delete=True)
+    assert sessions(tmp_path) == list(range(10))
+    with (tmp_path / "compacted" / "_lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CompactionError, match="another process"):
+            compacted(tmp_path)
+    [copy] = write_files(tmp_path / "capture" / "b" / "topic=pay-", files=1)
+    with pytest.raises(CompactionError, match="one name"):
+        compacted(tmp_path)
+    copy.unlink()
+    compacted(tmp_path)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(CompactionError, match="do not change"):
+        compacted(tmp_path, delete=True)
+    assert path.exists()
+
+
+@pytest.mark.brokers
+def test_jobs_read_the_same_from_parquet(spark: SparkSession, tmp_path: Path) -> None:
+    capture = tmp_path / "capture"
+    generate(capture, 3000, 1, True, lambda _: None)
+    write_files(capture / "topic=pay-", files=3)  # an hour each
+    frame = events(spark, tmp_path)
+    before = Counter(map(tuple, frame.collect()))
+    assert before.total() == 3030
+
+    def with_spark(kind: str, files: Sequence[Path], directory: Path) -> None:
+        write_parquet(spark, kind, files, directory)
+
+    result = compact(capture, tmp_path / "compacted", with_spark, lambda _: None, delete=True)
+    assert (result.events, result.files) == (3030, result.deleted)
+    hours = {path.parent.name for path in (tmp_path / "compacted").rglob("prefix=pay-")}
+    assert hours == {"hour=00", "hour=01", "hour=02"}
+    write_files(capture / "topic=", files=1, namespace="", first=7000)
+    after = events(spark, tmp_path)
+    assert after.schema == frame.schema
+    found = Counter(map(tuple, after.collect()))
+    assert (found - before).total() == 10
+    assert not before - found
+    some = events(spark, tmp_path, ("session", "namespace"))
+    assert some.columns == ["session", "namespace"]
+    assert some.where("namespace = ''").count() > 10
