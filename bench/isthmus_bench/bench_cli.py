@@ -13,6 +13,7 @@ from isthmus_bench import tables as table_text
 from isthmus_bench.captured_cli import captured
 from isthmus_bench.command import carry_out
 from isthmus_bench.replicate_cli import replicate
+from isthmus_bench.spark_cli import spark
 from isthmus_bench.sync_cli import sync
 from isthmus_bench.tables import Table, number, text_lines
 
@@ -44,6 +45,13 @@ bench_app.command(
     )
     + EXIT_CODES
 )(captured)
+bench_app.command(
+    epilog=example(
+        "isthmus bench spark --report scale.html",
+        "isthmus bench spark --rows 1000000 --rows 100000000 --cores 4 --in /data -o json",
+    )
+    + EXIT_CODES
+)(spark)
 
 
 @bench_app.callback()

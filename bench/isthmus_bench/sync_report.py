@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Final
 
+from isthmus_bench.page import html_table, key, page_of
 from isthmus_bench.svg import line_plot
 from isthmus_bench.sync_environment import BIG_BUFFER_BYTES
 from isthmus_bench.sync_figures import TARGET_RTT_MS, Figure, Report, Verdict
@@ -14,32 +15,6 @@ from isthmus_bench.tables import Table, number
 
 PLACES: Final = ("p50", "p90", "p99", "p99.9", "max")
 DEFAULT_BUFFERS: Final = "Kafka's defaults (send and receive 100 KiB, replica 64 KiB)"
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1b1b1f; --dim: #6a6a72; --rule: #dcdce2; --page: #fff;
-  --c0: #4c78a8; --c1: #54a24b; --c2: #e8871e; --c3: #d62728; --c4: #8a5fbf; --c5: #9d755d; --c6: #b79bd8;
-  --c7: #c9b09f }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e6ea; --dim: #9c9ca6; --rule: #3a3a42; --page: #17171b } }
-body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page);
-  max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2.5rem } h3 { font-size: 1rem; margin: 1.8rem 0 .3rem }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; margin: .5rem 0 }
-th, td { padding: .15rem .7rem .15rem 0; text-align: right; border-bottom: 1px solid var(--rule) }
-th:first-child, td:first-child { text-align: left } th { color: var(--dim); font-weight: 600 }
-table.words td { text-align: left } td.missed { color: var(--c3); font-weight: 600 } td.open { color: var(--dim) }
-svg { width: 100%; max-width: 44rem } .label { font-size: 11px; fill: var(--dim) } .grid { stroke: var(--rule) }
-polyline { fill: none; stroke-width: 1.8 } .key { display: inline-block; margin-right: 1.1rem; font-size: .85rem }
-.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem }
-"""
-
-
-def colours() -> str:
-    """The lines' colours, one for each scenario."""
-    return "\n".join(
-        f".s{index} polyline {{ stroke: var(--c{index}) }} .s{index} circle {{ fill: var(--c{index}) }} "
-        f".k{index} i {{ background: var(--c{index}) }}"
-        for index in range(len(SCENARIOS))
-    )
 
 
 def headline(report: Report) -> str:
@@ -124,17 +99,21 @@ def missing_table(report: Report) -> Table:
     return "Not measured", ["scenario", "load", "RTT", "why"], rows
 
 
-def verdict_table(report: Report) -> Table:
-    rows = [
+def verdict_rows(verdicts: Iterable[Verdict]) -> list[list[str]]:
+    return [
         [
             each.target,
             "-" if each.limit is None else ("at least " if each.least else "at most ") + number(each.limit, 2),
             number(each.measured, 2),
             met(each),
         ]
-        for each in report.verdicts
+        for each in verdicts
     ]
-    return f"Targets (RTT {TARGET_RTT_MS:g} ms)", ["target", "limit", "measured", "met"], rows
+
+
+def verdict_table(report: Report) -> Table:
+    heads = ["target", "limit", "measured", "met"]
+    return f"Targets (RTT {TARGET_RTT_MS:g} ms)", heads, verdict_rows(report.verdicts)
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -155,32 +134,25 @@ def tables(report: Report) -> Iterator[Table]:
 def page(report: Report) -> str:
     """An HTML document that needs nothing else."""
     parts = [
-        "<!doctype html><html lang='en'><meta charset='utf-8'><title>isthmus bench sync</title>",
-        "<meta name='viewport' content='width=device-width'>",
-        f"<style>{_STYLE}{colours()}</style>",
         "<h1>What an ack costs that means both sites have it</h1>",
         f"<p>{escape(headline(report))}.</p>",
         "<p>Latencies of open loops (requests/s) count from when a request was due. A Java producer's are whole "
         "milliseconds, from send() to the callback. CPU shares are of one core.</p>",
     ]
-    parts += [_table(*table, words=True) for table in (scenario_table(), missing_table(report)) if table[2]]
-    parts.append(_table(*wan_table(report)))
+    parts += [html_table(*table, words=True) for table in (scenario_table(), missing_table(report)) if table[2]]
+    parts.append(html_table(*wan_table(report)))
     machine = [[name, value] for name, value in report.machine.items()]
-    parts.append(_table("The machine", ["", ""], machine, words=True))
+    parts.append(html_table("The machine", ["", ""], machine, words=True))
     for rtt_ms, title, figures in by_load(report):
         parts += _load(f"RTT {rtt_ms:g} ms: {title}", figures)
-    parts.append(_table(*verdict_table(report)))
-    parts.append("</html>\n")
-    return "\n".join(parts)
+    parts.append(html_table(*verdict_table(report)))
+    return page_of("isthmus bench sync", parts, len(SCENARIOS))
 
 
 def _load(title: str, figures: list[Figure]) -> Iterator[str]:
     numbers = {each.name: index for index, each in enumerate(SCENARIOS)}
     yield f"<h3>{escape(title)}</h3>"
-    yield "".join(
-        f"<span class='key k{numbers[each.scenario]}'><i></i>{escape(title_of(each.scenario))}</span>"
-        for each in figures
-    )
+    yield "".join(key(numbers[each.scenario], title_of(each.scenario)) for each in figures)
     yield line_plot(
         PLACES,
         {
@@ -192,16 +164,4 @@ def _load(title: str, figures: list[Figure]) -> Iterator[str]:
         },
         "ms",
     )
-    yield _table("", ["scenario", *FIGURE_HEADS, *CPU_HEADS], [figure_row(each) for each in figures])
-
-
-_CLASSES: Final = {"NO": " class='missed'", "not measured": " class='open'"}
-
-
-def _table(title: str, heads: list[str], rows: list[list[str]], words: bool = False) -> str:
-    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td{_CLASSES.get(cell, '')}>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    named = f"<h2>{escape(title)}</h2>" if title else ""
-    return f"{named}<table{' class=words' if words else ''}><tr>{head}</tr>{body}</table>"
+    yield html_table("", ["scenario", *FIGURE_HEADS, *CPU_HEADS], [figure_row(each) for each in figures])

@@ -1,0 +1,63 @@
+"""The report of ``isthmus bench spark``: tables, and a page with a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from isthmus_bench.page import html_table, key, page_of
+from isthmus_bench.spark_scale import Report
+from isthmus_bench.svg import line_plot
+from isthmus_bench.sync_report import verdict_rows
+from isthmus_bench.tables import Table, number
+
+
+def headline(report: Report) -> str:
+    """What was measured on what, in one line."""
+    told = report.machine
+    return f"latency job, warm, medians; {told['cores']} cores, {told['processor']}, Python {told['Python']}"
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """The report as tables of text."""
+    heads = ["rows", "cores", "s", "fastest s", "M events/s", "runs", "load average"]
+    rows = [
+        [
+            f"{each.rows:,}",
+            str(each.cores),
+            number(each.seconds, 2),
+            number(each.fastest_s, 2),
+            number(each.per_s / 1e6, 2),
+            str(each.runs),
+            number(each.load, 1),
+        ]
+        for each in report.figures
+    ]
+    yield "Wall time", heads, rows
+    heads = ["cores", "begins at s", "s for 10^6 rows", "farthest from it"]
+    lines = [
+        [str(each.cores), number(each.begins_s, 2), number(each.per_million_s, 3), f"{each.farthest:.0%}"]
+        for each in report.lines
+    ]
+    yield "The nearest line", heads, lines
+    yield "Targets", ["target", "limit", "measured", "met"], verdict_rows(report.verdicts)
+
+
+def page(report: Report) -> str:
+    """An HTML document that needs nothing else."""
+    rows = sorted({each.rows for each in report.figures})
+    seconds = {(each.cores, each.rows): each.seconds for each in report.figures}
+    titles = {line.cores: f"local[{line.cores}]" for line in report.lines}
+    series = {
+        title: (colour, [seconds.get((cores, each)) for each in rows])
+        for colour, (cores, title) in enumerate(titles.items())
+    }
+    parts = [
+        "<h1>Wall time of the latency job by rows and cores</h1>",
+        f"<p>{escape(headline(report))}.</p>",
+        "<p>Both axes are logarithmic: linear is what grows by the same factor as its rows.</p>",
+        "".join(key(colour, title) for colour, title in enumerate(titles.values())),
+        line_plot([f"{each:,}" for each in rows], series, "s"),
+        *(html_table(*table) for table in tables(report)),
+    ]
+    return page_of("isthmus bench spark", parts, len(titles))

@@ -1,0 +1,139 @@
+"""How the wall time of the latency job grows with rows and cores: the same session for all rows of a number of cores.
+
+Traffic is generated, and deleted afterwards. A session first warms up on the fewest rows.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from isthmus_bench.captured import bytes_of, generate
+from isthmus_bench.children import Child
+from isthmus_bench.sync_figures import Verdict
+
+Say = Callable[[str], None]
+
+ONCE: Final = 20_000_000
+"""More rows than these are read once."""
+WARM_UPS: Final = 3
+LINEAR_WITHIN: Final = 0.2
+EVENTS_PER_S: Final = 500_000
+TARGET_CORES: Final = 2
+
+
+class NoRoom(Exception):
+    """The traffic does not fit on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    rows: Sequence[int] = (1_000_000, 3_000_000, 10_000_000, 30_000_000)
+    cores: Sequence[int] = (1, 2)
+    rounds: int = 3
+    directory: Path | None = None
+    """Where traffic is written, in a directory of its own; None: where temporary files go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Warm."""
+
+    rows: int
+    cores: int
+    seconds: float
+    """The median."""
+    fastest_s: float
+    runs: int
+    load: float
+    """The machine's, of the last minute, at the end."""
+
+    @property
+    def per_s(self) -> float:
+        return self.rows / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is nearest to the wall times of a number of cores, by their ratios."""
+
+    cores: int
+    begins_s: float
+    per_million_s: float
+    farthest: float
+    """How far a wall time is from it at most, as a share of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    machine: dict[str, str]
+    figures: list[Figure]
+    lines: list[Line]
+    verdicts: list[Verdict]
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = [{**asdict(each), "per_s": each.per_s} for each in self.figures]
+        return {**asdict(self), "figures": figures}
+
+
+def run(plan: Plan, say: Say) -> Report:
+    """Measure. Raises ChildFailed, GeneratorError, NoRoom, OSError."""
+    needed = sum(map(bytes_of, plan.rows))
+    with tempfile.TemporaryDirectory(prefix="isthmus-bench-", dir=plan.directory) as name:
+        free = shutil.disk_usage(name).free
+        if needed > free:
+            raise NoRoom(f"{needed / 1e9:.1f} GB are needed, {name} has {free / 1e9:.1f}: --in, or fewer --rows")
+        traffic = {rows: Path(name, str(rows)) for rows in sorted(plan.rows)}
+        for rows, directory in traffic.items():
+            generate(directory, rows, 1, False, say)
+        figures = [figure for cores in plan.cores for figure in _measured(traffic, cores, plan.rounds, say)]
+    lines = [line_of(cores, [each for each in figures if each.cores == cores]) for cores in plan.cores]
+    machine = {"cores": str(os.cpu_count()), "processor": platform.machine(), "Python": platform.python_version()}
+    return Report(machine, figures, lines, verdicts_of(figures, lines))
+
+
+def _measured(traffic: dict[int, Path], cores: int, rounds: int, say: Say) -> list[Figure]:
+    figures = []
+    with Child("isthmus_bench.spark_load", str(cores)) as child:
+        for _ in range(WARM_UPS):
+            child.ask(directory=str(next(iter(traffic.values()))))
+        for rows, directory in traffic.items():
+            runs = 1 if rows > ONCE else rounds
+            times = [float(child.ask(directory=str(directory))["seconds"]) for _ in range(runs)]
+            figure = Figure(rows, cores, statistics.median(times), min(times), runs, os.getloadavg()[0])
+            say(f"{rows:,} rows, local[{cores}]: {figure.seconds:.1f} s, {figure.per_s / 1e6:.2f} M/s")
+            figures.append(figure)
+    return figures
+
+
+def line_of(cores: int, figures: Sequence[Figure]) -> Line:
+    """The line whose ratios to the wall times are nearest to 1. Of one figure: from nothing to it."""
+    rows = np.array([each.rows for each in figures], float)
+    seconds = np.array([each.seconds for each in figures])
+    slope, begins = np.polyfit(rows, seconds, 1, w=1 / seconds) if len(rows) > 1 else (seconds[0] / rows[0], 0.0)
+    farthest = float(np.max(np.abs(slope * rows + begins - seconds) / seconds))
+    return Line(cores, float(begins), float(slope * 1e6), farthest)
+
+
+def verdicts_of(figures: Sequence[Figure], lines: Sequence[Line]) -> list[Verdict]:
+    of_two = [each for each in figures if each.cores == TARGET_CORES]
+    fast = max(of_two, key=lambda each: each.rows).per_s if of_two else None
+    met = None if fast is None else fast >= EVENTS_PER_S
+    verdicts = [Verdict(f"events/s on {TARGET_CORES} cores, most rows", EVENTS_PER_S, fast, met, least=True)]
+    for line in lines:
+        known = sum(each.cores == line.cores for each in figures) > 2
+        name = f"wall time is linear in rows, local[{line.cores}]: farthest from a line"
+        farthest = line.farthest if known else None
+        verdicts.append(
+            Verdict(name, LINEAR_WITHIN, farthest, farthest <= LINEAR_WITHIN if farthest is not None else None)
+        )
+    return verdicts
