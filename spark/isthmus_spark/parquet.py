@@ -96,6 +96,8 @@ class _Writer:
 
 def _parts(batch: pa.RecordBatch) -> Iterator[tuple[Part, pa.RecordBatch]]:
     """A block's rows by hour. A block is of one namespace."""
+    if not batch.num_rows:
+        return
     namespace: Any = batch["namespace"][0].as_py() if "namespace" in batch.schema.names else None
     hours = batch["time"].cast(pa.int64()).to_numpy() // HOUR_US
     for hour in np.unique(hours):

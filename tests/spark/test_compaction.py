@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support.block_files import write_files
+from support.captured import links_file, told
 from support.compaction_kills import sessions, write
 
 from isthmus_bench.captured import generate
@@ -92,6 +93,8 @@ def test_jobs_read_the_same_from_parquet(spark: SparkSession, tmp_path: Path) ->
     capture = tmp_path / "capture"
     generate(capture, 3000, 1, True, lambda _: None)
     write_files(capture / "topic=pay-", files=3)  # an hour each
+    links_file(capture / "topic=pay-" / "5-p-00000001.links", told("Following", 0), told("Disconnected", 5))
+    links = events(spark, tmp_path, kind="links").collect()
     frame = events(spark, tmp_path)
     before = Counter(map(tuple, frame.collect()))
     assert before.total() == 3030
@@ -100,7 +103,10 @@ def test_jobs_read_the_same_from_parquet(spark: SparkSession, tmp_path: Path) ->
         write_parquet(spark, kind, files, directory)
 
     result = compact(capture, tmp_path / "compacted", with_spark, lambda _: None, delete=True)
-    assert (result.events, result.files) == (3030, result.deleted)
+    assert (result.events, result.files) == (3032, result.deleted)
+    assert not list(tmp_path.rglob("*.links"))
+    assert len(links) == 2
+    assert sorted(events(spark, tmp_path, kind="links").collect()) == sorted(links)
     hours = {path.parent.name for path in (tmp_path / "compacted").rglob("prefix=pay-")}
     assert hours == {"hour=00", "hour=01", "hour=02"}
     write_files(capture / "topic=", files=1, namespace="", first=7000)
