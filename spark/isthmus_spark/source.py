@@ -1,4 +1,9 @@
-"""Captured traffic as a data source of Spark: ``spark.read.format("isthmus_capture").load(directory)``."""
+"""Captured traffic as a data source of Spark: ``spark.read.format("isthmus_capture").load(directory)``.
+
+As a stream (``readStream``) it has each file that is sealed. An offset is the names of the files that were read, those
+begun in the day before the newest of them: proxies seal at different times, so the newest name alone would not do.
+Files that retention deleted before they were read are left out.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from isthmus_spark.blocks import EVENTS, Events, read_file
@@ -18,6 +24,10 @@ from isthmus_spark.blocks import EVENTS, Events, read_file
 FORMAT: Final = "isthmus_capture"
 PARTITION_BYTES: Final = 64 * 1024 * 1024
 """Small files are read together up to this size, and big ones in parts of it, each block in one."""
+FILES_MAX: Final = 64
+"""In one batch of a stream, the oldest first."""
+REMEMBERED_MS: Final = 86_400_000
+"""A file that is sealed so long after it was begun, when newer ones were read already, is not read by a stream."""
 
 
 class CaptureSource(DataSource):
@@ -25,6 +35,7 @@ class CaptureSource(DataSource):
 
     Option ``events``: ``requests`` (default) or ``links``. Option ``columns``: their names, separated by commas, where
     not all are needed. What is left out is not made. Option ``files``, in place of ``path``: a JSON list of files.
+    Option ``starting`` of a stream: ``earliest`` (default), or ``latest``: without the files that are there at first.
     """
 
     @classmethod
@@ -53,6 +64,10 @@ class CaptureSource(DataSource):
         if name not in EVENTS:
             raise ValueError(f"no events of the kind {name}: option events is one of {', '.join(EVENTS)}")
         return EVENTS[name]
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        latest = self.options.get("starting") == "latest"
+        return CaptureStream(Path(self.options["path"]), self._events().sealed, self._columns(), latest)
 
     def _columns(self) -> list[str]:
         return self.options.get("columns", ",".join(self._events().schema.names)).split(",")
@@ -94,6 +109,68 @@ def together(files: Iterable[tuple[Path, int]]) -> list[Spans]:
             left -= end - begin
             begin = end
     return partitions
+
+
+class CaptureStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, root: Path, sealed: str, columns: Sequence[str], latest: bool) -> None:
+        """``sealed``: what matches the names of files."""
+        self._root = root
+        self._glob = sealed
+        self._columns = columns
+        self._latest = latest
+        self._available: set[str] | None = None
+        """All that is to be read, where that was decided when the query began."""
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._available = set(self._sealed())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxFiles(FILES_MAX)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"since": 0, "files": self._sealed() if self._latest else []}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        read = set(start["files"])
+        wanted = self._sealed() if self._available is None else sorted(self._available, key=_age)
+        new = [name for name in wanted if name not in read and _begun_ms(name) >= start["since"]]
+        if isinstance(limit, ReadMaxFiles):
+            new = new[: limit.max_files]
+        if not new:
+            return start
+        since = max(start["since"], max(map(_begun_ms, new)) - REMEMBERED_MS)
+        return {"since": since, "files": sorted(name for name in (*read, *new) if _begun_ms(name) >= since)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        new = sorted(set(end["files"]) - set(start["files"]), key=_age)
+        found = []
+        for name in new:
+            try:
+                found.append((self._root / name, (self._root / name).stat().st_size))
+            except FileNotFoundError:
+                pass
+        return together(found)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Spans)
+        for path, begin, end in partition.spans:
+            try:
+                yield from read_file(Path(path), self._columns, begin, end)
+            except FileNotFoundError:  # retention has deleted it
+                pass
+
+    def _sealed(self) -> list[str]:
+        """The oldest first."""
+        return sorted((str(file.relative_to(self._root)) for file in self._root.rglob(self._glob)), key=_age)
+
+
+def _begun_ms(name: str) -> int:
+    begun = Path(name).name.split("-", 1)[0]
+    return int(begun) if begun.isdecimal() else 0
+
+
+def _age(name: str) -> tuple[int, str]:
+    return _begun_ms(name), name
 
 
 def register(spark: SparkSession) -> None:
