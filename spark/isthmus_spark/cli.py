@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isthmus_spark import compact_command, link_commands
+from isthmus_spark.anomalies import cli as anomalies_command
 from isthmus_spark.audit import command as audit_command
 from isthmus_spark.command import (
     EXIT_CODES,
@@ -100,6 +101,7 @@ def exactly_once(
     raise typer.Exit(int(check and bool(found)))
 
 
+app.command("anomalies", epilog=anomalies_command.EPILOG)(anomalies_command.anomalies)
 app.command("audit", epilog=audit_command.EPILOG)(audit_command.audit)
 app.command("lag-and-states", epilog=example("lag-and-states"))(link_commands.lag_and_states)
 app.command("sync", epilog=example("sync", "--rtt-ms 20 --quorum 'ANY 1 (5, 20)'"))(link_commands.sync)
