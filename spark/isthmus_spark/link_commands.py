@@ -89,7 +89,10 @@ def make_lag_and_states(
 def sync(
     capture: CaptureArgument,
     rtt_ms: Annotated[
-        list[float] | None, typer.Option("--rtt-ms", help="One link of this round trip; again for another scenario.")
+        list[float] | None,
+        typer.Option(
+            "--rtt-ms", help="One link of this round trip; again for another scenario (default: 5, 20, 80).", min=0
+        ),
     ] = None,
     quorum: Annotated[
         list[str] | None,
