@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
-from isthmus_plugins.capture.blocks import FIELDS, Block
-from isthmus_spark.source import FORMAT, REMEMBERED_MS, CaptureStream
+from isthmus_plugins.capture.blocks import FIELDS, TEXTS, Block
+from isthmus_spark.blocks import EVENTS
+from isthmus_spark.source import FORMAT, REMEMBERED_MS, CaptureStream, Spans
 
 pytestmark = pytest.mark.brokers  # a JVM as well
 
@@ -19,7 +20,8 @@ NOW_MS = 1_767_225_600_000
 def sealed(directory: Path, begun_ms: int, proxy: str = "p", namespace: str = "topic=pay-") -> Path:
     """A file with one event, whose broker id tells when it was begun."""
     block = Block({"proxy": proxy, "cluster": "c", "namespace": "pay-", "namespace_type": "topic"})
-    values = {name: -1 for name, _ in FIELDS} | {"time_us": begun_ms * 1000, "broker_id": begun_ms - NOW_MS}
+    known = {"time_us": begun_ms * 1000, "broker_id": begun_ms - NOW_MS}
+    values = {name: None if name in TEXTS else -1 for name, _ in FIELDS} | known
     block.add([values[name] for name, _ in FIELDS])
     path = directory / namespace / f"{begun_ms}-{proxy}-0000abcd.capture"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +30,7 @@ def sealed(directory: Path, begun_ms: int, proxy: str = "p", namespace: str = "t
 
 
 def stream(directory: Path, latest: bool = False) -> CaptureStream:
-    return CaptureStream(directory, ["time"], latest)
+    return CaptureStream(directory, EVENTS["requests"].sealed, ["time"], latest)
 
 
 def test_files_are_read_by_when_they_were_sealed_and_the_oldest_first(tmp_path: Path) -> None:
@@ -43,10 +45,13 @@ def test_files_are_read_by_when_they_were_sealed_and_the_oldest_first(tmp_path: 
     late = sealed(tmp_path, NOW_MS, "q", "group=pay-")  # begun first, sealed last
     third = source.latestOffset(second, ReadMaxFiles(2))
     (partition,) = source.partitions(second, third)
-    assert partition.paths == [str(late)]  # type: ignore[attr-defined]
+    assert isinstance(partition, Spans)
+    assert partition.spans == [(str(late), 0, late.stat().st_size)]
     assert source.latestOffset(third, ReadMaxFiles(2)) == third
     late.unlink()
-    assert source.partitions(second, third) == []  # retention was faster
+    (partition,) = source.partitions(second, third)
+    assert isinstance(partition, Spans)
+    assert partition.spans == [], "retention was faster"
     assert list(source.read(partition)) == []
 
 
