@@ -31,7 +31,6 @@ class Limits(NamedTuple):
     start: int
     end: int
     """What a consumer of the chosen isolation may read ends here."""
-    high_watermark: int
 
 
 class Position(NamedTuple):
@@ -85,14 +84,22 @@ class Cluster:
 
     def limits(self, places: Collection[Place], committed: bool) -> dict[Place, Limits]:
         """``committed``: the end is the last stable offset."""
-        spec = self._java.org.apache.kafka.clients.admin.OffsetSpec
-        isolation = self._java.org.apache.kafka.common.IsolationLevel
-        with self._errors("read where the logs begin and end"):
-            starts = self._offsets(places, spec.earliest(), isolation.READ_UNCOMMITTED)
-            # In this order: the end of what is stable is never beyond that of the log.
-            ends = self._offsets(places, spec.latest(), isolation.READ_COMMITTED) if committed else None
-            marks = self._offsets(places, spec.latest(), isolation.READ_UNCOMMITTED)
-        return {place: Limits(starts[place], (ends or marks)[place], marks[place]) for place in places}
+        starts, ends = self.starts(places), self.ends(places, committed)
+        return {place: Limits(starts[place], ends[place]) for place in places}
+
+    def starts(self, places: Collection[Place]) -> dict[Place, int]:
+        """Where logs begin."""
+        with self._errors("read where logs begin"):
+            return self._offsets(places, self._spec.earliest(), committed=False)
+
+    def ends(self, places: Collection[Place], committed: bool) -> dict[Place, int]:
+        """Last stable offsets (``committed``), or high watermarks."""
+        with self._errors("read where logs end"):
+            return self._offsets(places, self._spec.latest(), committed)
+
+    @property
+    def _spec(self) -> Any:
+        return self._java.org.apache.kafka.clients.admin.OffsetSpec
 
     def groups(self) -> list[str]:
         """The ids of all consumer groups."""
@@ -118,8 +125,10 @@ class Cluster:
                     }
         return found
 
-    def _offsets(self, places: Collection[Place], spec: Any, isolation: Any) -> dict[Place, int]:
+    def _offsets(self, places: Collection[Place], spec: Any, committed: bool) -> dict[Place, int]:
         partition = self._java.org.apache.kafka.common.TopicPartition
+        levels = self._java.org.apache.kafka.common.IsolationLevel
+        isolation = levels.READ_COMMITTED if committed else levels.READ_UNCOMMITTED
         options = self._java.org.apache.kafka.clients.admin.ListOffsetsOptions(isolation)
         asked = {partition(*place): spec for place in places}
         found = self._admin.listOffsets(self._map(asked), options).all().get()

@@ -36,8 +36,7 @@ def compare(spark: SparkSession, plan: Plan) -> Groups:
         if look:
             time.sleep(LOOK_AGAIN_S)
         sides = [_positions(plan, side) for side in (0, 1)]
-        plan.look_again()
-        ends = [(*place, *(side.high_watermark for side in each.now)) for place, each in plan.partitions.items()]
+        ends = _ends(plan, {place for positions in sides for _, place in positions})
         ours, theirs = (_frame(spark, positions, seen) for positions, seen in zip(sides, before, strict=True))
         compared = job.positions(ours, theirs, spark.createDataFrame(ends, job.ENDS_SCHEMA)).cache()
         found = compared.where("finding is not null").collect()
@@ -74,6 +73,16 @@ def _positions(plan: Plan, side: int) -> dict[Key, Position]:
         for (topic, partition), position in positions.items()
         if topic in topic_names and (not wanted or partition in wanted)
     }
+
+
+def _ends(plan: Plan, places: set[Place]) -> list[tuple[str, int, int, int]]:
+    """High watermarks, of those partitions that both sides have."""
+    chosen = [plan.partitions[place] for place in places if place in plan.partitions]
+    left, right = (
+        cluster.ends([each.place_at(side) for each in chosen], committed=False)
+        for side, cluster in enumerate(plan.clusters)
+    )
+    return [(*each.place, left[each.place_at(0)], right[each.place_at(1)]) for each in chosen]
 
 
 def _frame(spark: SparkSession, positions: Mapping[Key, Position], before: Mapping[Key, set[int]]) -> DataFrame:

@@ -79,8 +79,8 @@ class Partition:
     limits: tuple[Limits, Limits]
     """When the audit began."""
     range: Range
-    now: tuple[Limits, Limits]
-    """After the last reading."""
+    starts: list[int]
+    """Where the logs began after the last reading."""
     left_records: int = 0
     right_records: int = 0
     buckets: int = 0
@@ -97,7 +97,7 @@ class Partition:
     @property
     def start(self) -> int:
         """From where on both sides still have what they had."""
-        return max(self.range[0], *(each.start for each in self.now))
+        return max(self.range[0], *self.starts)
 
 
 @dataclass(slots=True)
@@ -116,14 +116,11 @@ class Plan:
     """Topics and partitions that one side does not have."""
 
     def look_again(self) -> None:
-        """See where the logs begin and end by now."""
+        """See where the logs begin by now."""
         chosen = list(self.partitions.values())
-        sides = [
-            cluster.limits([each.place_at(side) for each in chosen], self.asked.committed)
-            for side, cluster in enumerate(self.clusters)
-        ]
+        sides = [cluster.starts([each.place_at(side) for each in chosen]) for side, cluster in enumerate(self.clusters)]
         for each in chosen:
-            each.now = (sides[0][each.place_at(0)], sides[1][each.place_at(1)])
+            each.starts = [starts[each.place_at(side)] for side, starts in enumerate(sides)]
 
     def limit_findings(self) -> list[Finding]:
         """Where logs begin, if that differed before and after; and where they end, if asked for."""
@@ -131,7 +128,8 @@ class Plan:
         for each in self.partitions.values():
             names = (each.left_topic, each.right_topic, each.number)
             before, starts = (
-                [max(self.asked.from_offset, side.start) for side in limits] for limits in (each.limits, each.now)
+                [max(self.asked.from_offset, start) for start in starts]
+                for starts in ([side.start for side in each.limits], each.starts)
             )
             ends = [self.asked.limited(side.end) for side in each.limits]
             if START not in self.asked.ignored and before[0] != before[1] and starts[0] != starts[1]:
@@ -212,7 +210,7 @@ def plan(clusters: tuple[Cluster, Cluster], asked: Asked) -> Plan:
             max(asked.from_offset, *(each.start for each in limits)),
             asked.limited(min(each.end for each in limits)),
         )
-        made.partitions[left, number] = Partition(left, right, number, limits, range_, limits)
+        made.partitions[left, number] = Partition(left, right, number, limits, range_, [each.start for each in limits])
     both = {left: right for left, right, _ in places}
     compacted = clusters[0].compacted(both), clusters[1].compacted(both.values())
     made.compacted = {left for left, right in both.items() if left in compacted[0] or right in compacted[1]}

@@ -17,12 +17,12 @@ Range = tuple[int, int]
 # A consumer waits at the end of what it fetches, and its default of 500 records a poll costs half of the throughput.
 _QUICK: Final = {"kafka.fetch.max.wait.ms": "10", "kafka.max.poll.records": "5000"}
 TASKS_FOR_EACH_CORE: Final = 2
+SPLIT_OFFSETS: Final = 200_000
+"""So many offsets are worth more tasks than there are partitions: each has a consumer to set up."""
 
 
-def read(
-    spark: SparkSession, cluster: Cluster, ranges: Mapping[Place, Range], committed: bool, split: bool = True
-) -> DataFrame:
-    """The records of some partitions. ``split``: partitions in parts, if they are fewer than the cores.
+def read(spark: SparkSession, cluster: Cluster, ranges: Mapping[Place, Range], committed: bool) -> DataFrame:
+    """The records of some partitions, in parts if there are many records in few partitions.
 
     What is deleted meanwhile is left out silently: see where the logs begin afterwards.
     """
@@ -44,7 +44,7 @@ def read(
         "failOnDataLoss": "false",
     }
     tasks = TASKS_FOR_EACH_CORE * spark.sparkContext.defaultParallelism
-    if split and len(ranges) < tasks:
+    if len(ranges) < tasks and sum(end - start for start, end in ranges.values()) >= SPLIT_OFFSETS:
         options["minPartitions"] = str(tasks)
     return spark.read.format("kafka").options(**options).load()
 
@@ -53,9 +53,7 @@ def read_parts(spark: SparkSession, cluster: Cluster, parts: Mapping[Place, list
     """The records of several ranges of each partition: the source takes one of each at a time."""
     rounds = max(len(each) for each in parts.values())
     frames = [
-        read(
-            spark, cluster, {place: each[at] for place, each in parts.items() if at < len(each)}, committed, split=False
-        )
+        read(spark, cluster, {place: each[at] for place, each in parts.items() if at < len(each)}, committed)
         for at in range(rounds)
     ]
     return reduce(DataFrame.unionAll, frames)
