@@ -7,15 +7,16 @@ read is counted as a metric of the frame (:data:`COUNTS`): a stream goes on with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from isthmus_spark.blocks import NUMBERS, SCHEMA, SOURCES, TEXTS
+from isthmus_spark.blocks import NUMBERS, SCHEMA
 
 FORMAT: Final = 1
 REQUEST: Final = "request"
@@ -30,16 +31,17 @@ _HEAD: Final = [
     StructField("type", StringType()),
     StructField("time_us", LongType()),
 ]
-_COLUMNS: Final = from_arrow_schema(pa.schema([SCHEMA.field(name) for name in SCHEMA.names if name != "time"]))
-_RECORD: Final = StructType([*_HEAD, *_COLUMNS])
 
 
-def events(records: DataFrame, counts: str | Observation = COUNTS) -> DataFrame:
-    """The requests among ``records``, which have a column ``value``; with the columns of captured files.
+def events(
+    records: DataFrame, counts: str | Observation = COUNTS, columns: Sequence[str] = tuple(SCHEMA.names)
+) -> DataFrame:
+    """The requests among ``records``, which have a column ``value``; with these columns of captured files.
 
     ``counts``: the name of the metric in a stream's progress; or, of a frame that is no stream, where it is put.
     """
-    read = records.select(f.from_json(f.col("value").cast("string"), _RECORD).alias("event"))
+    known = from_arrow_schema(pa.schema([SCHEMA.field(name) for name in columns if name != "time"]))
+    read = records.select(f.from_json(f.col("value").cast("string"), StructType([*_HEAD, *known])).alias("event"))
     event = f.col("event")
     newer = f.coalesce(event["format"] > FORMAT, f.lit(False))
     whole = event["format"].isNotNull() & event["type"].isNotNull()
@@ -51,8 +53,12 @@ def events(records: DataFrame, counts: str | Observation = COUNTS) -> DataFrame:
         f.count_if(newer).alias("newer"),
     )
     requests = counted.where(~newer & (event["type"] == REQUEST) & event["time_us"].isNotNull() & whole)
-    return requests.select(
-        f.timestamp_micros(event["time_us"]).alias("time"),
-        *(event[name].alias(name) for name in (*SOURCES, *TEXTS)),
-        *(f.coalesce(event[name], f.lit(-1).cast(_COLUMNS[name].dataType)).alias(name) for name in NUMBERS),
-    )
+    return requests.select(*(_column(name, event, known) for name in columns))
+
+
+def _column(name: str, event: Column, known: StructType) -> Column:
+    if name == "time":
+        return f.timestamp_micros(event["time_us"]).alias(name)
+    if name in NUMBERS:
+        return f.coalesce(event[name], f.lit(-1).cast(known[name].dataType)).alias(name)
+    return event[name].alias(name)

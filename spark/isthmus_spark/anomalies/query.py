@@ -51,7 +51,7 @@ class FromKafka:
     def stream(self, spark: SparkSession, starting: str) -> DataFrame:
         options = {**OPTIONS, **{f"kafka.{name}": value for name, value in self.settings.items()}}
         own = {"subscribe": self.topic, "startingOffsets": starting, "maxOffsetsPerTrigger": str(self.records_max)}
-        return events(spark.readStream.format("kafka").options(**options, **own).load())
+        return events(spark.readStream.format("kafka").options(**options, **own).load(), columns=COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +198,10 @@ _DATA_LOST: Final = "offsets out of range|DATA_LOSS|data loss|KAFKA_DATA_LOSS"
 
 
 def _reason(text: str) -> str:
-    """The query's failure in a few lines; of a loss, what to do."""
-    said = [line for line in text.strip().splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    told = "\n".join(said[-6:] if len(said) > 6 else said)
+    """The query's failure without its plan and the calls it came through; of a loss, what to do."""
+    lines = text.split("=== Streaming Query ===")[0].splitlines()
+    lines = [line.strip() for line in lines if line.strip() and not re.match(r"\s+(at |File |\^)", line)]
+    told = "\n".join(lines if len(lines) <= 8 else [*lines[:3], "...", *lines[-4:]])
     if re.search(_DATA_LOST, text, re.IGNORECASE):
         told += "\nRecords were deleted before they were read: raise the topic's retention.ms, and begin anew in a new "
         told += "checkpoint directory; what was deleted is not judged."
