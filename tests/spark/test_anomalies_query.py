@@ -7,17 +7,27 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
 from support.anomalies_driver import POINTS
 from support.kafka import unique
+from support.links import Side, until
 
 from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.kafka.ports import pick
+from isthmus_bench.proxies import ProxyProcess
+from isthmus_spark.anomalies.alerts import Alerts, AlertsError, Record
 
 pytestmark = pytest.mark.brokers
 
@@ -117,3 +127,201 @@ def test_each_alert_is_there_once_wherever_the_driver_is_killed(setup: Setup) ->
     # What was in transactions that were never committed, and what was not told although it is there.
     assert len(setup.told("read_uncommitted")) > len(alerts)
     assert max(printed.values()) == 1
+
+
+# ---- the command ----
+
+
+def command(setup: Setup, *arguments: str) -> list[str]:
+    own = ["--to", setup.servers, "--alerts", setup.alerts, "--checkpoint", str(setup.checkpoint), "-o", "json"]
+    return [sys.executable, "-m", "isthmus", "spark", "anomalies", *own, "--master", "local[2]", *arguments]
+
+
+@contextmanager
+def running(setup: Setup, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, from when it reads."""
+    process = subprocess.Popen(
+        command(setup, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stderr is not None
+        assert any("runs; alerts go to" in line for line in process.stderr)
+        drained = threading.Thread(target=process.stderr.read)
+        drained.start()
+        yield process
+        drained.join()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_command_runs_until_it_is_told_to_end(setup: Setup) -> None:
+    source = ("--from", setup.servers, "--topic", setup.topic)
+    (port,) = pick("127.0.0.1", 1)
+    setup.capture(refused(0), b"no JSON", {**refused(9), "format": 2}, {"type": "link"})
+    with running(setup, *source, "--starting", "earliest", "--metrics-port", str(port)) as process:
+
+        def metrics() -> dict[str, float]:
+            lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10, trust_env=False).text.splitlines()
+            pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("isthmus_anomalies_"))
+            return {name.removeprefix("isthmus_anomalies_"): float(value) for name, value in pairs}
+
+        until("the first alert is there", lambda: strays(setup.told()) == {"stray-0": 1}, 120)
+        setup.capture(refused(1), refused(0))
+        until("the second one is there", lambda: strays(setup.told()) == {"stray-0": 1, "stray-1": 1}, 60)
+        found = until("all is counted", lambda: (said := metrics())["read_total"] == 6 and said, 60)
+        assert (found['alerts_total{rule="refused write"}'], found["malformed_total"], found["newer_total"]) == (
+            2,
+            1,
+            1,
+        )
+        assert found["last_batch_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        printed = [json.loads(line) for line in process.stdout]
+    assert printed == setup.told()
+    alert = printed[0]
+    assert {name: alert[name] for name in ("format", "rule", "subject", "measured", "limit", "unit", "requests")} == {
+        "format": 1,
+        "rule": "refused write",
+        "subject": {"cluster": "c", "namespace": "pay-", "topic": "pay-t", "client_id": "stray-0"},
+        "measured": 1.0,
+        "limit": 0.0,
+        "unit": "requests",
+        "requests": 1,
+    }
+    assert (alert["first_us"], alert["last_us"]) == (BEGAN_US, BEGAN_US)
+    assert alert["detected_us"] > BEGAN_US
+    # The same directory cannot be used for something else.
+    other = command(setup, "--from", setup.servers, "--topic", "other", "--once")
+    done = subprocess.run(other, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "name a new directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_wrong_usage_is_said(tmp_path: Path) -> None:
+    setup = Setup("127.0.0.1:1", "t", "a", tmp_path / "checkpoint")
+    for arguments in (
+        (),
+        ("--from", "h:1"),
+        (str(tmp_path), "--from", "h:1", "--topic", "t"),
+        (str(tmp_path), "--set", "x=1"),
+    ):
+        done = subprocess.run(command(setup, *arguments), capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2, done.stderr
+
+
+def test_traffic_of_real_clients_has_the_one_anomaly_that_was_planted(
+    setup: Setup, kafka: KafkaCluster, tmp_path: Path
+) -> None:
+    prefix = unique("watched-") + "-"
+    extra = {
+        "plugins": {"enabled": ["reservation", "replication", "capture"]},
+        "data": {"directory": str(tmp_path / "data")},
+    }
+    with ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=extra) as proxy:
+        side = Side(kafka, [proxy])
+        proxy.cli("namespace", "create", prefix)
+        proxy.cli("plugin", "enable", "capture", "--namespace", prefix, "--set", "roll_s=1")
+        for topic in (prefix + "t", prefix + "u"):
+            side.create_topic(topic, 2)
+        for number in range(20):
+            side.produce(prefix + "t", [b"x"] * 3, partition=number % 2, enable_idempotence=True)
+        with_id = side.producer(transactional_id=unique("transactional-"))
+        with_id.init_transactions()
+        for number in range(10):
+            with_id.begin_transaction()
+            with_id.produce(prefix + "u", b"x", partition=number % 2)
+            if number % 3:
+                with_id.commit_transaction()
+            else:
+                with_id.flush()
+                with_id.abort_transaction()
+        assert len(side.read(prefix + "t")) == 30
+        proxy.cli("namespace", "alter", prefix, "--reserved")
+        with pytest.raises((KafkaException, AssertionError)):
+            side.produce(prefix + "t", [b"x"], client_id="stray")
+    capture = str(tmp_path / "data" / "capture")
+    done = subprocess.run(command(setup, capture, "--once"), capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    (alert,) = setup.told()
+    assert (alert["rule"], alert["subject"]["client_id"], alert["subject"]["topic"]) == (
+        "refused write",
+        "stray",
+        prefix + "t",
+    )
+
+
+# ---- writing ----
+
+
+@pytest.fixture
+def writer(setup: Setup, spark_kafka: SparkSession) -> Any:
+    query = unique("query-")
+
+    def made(topic: str = setup.alerts) -> Alerts:
+        settings = {"bootstrap.servers": setup.servers}
+        return Alerts(spark_kafka, settings, topic, query, print, threading.Event())
+
+    return made
+
+
+def record(number: int) -> Record:
+    return Record(b"key", json.dumps(number).encode())
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def test_who_was_fenced_writes_nothing(setup: Setup, writer: Any) -> None:
+    first, second = writer(), writer()
+    first.open(None)
+    assert first.write(0, [record(0)])
+    second.open((1, now_ms()))
+    with pytest.raises(AlertsError, match="another process"):
+        first.write(1, [record(1)])
+    assert second.write(1, [record(2)])
+    assert not second.write(1, [record(3)])
+    assert sorted(setup.told()) == [0, 2]
+    second.close()
+
+
+def test_a_commit_whose_outcome_is_not_known_is_looked_up(setup: Setup, writer: Any, spark_kafka: SparkSession) -> None:
+    alerts = writer()
+    alerts.open(None)
+    producer = alerts._producer
+
+    class Lost:
+        """The commit's answer, or the commit itself, does not arrive."""
+
+        def __init__(self, committed: bool) -> None:
+            self.committed = committed
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "commitTransaction":
+                if self.committed:
+                    producer.commitTransaction()
+                jvm: Any = spark_kafka._jvm
+                return jvm.java.util.ArrayDeque().removeFirst  # raises
+            return getattr(producer, name)
+
+    alerts._producer = Lost(committed=True)
+    assert alerts.write(0, [record(0), record(1)])
+    producer = alerts._producer
+    alerts._producer = Lost(committed=False)
+    assert alerts.write(1, [record(2)])
+    assert sorted(setup.told()) == [0, 1, 2]
+    alerts.close()
+
+
+def test_an_old_copy_of_a_checkpoint_is_refused(setup: Setup, writer: Any) -> None:
+    alerts = writer()
+    alerts.open(None)
+    assert alerts.write(5, [record(0)])
+    with pytest.raises(AlertsError, match="old copy"):
+        writer().open((3, now_ms()))
+    with pytest.raises(AlertsError, match="create it"):
+        writer(unique("missing-")).open(None)
