@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,8 @@ def run(
 
 @contextmanager
 def started(name: str, capture: Path, master: str | None) -> Iterator[SparkSession]:
+    from pyspark.errors import PySparkException
+
     from isthmus_spark.session import session
 
     began = time.monotonic()
@@ -66,9 +69,23 @@ def started(name: str, capture: Path, master: str | None) -> Iterator[SparkSessi
     spark = session(f"isthmus-{name}", master)
     try:
         yield spark
+    except PySparkException as error:
+        reason = ours(error)
+        if reason is None:
+            raise
+        say(f"error: {reason}")
+        raise typer.Exit(1) from None
     finally:
         spark.stop()
     say(f"done in {time.monotonic() - began:.1f} s")
+
+
+def ours(error: Exception) -> str | None:
+    """What an error of Spark's says of an error of ours in an executor, or None."""
+    found = re.findall(
+        r"^(?:isthmus_spark\.\w+\.(?:DamagedFile|NewerFormat)|FileNotFoundError): (.*)$", str(error), re.M
+    )
+    return found[-1] if found else None
 
 
 def captured(spark: SparkSession, capture: Path, columns: Sequence[str] = (), events: str = "requests") -> DataFrame:

@@ -1,11 +1,12 @@
 """Where compacted events are, and which block files they were made of.
 
-    DIR/batch=000001/_sources.json                   the block files that are in this batch
+    DIR/batch=000001/_batch.json                     its files, and the block files that they were made of
     DIR/batch=000001/kind=requests/date=2026-01-01/hour=07/prefix=pay-/*.parquet
     DIR/_staging-*                                   what is being written; nobody reads it
 
 A batch appears by one rename, with all its events and the list of what they were made of. So at any moment an event
-is in block files that no list names, or in one batch.
+is in block files that no list names, or in one batch. Only the files that it lists are in a batch: what a task leaves
+there that Spark has given up, and that goes on, is not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from isthmus_spark.blocks import EVENTS, NewerFormat
 
-SOURCES: Final = "_sources.json"
+LISTS: Final = "_batch.json"
 BATCH: Final = "batch="
 STAGING: Final = "_staging-"
 FORMAT: Final = 1
@@ -36,13 +37,26 @@ class Batch:
     def number(self) -> int:
         return int(self.path.name.removeprefix(BATCH))
 
-    @cached_property
+    @property
     def sources(self) -> dict[str, int]:
         """By what identifies a block file its size. Raises NewerFormat."""
-        said: dict[str, Any] = json.loads((self.path / SOURCES).read_text())
+        return {name: size for name, size, _ in self._lists["sources"]}
+
+    def files(self, kind: str) -> list[Path]:
+        """Of Parquet. Raises NewerFormat."""
+        return [self.path / name for name in self._lists["files"] if name.startswith(f"{kind_directory(kind)}/")]
+
+    @cached_property
+    def _lists(self) -> dict[str, Any]:
+        said: dict[str, Any] = json.loads((self.path / LISTS).read_text())
         if said["format"] > FORMAT:
             raise NewerFormat(f"{self.path} has format {said['format']}, this version reads {FORMAT}: upgrade Isthmus")
-        return {name: size for name, size, _ in said["sources"]}
+        return said
+
+
+def kind_directory(kind: str) -> str:
+    """Of a batch."""
+    return f"kind={kind}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,7 @@ def block_files(root: Path, kind: str) -> list[Path]:
 
 def batches_below(root: Path) -> list[Batch]:
     """All batches of all directories of compacted events."""
-    found = [directory for directory, names in _walk(root) if SOURCES in names and directory.name.startswith(BATCH)]
+    found = [directory for directory, names in _walk(root) if LISTS in names and directory.name.startswith(BATCH)]
     return [Batch(each) for each in sorted(found)]
 
 
@@ -89,7 +103,7 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
     """Directories with the names of their files; of a batch and of what is being written not what is below."""
     for name, directories, files in os.walk(root):
         directory = Path(name)
-        if SOURCES in files and directory.name.startswith(BATCH):
+        if LISTS in files and directory.name.startswith(BATCH):
             directories.clear()
         directories[:] = [each for each in directories if not each.startswith(STAGING)]
         yield directory, files

@@ -1,9 +1,9 @@
 """Compacts sealed block files to Parquet: each event is taken over once, wherever the process is killed.
 
-For some block files at a time: write Parquet into a staging directory of a new name; count its rows; sync it; write
-down the block files; rename the directory to the next batch. Only then may the block files go. What a killed process
-leaves is a staging directory, which the next one deletes, or block files that a batch names, which need no other one.
-A Spark that outlives its killed driver writes into a directory that nobody renames.
+For some block files at a time: write Parquet into a staging directory of a new name; count its rows; write down its
+files and the block files; sync it; rename the directory to the next batch. Only then may the block files go. What a
+killed process leaves is a staging directory, which the next one deletes, or block files that a batch names, which need
+no other one. A Spark that outlives its killed driver writes into a directory that nobody renames.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from uuid import uuid4
 import pyarrow.parquet as pq
 
 from isthmus_spark.blocks import EVENTS, count_rows
-from isthmus_spark.compacted import BATCH, FORMAT, SOURCES, STAGING, Batch, block_files, identity
+from isthmus_spark.compacted import BATCH, FORMAT, LISTS, STAGING, Batch, block_files, identity, kind_directory
 
 BATCH_BYTES: Final = 2 * 1024**3
 BATCH_FILES: Final = 10_000
@@ -72,9 +72,11 @@ def compact(
     result = Result()
     to.mkdir(parents=True, exist_ok=True)
     with _alone(to):
+        for directory in (to.absolute().parent, to):  # before anything is deleted: a killed run may have renamed last
+            _sync_one(directory)
         for left in to.glob(f"{STAGING}*"):
             shutil.rmtree(left, ignore_errors=True)
-        batches = [Batch(path.parent) for path in to.glob(f"{BATCH}*/{SOURCES}")]
+        batches = [Batch(path.parent) for path in to.glob(f"{BATCH}*/{LISTS}")]
         new, before = _sorted_out(_sources(capture, result), batches)
         result.already = len(before)
         if delete:
@@ -164,7 +166,7 @@ def _take(chunk: list[Source], to: Path, number: int, write: Write, say: Say, re
             for kind in EVENTS:
                 paths = [source.path for source in chunk if source.kind == kind]
                 if paths:
-                    write(kind, paths, staging / f"kind={kind}")
+                    write(kind, paths, staging / kind_directory(kind))
         except Exception:
             shutil.rmtree(staging, ignore_errors=True)
             if tried == TRIES - 1 or all(source.path.exists() for source in chunk):
@@ -177,7 +179,7 @@ def _take(chunk: list[Source], to: Path, number: int, write: Write, say: Say, re
 
 
 def _commit(chunk: Sequence[Source], rows: dict[str, int], staging: Path, batch: Path, result: Result) -> None:
-    parquet = list(staging.rglob("*.parquet"))
+    parquet = sorted(staging.rglob("*.parquet"))
     written, expected = sum(pq.read_metadata(file).num_rows for file in parquet), sum(rows.values())
     if written != expected:
         shutil.rmtree(staging, ignore_errors=True)
@@ -187,7 +189,8 @@ def _commit(chunk: Sequence[Source], rows: dict[str, int], staging: Path, batch:
         )
     size = sum(file.stat().st_size for file in parquet)
     sources = [[identity(each.path), each.size, rows[identity(each.path)]] for each in chunk]
-    (staging / SOURCES).write_text(json.dumps({"format": FORMAT, "sources": sources}))
+    lists = {"format": FORMAT, "sources": sources, "files": [str(file.relative_to(staging)) for file in parquet]}
+    (staging / LISTS).write_text(json.dumps(lists))
     _sync(staging)
     staging.rename(batch)
     _sync_one(batch.parent)

@@ -23,11 +23,11 @@ def events(spark: SparkSession, root: Path, columns: Sequence[str] = (), kind: s
     found = captured_below(root, kind)
     names = list(columns) or EVENTS[kind].schema.names
     frame = _block_events(spark, found.files, names, kind)
-    parquet = [each for each in (batch.path / f"kind={kind}" for batch in found.batches) if each.is_dir()]
+    parquet = [file for batch in found.batches for file in batch.files(kind)]
     if not parquet:
         return frame
     schema = from_arrow_schema(EVENTS[kind].schema)
-    reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
+    reader = spark.read.schema(schema).option("recursiveFileLookup", "true")  # no columns of directories' names
     compacted = reader.parquet(*(_uri(each) for each in parquet)).select(*names)
     return frame.unionByName(compacted) if found.files else compacted
 

@@ -39,9 +39,9 @@ def write_parquet(spark: SparkSession, kind: str, files: Sequence[Path], to: Pat
 
     tasks = spark.range(0, len(parts), 1, len(parts)).mapInArrow(write, "file string")
     written = {row.file for row in tasks.collect()}
-    for file in directory.rglob("*.parquet"):
-        if str(file) not in written:  # of an attempt that Spark gave up
-            file.unlink()
+    for file in directory.rglob("*"):
+        if file.is_file() and str(file) not in written:  # of an attempt that Spark gave up
+            file.unlink(missing_ok=True)
 
 
 _FILE: Final = pa.field("file", pa.string())
@@ -71,8 +71,10 @@ class _Writer:
                         self._flush(part)
         for part in list(self._waiting):
             self._flush(part)
-        for _, writer in self._files.values():
+        for finished, writer in self._files.values():
             writer.close()
+            # Where the directory is a batch by now, this attempt was given up, and this fails.
+            _unfinished(finished).rename(finished)
         return [path for path, _ in self._files.values()]
 
     def _flush(self, part: Part) -> None:
@@ -80,7 +82,7 @@ class _Writer:
         if part not in self._files:
             path = self._path(part)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._files[part] = path, pq.ParquetWriter(path, rows.schema, compression=COMPRESSION)
+            self._files[part] = path, pq.ParquetWriter(_unfinished(path), rows.schema, compression=COMPRESSION)
         self._files[part][1].write_table(rows, row_group_size=GROUP_ROWS)
 
     def _path(self, part: Part) -> Path:
@@ -92,6 +94,10 @@ class _Writer:
                 f"prefix={''.join(each if each.isalnum() or each in '-_.' else '~' for each in namespace) or 'all'}"
             )
         return parent / f"{uuid4().hex}.parquet"
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"_{path.name}.unfinished")
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[tuple[Part, pa.RecordBatch]]:

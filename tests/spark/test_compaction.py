@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -62,6 +63,14 @@ def test_retention_deletes_files_while_they_are_read(tmp_path: Path) -> None:
     result = compact(tmp_path / "capture", tmp_path / "compacted", late, lambda _: None)
     assert (result.files, result.events, result.gone) == (2, 10, 1)
     assert sessions(tmp_path) == list(range(5, 15))
+
+
+def test_a_file_that_comes_late_is_not_read(tmp_path: Path) -> None:
+    write_files(tmp_path / "capture" / "topic=pay-", files=2, rows=5)
+    compacted(tmp_path, delete=True)
+    file, *_ = (tmp_path / "compacted").rglob("*.parquet")
+    shutil.copy(file, file.with_name("late.parquet"))
+    assert sessions(tmp_path) == list(range(10))
 
 
 def test_what_is_not_right_is_an_error(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from support.block_files import write_files
 
 from isthmus_spark import source
 from isthmus_spark.blocks import DamagedFile, count_rows, read_file
+from isthmus_spark.command import ours
+from isthmus_spark.events import events
 from isthmus_spark.source import CaptureReader
 
 
@@ -29,3 +33,18 @@ def test_damage_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DamagedFile):
             list(read_file(path))
+
+
+@pytest.mark.brokers  # a JVM as well
+def test_what_is_wrong_with_a_file_is_told_without_spark(spark: SparkSession, tmp_path: Path) -> None:
+    [path] = write_files(tmp_path, files=1)
+    frame = events(spark, tmp_path)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(PySparkException) as damaged:
+        frame.count()
+    assert ours(damaged.value) == f"{path}: the block at byte 0 does not have its checksum"
+    path.unlink()
+    with pytest.raises(PySparkException) as gone:
+        frame.count()
+    assert str(path) in str(ours(gone.value))
+    assert ours(ValueError("else")) is None

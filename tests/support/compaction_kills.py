@@ -35,7 +35,7 @@ def write(kind: str, files: Sequence[Path], directory: Path) -> None:
 def sessions(root: Path) -> list[int]:
     """Of all events that a reader finds below a directory."""
     found = captured_below(root, "requests")
-    tables = [*found.files, *(file for batch in found.batches for file in sorted(batch.path.rglob("*.parquet")))]
+    tables = [*found.files, *(file for batch in found.batches for file in batch.files("requests"))]
     read: list[int] = []
     for each in tables:
         if each.suffix == ".parquet":
