@@ -56,7 +56,7 @@ def spark(
         "rounds": rounds,
         "directory": directory,
     }
-    plan = measured.Plan((10_000, 30_000, 100_000), rounds=1) if quick else measured.Plan()
+    plan = measured.Plan((10_000, 30_000, 100_000), rounds=1, warm_ups=0) if quick else measured.Plan()
     plan = replace(plan, **{name: value for name, value in chosen.items() if value is not None})
 
     def measure(say: measured.Say) -> measured.Report:

@@ -25,7 +25,6 @@ Say = Callable[[str], None]
 
 ONCE: Final = 20_000_000
 """More rows than these are read once."""
-WARM_UPS: Final = 3
 LINEAR_WITHIN: Final = 0.2
 EVENTS_PER_S: Final = 500_000
 TARGET_CORES: Final = 2
@@ -40,6 +39,7 @@ class Plan:
     rows: Sequence[int] = (1_000_000, 3_000_000, 10_000_000, 30_000_000)
     cores: Sequence[int] = (1, 2)
     rounds: int = 3
+    warm_ups: int = 3
     directory: Path | None = None
     """Where traffic is written, in a directory of its own; None: where temporary files go."""
 
@@ -95,19 +95,19 @@ def run(plan: Plan, say: Say) -> Report:
         traffic = {rows: Path(name, str(rows)) for rows in sorted(plan.rows)}
         for rows, directory in traffic.items():
             generate(directory, rows, 1, False, say)
-        figures = [figure for cores in plan.cores for figure in _measured(traffic, cores, plan.rounds, say)]
+        figures = [figure for cores in plan.cores for figure in _measured(traffic, cores, plan, say)]
     lines = [line_of(cores, [each for each in figures if each.cores == cores]) for cores in plan.cores]
     machine = {"cores": str(os.cpu_count()), "processor": platform.machine(), "Python": platform.python_version()}
     return Report(machine, figures, lines, verdicts_of(figures, lines))
 
 
-def _measured(traffic: dict[int, Path], cores: int, rounds: int, say: Say) -> list[Figure]:
+def _measured(traffic: dict[int, Path], cores: int, plan: Plan, say: Say) -> list[Figure]:
     figures = []
     with Child("isthmus_bench.spark_load", str(cores)) as child:
-        for _ in range(WARM_UPS):
+        for _ in range(plan.warm_ups):
             child.ask(directory=str(next(iter(traffic.values()))))
         for rows, directory in traffic.items():
-            runs = 1 if rows > ONCE else rounds
+            runs = 1 if rows > ONCE else plan.rounds
             times = [float(child.ask(directory=str(directory))["seconds"]) for _ in range(runs)]
             figure = Figure(rows, cores, statistics.median(times), min(times), runs, os.getloadavg()[0])
             say(f"{rows:,} rows, local[{cores}]: {figure.seconds:.1f} s, {figure.per_s / 1e6:.2f} M/s")
