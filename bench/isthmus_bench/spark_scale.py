@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from isthmus_bench.captured import bytes_of, generate
-from isthmus_bench.children import Child
+from isthmus_bench.children import Child, tree_cpu_seconds
 from isthmus_bench.sync_figures import Verdict
 
 Say = Callable[[str], None]
@@ -52,7 +52,8 @@ class Figure:
     cores: int
     seconds: float
     """The median."""
-    fastest_s: float
+    cpu_s: float
+    """The median of what Spark's processes used: on a machine that others use as well, wall time is theirs, too."""
     runs: int
     load: float
     """The machine's, of the last minute, at the end."""
@@ -64,13 +65,15 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is nearest to the wall times of a number of cores, by their ratios."""
+    """What is nearest to the times of a number of cores, by their ratios."""
 
     cores: int
+    time: str
+    """``wall`` or ``CPU``."""
     begins_s: float
     per_million_s: float
     farthest: float
-    """How far a wall time is from it at most, as a share of that."""
+    """How far a time is from it at most, as a share of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def run(plan: Plan, say: Say) -> Report:
         for rows, directory in traffic.items():
             generate(directory, rows, 1, False, say)
         figures = [figure for cores in plan.cores for figure in _measured(traffic, cores, plan, say)]
-    lines = [line_of(cores, [each for each in figures if each.cores == cores]) for cores in plan.cores]
+    lines = [line for cores in plan.cores for line in lines_of(cores, figures)]
     machine = {"cores": str(os.cpu_count()), "processor": platform.machine(), "Python": platform.python_version()}
     return Report(machine, figures, lines, verdicts_of(figures, lines))
 
@@ -108,20 +111,36 @@ def _measured(traffic: dict[int, Path], cores: int, plan: Plan, say: Say) -> lis
             child.ask(directory=str(next(iter(traffic.values()))))
         for rows, directory in traffic.items():
             runs = 1 if rows > ONCE else plan.rounds
-            times = [float(child.ask(directory=str(directory))["seconds"]) for _ in range(runs)]
-            figure = Figure(rows, cores, statistics.median(times), min(times), runs, os.getloadavg()[0])
-            say(f"{rows:,} rows, local[{cores}]: {figure.seconds:.1f} s, {figure.per_s / 1e6:.2f} M/s")
+            measured = [_run(child, directory) for _ in range(runs)]
+            seconds, cpu_s = (statistics.median(each) for each in zip(*measured, strict=True))
+            figure = Figure(rows, cores, seconds, cpu_s, runs, os.getloadavg()[0])
+            say(f"{rows:,} rows, local[{cores}]: {seconds:.1f} s, {figure.per_s / 1e6:.2f} M/s, CPU {cpu_s:.1f} s")
             figures.append(figure)
     return figures
 
 
-def line_of(cores: int, figures: Sequence[Figure]) -> Line:
-    """The line whose ratios to the wall times are nearest to 1. Of one figure: from nothing to it."""
-    rows = np.array([each.rows for each in figures], float)
-    seconds = np.array([each.seconds for each in figures])
-    slope, begins = np.polyfit(rows, seconds, 1, w=1 / seconds) if len(rows) > 1 else (seconds[0] / rows[0], 0.0)
-    farthest = float(np.max(np.abs(slope * rows + begins - seconds) / seconds))
-    return Line(cores, float(begins), float(slope * 1e6), farthest)
+def _run(child: Child, directory: Path) -> tuple[float, float]:
+    before = tree_cpu_seconds(child.pid)
+    seconds = float(child.ask(directory=str(directory))["seconds"])
+    return seconds, tree_cpu_seconds(child.pid) - before
+
+
+def lines_of(cores: int, figures: Sequence[Figure]) -> list[Line]:
+    """Of wall time and of CPU time."""
+    chosen = [each for each in figures if each.cores == cores]
+    rows = [each.rows for each in chosen]
+    return [
+        line_of(cores, "wall", rows, [each.seconds for each in chosen]),
+        line_of(cores, "CPU", rows, [each.cpu_s for each in chosen]),
+    ]
+
+
+def line_of(cores: int, time: str, rows: Sequence[int], seconds: Sequence[float]) -> Line:
+    """The line whose ratios to the times are nearest to 1. Of one time: from nothing to it."""
+    x, y = np.array(rows, float), np.array(seconds)
+    slope, begins = np.polyfit(x, y, 1, w=1 / y) if len(rows) > 1 else (y[0] / x[0], 0.0)
+    farthest = float(np.max(np.abs(slope * x + begins - y) / y))
+    return Line(cores, time, float(begins), float(slope * 1e6), farthest)
 
 
 def verdicts_of(figures: Sequence[Figure], lines: Sequence[Line]) -> list[Verdict]:
@@ -131,7 +150,7 @@ def verdicts_of(figures: Sequence[Figure], lines: Sequence[Line]) -> list[Verdic
     verdicts = [Verdict(f"events/s on {TARGET_CORES} cores, most rows", EVENTS_PER_S, fast, met, least=True)]
     for line in lines:
         known = sum(each.cores == line.cores for each in figures) > 2
-        name = f"wall time is linear in rows, local[{line.cores}]: farthest from a line"
+        name = f"{line.time} time is linear in rows, local[{line.cores}]: farthest from a line"
         farthest = line.farthest if known else None
         verdicts.append(
             Verdict(name, LINEAR_WITHIN, farthest, farthest <= LINEAR_WITHIN if farthest is not None else None)
