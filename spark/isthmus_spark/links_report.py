@@ -15,8 +15,8 @@ Rows = Sequence[Mapping[str, Any]]
 TITLE: Final = "Lag and states of links"
 NOTHING: Final = "No link events were captured that tell a state."
 HOW_TO: Final = (
-    "Proxies write them, into the directory links beside the captured requests, while the plugin capture is enabled "
-    "for any namespace and there is a link. Capture at both clusters: each end knows what the other one does not."
+    "Proxies write them, beside the captured requests, for namespaces with the plugin capture that a link has. "
+    "Capture at both clusters: each end knows what the other one does not."
 )
 COLOURS: Final = {
     "In-Sync": "#2f7d4f",
@@ -47,6 +47,7 @@ ADVICE: Final = {
     "PEER_HAS_NO_SUCH_LINK": "The link was deleted there: delete it here, or create it again.",
     "NO_LOCAL_LEADER": "The partition has no leader in this cluster: see its brokers.",
     "NOT_LEVEL_YET": "Acks wait until the follower is level. If it stays so, it takes less than comes in.",
+    "NO_LEASE": "A proxy had no lease of its cluster: see its readiness, and the control log.",
     "LEASE_RAN_OUT": "The follower has not heard the source: what is acked since is known at the source alone.",
     "TARGET_WRITTEN_BY_OTHERS": "Somebody wrote to the follower past the proxy: close that way, then see truncations.",
     "UNEXPECTED_TRUNCATION": "The source lost records (unclean leader election): see `isthmus link truncations`.",
