@@ -97,7 +97,8 @@ class LinkObserver(Protocol):
 
     def link_told(self, event: LinkTold) -> None:
         """A state has changed, or is told again: everything when an observer begins to want it; then, once a second,
-        each link as a whole, and partitions that lack something or are neither Following nor In-Sync."""
+        each link as a whole, and partitions that lack something or are neither Following nor In-Sync, and once when
+        they lack nothing any more. The state Gone: this proxy has it no more, and another one may."""
 
 
 class LinkObservers:

@@ -282,3 +282,27 @@ def test_results_have_their_schemas(spark: SparkSession) -> None:
         (i.incidents(of), i.SCHEMA),
     ):
         assert ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in found.schema) == schema
+
+
+def test_what_is_gone_is_in_trouble_no_more(spark: SparkSession) -> None:
+    events = [
+        told("Following", 0),
+        *lagging("Stopped", 1, 8, 2),
+        told("Gone", 8),
+        *alive(0, 20),
+    ]
+    of = s.pieces(link_frame(spark, *events)).cache()
+    assert stretches(of) == [("Following", 0, 1), ("Stopped", 1, 8)]
+    incident = only(rows(i.incidents(of)))
+    assert (second(incident["begun"]), second(incident["ended"])) == (1, 8)
+
+
+def test_what_another_proxy_has_is_not_gone(spark: SparkSession) -> None:
+    events = [
+        told("Following", 0),
+        told("Following", 3, proxy="pa2"),
+        told("Gone", 3.5),
+        *(link_event("confirmed", now, topic="pay-busy", proxy=proxy) for now in range(10) for proxy in ("pa", "pa2")),
+    ]
+    of = s.pieces(link_frame(spark, *events)).cache()
+    assert stretches(of, "proxy") == [("pa", "Following", 0, 3), ("pa2", "Following", 3, 9)]

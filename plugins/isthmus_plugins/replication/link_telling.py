@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
-from typing import Final
+from typing import Final, Literal
 
 from isthmus_control.states import PartitionState
 from isthmus_plugins.links import LinkStatus, PartitionStatus
@@ -19,7 +19,12 @@ SHARE_MAX: Final = 0.05
 """Of the proxy's time that this may take: with very many partitions it looks less often."""
 WELL: Final = frozenset({PartitionState.FOLLOWING.value, PartitionState.IN_SYNC.value})
 
-Key = tuple[str, str | None, str | None, int]
+GONE: Final = "Gone"
+"""Told of what this proxy has no more: another one may have it now, or nobody has."""
+
+Key = tuple[str, str, Literal["leader", "follower"] | None, str | None, int]
+Known = tuple[str, str | None, bool]
+"""State, reason, whether something is lacking."""
 
 
 class LinkTelling:
@@ -30,7 +35,7 @@ class LinkTelling:
         self._statuses = statuses
         self._tasks = Tasks("link-telling")
         self._changed = asyncio.Event()
-        self._told: dict[Key, tuple[str, str | None]] = {}
+        self._told: dict[Key, Known] = {}
 
     def start(self) -> None:
         self._tasks.start("tell", self._tell_for_ever())
@@ -63,14 +68,16 @@ class LinkTelling:
 
     def tell(self, again: bool) -> None:
         """Tell what is not as it was told. ``again``: also what is told once a second."""
-        told: dict[Key, tuple[str, str | None]] = {}
+        told: dict[Key, Known] = {}
         for status in self._statuses():
             for event in events_of(status):
-                key = event.link, event.role, event.topic, event.partition
-                told[key] = event.state, event.reason
+                key = event.link, event.remote_cluster_id, event.role, event.topic, event.partition
+                told[key] = event.state, event.reason, bool(event.lag)
                 unwell = event.topic is None or event.state not in WELL or event.lag
                 if self._told.get(key) != told[key] or (again and unwell):
                     self._observers.told(event)
+        for link, remote, role, topic, partition in self._told.keys() - told.keys():
+            self._observers.told(LinkTold(link, remote, role, topic, partition, GONE, None, None, None, None, None))
         self._told = told
 
 

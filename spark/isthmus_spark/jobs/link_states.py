@@ -19,6 +19,8 @@ GOOD: Final = ("Following", IN_SYNC)
 BAD: Final = ("Out-Of-Sync", "Disconnected", "Stopped", "Refused", "Diverged")
 STATES: Final = (*GOOD, UNKNOWN, "Syncing", "Catching Up", *BAD)
 """Each worse than the one before."""
+GONE: Final = "Gone"
+"""A proxy has it no more. That counts where no other proxy has told of it since."""
 NEW_PROCESS: Final = "NOT_CONNECTED_YET"
 TOLD_EACH_S: Final = 1
 SILENCE_S: Final = 5
@@ -61,10 +63,14 @@ def pieces(links: DataFrame, seen: DataFrame | None = None) -> DataFrame:
         f.when(whole, f.col("proxy")).alias("teller"),
     )
     order = Window.partitionBy(*KEY, "teller").orderBy("time", "state")
+    moved = (f.col("state") == GONE) & ~f.lag("proxy").over(order).eqNullSafe(f.col("proxy"))
     following = (
-        told.select("*", *(f.lead(name).over(order).alias(f"next_{name}") for name in ("time", "proxy", "reason")))
+        told.withColumn("moved", moved)
+        .where("not moved")
+        .select("*", *(f.lead(name).over(order).alias(f"next_{name}") for name in ("time", "proxy", "reason")))
         .crossJoin(f.broadcast(end))
         .withColumn("until", f.coalesce("next_time", "end"))
+        .where(f.col("state") != GONE)
     )
     heard = f.greatest(f.coalesce("heard", "time"), f.col("time"))
     told_on = (

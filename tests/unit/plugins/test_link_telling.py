@@ -68,12 +68,20 @@ def test_changes_are_told_and_what_is_not_well_again() -> None:
     assert observer.taken() == [(None, -1, "Following", None), ("t", 1, "Catching Up", 3)], "they are told again"
     now = [status(partition(0, lag=2), partition(1, "Stopped", 3, "STOPPED_BY_OPERATOR"))]
     telling.tell(again=False)
-    assert observer.taken() == [("t", 1, "Stopped", 3)]
+    assert observer.taken() == [("t", 0, "Following", 2), ("t", 1, "Stopped", 3)]
     telling.tell(again=True)
     assert observer.taken() == [(None, -1, "Following", None), ("t", 0, "Following", 2), ("t", 1, "Stopped", 3)]
     now = [status(partition(1, "Stopped", 3, "SOURCE_TOPIC_MAY_BE_DELETED"))]
     telling.tell(again=False)
-    assert observer.taken() == [("t", 1, "Stopped", 3)], "another reason"
+    assert observer.taken() == [("t", 1, "Stopped", 3), ("t", 0, "Gone", None)], "another reason; one is no more"
+    now = [status(partition(1, "Following", 1))]
+    telling.tell(again=False)
+    now = [status(partition(1, "Following", 0))]
+    telling.tell(again=False)
+    assert observer.taken() == [("t", 1, "Following", 1), ("t", 1, "Following", 0)], "it lacks nothing any more"
+    now = []
+    telling.tell(again=True)
+    assert sorted(observer.taken(), key=str) == [("t", 1, "Gone", None), (None, -1, "Gone", None)]
 
 
 def test_what_is_told_of_a_partition() -> None:
