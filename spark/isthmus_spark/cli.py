@@ -23,6 +23,7 @@ from isthmus_spark.command import (
     example,
     made,
     run,
+    say,
     started,
     table_lines,
 )
@@ -85,19 +86,45 @@ def hot(
     raise typer.Exit(int(check and bool(found)))
 
 
-@app.command("exactly-once", epilog=example("exactly-once"))
+@app.command("exactly-once", epilog=example("exactly-once", "--other b:9092 --topic orders-=A.orders-"))
 def exactly_once(
     capture: CaptureArgument,
+    other: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The other cluster: what was acked is to be there, too.")
+    ] = None,
+    other_config: Annotated[
+        Path | None, typer.Option(help="A file of Kafka client properties for --other.", exists=True)
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PREFIX", help="With --other: HERE, or HERE=THERE. Repeatable (default: all topics)."),
+    ] = None,
     report: ReportOption = None,
     master: MasterOption = None,
     output: OutputOption = "table",
     check: CheckOption = False,
 ) -> None:
-    """Batches of idempotent and transactional producers that are stored twice, or out of order."""
+    """Batches of idempotent and transactional producers that are stored twice, out of order, or missing elsewhere."""
+    from isthmus_spark.audit.admin import AuditError
+    from isthmus_spark.connector import ConnectorError
     from isthmus_spark.jobs import exactly_once as job
+    from isthmus_spark.other_side import ends_of_other_side
     from isthmus_spark.reports import exactly_once_report
 
-    found = run("exactly-once", capture, job.exactly_once, exactly_once_report, report, master, output, table_lines)
+    if (topic or other_config) and other is None:
+        raise typer.BadParameter("--topic and --other-config belong to --other")
+    names = {here: there if equals else here for here, equals, there in (each.partition("=") for each in topic or ())}
+
+    def result(events: DataFrame) -> DataFrame:
+        ends = None if other is None else ends_of_other_side(events, other, other_config, names)
+        return job.exactly_once(events, ends)
+
+    kafka, page = other is not None, exactly_once_report
+    try:
+        found = run("exactly-once", capture, result, page, report, master, output, table_lines, kafka=kafka)
+    except (AuditError, ConnectorError) as error:
+        say(f"isthmus: {error}")
+        raise typer.Exit(1) from None
     raise typer.Exit(int(check and bool(found)))
 
 

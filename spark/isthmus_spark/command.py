@@ -47,8 +47,10 @@ def run(
     output: str,
     lines: Callable[[Rows], Iterator[str]],
     columns: Sequence[str] = (),
+    kafka: bool = False,
 ) -> Rows:
-    with started(name, capture, master) as spark:
+    """``kafka``: the job asks clusters, too."""
+    with started(name, capture, master, kafka) as spark:
         rows = made(spark, capture, job(captured(spark, capture, columns)), page, report)
     if output == "json":
         typer.echo(json.dumps(rows, indent=2, default=str))
@@ -59,14 +61,14 @@ def run(
 
 
 @contextmanager
-def started(name: str, capture: Path, master: str | None) -> Iterator[SparkSession]:
+def started(name: str, capture: Path, master: str | None, kafka: bool = False) -> Iterator[SparkSession]:
     from pyspark.errors import PySparkException
 
     from isthmus_spark.session import session
 
     began = time.monotonic()
     say(f"starting Spark, reading {capture}")
-    spark = session(f"isthmus-{name}", master)
+    spark = session(f"isthmus-{name}", master, kafka=kafka)
     try:
         yield spark
     except PySparkException as error:

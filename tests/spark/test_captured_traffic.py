@@ -7,6 +7,7 @@ that were acked and that the other cluster does not have.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,14 +26,19 @@ from support.links import Linked, Side, linked, until, whole
 from isthmus_bench import raw_writes
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.load import RawClient, Target
-from isthmus_plugins.capture.files import SEALED
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import HEADER_SIZE, BatchHeader
-from isthmus_spark.blocks import read_file
+from isthmus_spark.anomalies.job import anomalies
+from isthmus_spark.anomalies.rules import DUPLICATE as RULE_DUPLICATE
+from isthmus_spark.anomalies.rules import REFUSED, SEQUENCES, SLOW
+from isthmus_spark.blocks import EVENTS, read_file
 from isthmus_spark.jobs.exactly_once import DUPLICATE, MISSING, exactly_once
 from isthmus_spark.jobs.hot import hot
+from isthmus_spark.jobs.incidents import incidents
 from isthmus_spark.jobs.latency import latency
+from isthmus_spark.jobs.link_states import pieces
 from isthmus_spark.jobs.rejections import rejections
+from isthmus_spark.other_side import ends_of_other_side
 from isthmus_spark.source import FORMAT
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(300)]
@@ -63,11 +69,6 @@ class Planted(NamedTuple):
 
     def events(self, spark: SparkSession) -> DataFrame:
         return spark.read.format(FORMAT).load(str(self.directory))
-
-    @property
-    def ends(self) -> dict[int, int]:
-        """Of the other cluster's topic."""
-        return {partition: self.pair.b.end(self.topic, partition) for partition in (0, 1)}
 
 
 class Application:
@@ -167,6 +168,13 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
             yield scene(pair, data)
 
 
+def read(directory: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """What is in sealed files."""
+    for file in sorted(directory.rglob(EVENTS[kind].sealed)):
+        for batch in read_file(file, EVENTS[kind].schema.names):
+            yield from batch.to_pylist()
+
+
 def scene(pair: Linked, data: Path) -> Planted:
     prefix = unique("orders-") + "-"
     pair.attach(prefix, prefix)
@@ -192,16 +200,11 @@ def scene(pair: Linked, data: Path) -> Planted:
     assert missing == [first, first + 1, first + 2]
 
     def captured() -> bool:
-        rows = [
-            row
-            for file in data.rglob(f"*{SEALED}")
-            for batch in read_file(file)
-            for row in batch.to_pylist()
-            if row["client_id"] == "late-app" and row["api_key"] == 0
-        ]
-        return sum(row["records"] for row in rows) == len(missing)
+        late = [row for row in read(data, "requests") if row["client_id"] == "late-app" and row["api_key"] == 0]
+        lost = Counter(row["partition"] for row in read(data, "links") if row["state"] == "Disconnected")
+        return sum(row["records"] for row in late) == len(missing) and min(lost[0], lost[1]) > 3
 
-    until("the last ones are in sealed files", captured)
+    until("the last ones are in sealed files, and the link is lost for a while", captured)
     pair.a.proxy.stop()
     return Planted(pair, data, topic, written, duplicate, missing)
 
@@ -217,13 +220,11 @@ def test_who_writes_where_they_must_not(planted: Planted, spark: SparkSession) -
     assert found["cluster"] == planted.pair.b.kafka.cluster_id
 
 
-def test_what_is_stored_twice_or_missing_on_the_other_side(planted: Planted, spark: SparkSession) -> None:
+def test_what_is_stored_twice_or_missing_on_the_other_side(planted: Planted, spark_kafka: SparkSession) -> None:
     first, second = planted.duplicate
-    ends = spark.createDataFrame(
-        [(planted.topic, partition, end) for partition, end in planted.ends.items()],
-        "topic string, partition int, end bigint",
-    )
-    found = rows(exactly_once(planted.events(spark), ends))
+    events = planted.events(spark_kafka)
+    ends = ends_of_other_side(events, planted.pair.b.kafka.bootstrap_servers, names={planted.topic: planted.topic})
+    found = rows(exactly_once(events, ends))
     duplicates = [each for each in found if each["finding"] == DUPLICATE]
     assert [(each["partition"], each["base_offset"], each["other_offset"]) for each in duplicates] == [
         (0, second, first)
@@ -234,6 +235,27 @@ def test_what_is_stored_twice_or_missing_on_the_other_side(planted: Planted, spa
     assert sorted(offsets) == planted.missing
     assert {(each["partition"], each["client_id"]) for each in missing} == {(1, "late-app")}
     assert len(found) == len(duplicates) + len(missing), "nothing else"
+
+
+def test_anomalies_are_those_that_were_planted(planted: Planted, spark: SparkSession) -> None:
+    found = rows(anomalies(planted.events(spark)))
+    by_rule = {each["rule"]: json.loads(each["facts"]) | json.loads(each["subject"]) | each for each in found}
+    assert sorted(each["rule"] for each in found) == sorted([SLOW, REFUSED, SEQUENCES]), "one each"
+    slow, refused, twice = (by_rule[rule] for rule in (SLOW, REFUSED, SEQUENCES))
+    assert (slow["cluster"], slow["broker_id"]) == (planted.pair.a.kafka.cluster_id, 2)
+    assert slow["measured"] > slow["limit"]
+    assert (refused["cluster"], refused["topic"]) == (planted.pair.b.kafka.cluster_id, planted.topic)
+    assert (twice["finding"], twice["producer_id"], twice["partition"]) == (RULE_DUPLICATE, 990_001, 0)
+
+
+def test_the_link_has_one_incident_that_is_not_over(planted: Planted, spark: SparkSession) -> None:
+    links = spark.read.format(FORMAT).option("events", "links").load(str(planted.directory))
+    seen = planted.events(spark).select("cluster", "proxy", "time")
+    (incident,) = rows(incidents(pieces(links, seen)))
+    assert (incident["link"], incident["worst"], incident["ended"]) == (planted.pair.name, "Disconnected", None)
+    assert incident["source_cluster"] == planted.pair.a.kafka.cluster_id
+    assert planted.topic in incident["topics"]
+    assert (incident["partitions"], incident["rpo_is"]) == (2, "unknown"), "nobody reads the source meanwhile"
 
 
 def test_load_that_is_even_is_no_finding(planted: Planted, spark: SparkSession) -> None:

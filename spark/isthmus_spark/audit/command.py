@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from isthmus_spark.command import EXIT_CODES, MasterOption, OutputOption, ReportOption, Rows, say, table_lines
+from isthmus_spark.command import EXIT_CODES, MasterOption, OutputOption, ReportOption, Rows, say, table_lines, written
 
 IGNORABLE: Final = ("key", "value", "headers", "timestamp", "start")
 
@@ -115,10 +115,8 @@ def audit(
 
                     about = {"left": left, "right": right, "isolation": isolation, "Spark": spark.version}
                     audit_report(partitions, findings, groups, about).write(report)
-                    written = {"": audited.findings, "-partitions": audited.partitions}
-                    for end, frame in written.items():
-                        path = report.with_name(f"{report.stem}{end}.parquet")
-                        frame.coalesce(1).write.mode("overwrite").parquet(str(path))
+                    written(audited.findings, report)
+                    written(audited.partitions, report, "partitions")
         finally:
             spark.stop()
     except (AuditError, ConnectorError) as error:
