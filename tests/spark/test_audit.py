@@ -14,7 +14,7 @@ from isthmus_spark.jobs import audit_groups
 pytestmark = pytest.mark.brokers  # a JVM as well
 
 WIDTH = 10
-SALT = 7
+SALT = "7"
 
 
 def differing(spark: SparkSession, left: list[Any], right: list[Any]) -> list[int]:
@@ -95,7 +95,7 @@ def test_headers_are_told_apart_and_found_equal(spark: SparkSession) -> None:
 
 def test_another_salt_gives_other_checksums(spark: SparkSession) -> None:
     records = frame(spark, record(0))
-    sums = {job.checksums(records, salt).collect()[0].checksum for salt in range(3)}
+    sums = {job.checksums(records, salt).collect()[0].checksum for salt in "abc"}
     assert len(sums) == 3
 
 

@@ -68,7 +68,7 @@ class _Passes:
         self._plan = plan
         self._asked = plan.asked
         self._say = say
-        self._salt = secrets.randbits(31)
+        self._salt = secrets.token_hex(8)
         self.findings: list[Finding] = []
 
     def compare(self) -> None:

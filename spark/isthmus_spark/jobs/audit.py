@@ -42,20 +42,23 @@ def renamed(frame: DataFrame, names: Mapping[str, str]) -> DataFrame:
     return frame.withColumn("topic", to_left[f.col("topic")])
 
 
-def checksums(records: DataFrame, salt: int, fields: Sequence[str] = FIELDS, width: int = BUCKET_OFFSETS) -> DataFrame:
-    """By topic, partition and bucket: how many records, and their checksum. ``salt``: another one for each run."""
+def checksums(records: DataFrame, salt: str, fields: Sequence[str] = FIELDS, width: int = BUCKET_OFFSETS) -> DataFrame:
+    """By topic, partition and bucket: how many records, and their checksum.
+
+    ``salt``: another one for each run. Text, since a number would be compiled into the code, anew for each run.
+    """
     return records.groupBy(*_PLACE, f.expr(f"offset div {width}").alias("bucket")).agg(
         f.count(f.lit(1)).alias("records"), f.bit_xor(_checksum(salt, fields)).alias("checksum")
     )
 
 
-def _checksum(salt: int, fields: Sequence[str]) -> Column:
+def _checksum(salt: str, fields: Sequence[str]) -> Column:
     """xxhash64 goes on from column to column and leaves NULLs out, so which ones are NULL is a column as well."""
     nulls = reduce(add, (f.col(name).isNull().cast("int") * (1 << at) for at, name in enumerate(fields)), f.lit(0))
     columns = [f.lit(salt), f.col("offset"), nulls, *(f.col(name) for name in fields)]
     if "headers" in fields:
         # Of headers: how many, and which of their values are NULL, in the place of which the salt stands.
-        values = f.array_join(f.col("headers.value").cast("array<string>"), "\0", str(salt))
+        values = f.array_join(f.col("headers.value").cast("array<string>"), "\0", salt)
         columns += [f.coalesce(f.size("headers"), f.lit(-1)), values]
     return f.xxhash64(*columns)
 
@@ -112,7 +115,7 @@ def _side(records: DataFrame, side: str, fields: Sequence[str]) -> DataFrame:
     )
 
 
-def latest(records: DataFrame, ends: DataFrame, salt: int, fields: Sequence[str] = FIELDS) -> DataFrame:
+def latest(records: DataFrame, ends: DataFrame, salt: str, fields: Sequence[str] = FIELDS) -> DataFrame:
     """The latest record of each key before an end: its offset, whether it is a tombstone, checksums of its fields.
 
     ``ends``: topic, partition, end. What comes from there on says which keys the cleaner may have taken something of
