@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+_NAMES: Final = ("id", "partition", "offset", "sequence", "epoch")
+"""Columns of numbers that name something: as they stand in logs."""
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em; color: #1d2733 }
-table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; border-bottom: 1px solid #dde3ea }
+.table { overflow-x: auto } table { border-collapse: collapse; margin: 1em 0 }
+td, th { padding: .2em .8em; border-bottom: 1px solid #dde3ea }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } th { text-align: left; background: #f3f6f9 }
 .what { background: #f3f6f9; padding: .6em 1em; border-left: 4px solid #4a78a8 } small { color: #667 }
 svg text { font: 12px system-ui, sans-serif; fill: #1d2733 }
@@ -61,16 +65,22 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = "".join(
         "<tr>"
-        + "".join(f"<td{kind}>{escape(_cell(cell))}</td>" for cell, kind in zip(row, kinds, strict=True))
+        + "".join(
+            f"<td{kind}>{escape(_cell(cell, name))}</td>" for cell, kind, name in zip(row, kinds, columns, strict=True)
+        )
         + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, column: str) -> str:
     if value is None or value == "":
         return "-"
+    if isinstance(value, datetime):
+        return value.isoformat(" ", "milliseconds")
+    if isinstance(value, int) and column.rsplit(" ", 1)[-1] in _NAMES:
+        return str(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -98,8 +98,9 @@ def hot_report(rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> R
 def exactly_once_report(rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]) -> Report:
     """Of :func:`isthmus_spark.jobs.exactly_once.exactly_once`."""
     meaning = (
-        f"{len(rows)} batches are not there exactly once and in order. base offset is where the batch stands, other "
-        "offset where it stands as well, or what is wrong about it. Compare with the topic's log (kafka-dump-log)."
+        f"{len(rows)} {'batch is' if len(rows) == 1 else 'batches are'} not there exactly once and in order. base "
+        "offset is where the batch stands, other offset where it stands as well, or what is wrong about it. Compare "
+        "with the topic's log (kafka-dump-log)."
         if rows
         else "Each acked batch of producers with ids that was captured is there once, and in order."
     )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from datetime import datetime
+from typing import Any, Final
 
 import pytest
 
+from isthmus_spark.report import Report, Section
 from isthmus_spark.reports import latency_report
+
+TIME: Final = datetime(2026, 1, 1, 0, 0, 2, 499_950)
 
 
 def row(api: str, requests: int, p50_us: float, **shares: float) -> dict[str, Any]:
@@ -31,3 +36,10 @@ def row(api: str, requests: int, p50_us: float, **shares: float) -> dict[str, An
 def test_where_the_time_goes(rows: list[dict[str, Any]], told: str) -> None:
     (section,) = latency_report(rows, {}).sections
     assert told in section.meaning
+
+
+def test_numbers_that_name_something_stand_as_in_logs() -> None:
+    section = Section("s", "m", ["producer id", "base offset", "records", "time"], [[4001, 6244, 6244, TIME]])
+    page = Report("r", {}, [section]).html()
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
+    assert cells == ["4001", "6244", "6,244", "2026-01-01 00:00:02.499"]
