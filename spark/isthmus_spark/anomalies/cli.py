@@ -66,7 +66,7 @@ def anomalies(
     ] = "10 minutes",
     shards: Annotated[
         int, typer.Option("--shards", help="What is judged side by side; for a new checkpoint.", min=1)
-    ] = 2,
+    ] = 1,
     metrics_port: Annotated[int | None, typer.Option("--metrics-port", help="Serve metrics for Prometheus.")] = None,
     master: Annotated[
         str | None, typer.Option("--master", help="Spark's master (default: this machine's cores).")

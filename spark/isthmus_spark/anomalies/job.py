@@ -59,7 +59,7 @@ COLUMNS: Final = (
     *("base_offset", "proxy_us", "broker_us", "gate_us"),
 )
 """Of events, all that is needed."""
-SHARDS: Final = 2
+SHARDS: Final = 1
 """What is judged side by side. It cannot change while a checkpoint lives."""
 WATERMARK: Final = "10 minutes"
 """How long a subject may have no events before it is forgotten."""
