@@ -101,12 +101,12 @@ def drive(setup: Setup, point: str | None, nth: int, how: str) -> subprocess.Com
         capture_output=True,
         text=True,
         start_new_session=True,
-        timeout=120,
+        timeout=250,
         check=False,
     )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_each_alert_is_there_once_wherever_the_driver_is_killed(setup: Setup) -> None:
     printed: Counter[str] = Counter()
     number = 0
