@@ -137,7 +137,7 @@ def test_the_shared_session_reads_a_topic(spark_kafka: SparkSession, kafka: Kafk
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(3):
         producer.produce(topic, key=str(number))
-    producer.flush(30)
+    assert producer.flush(60) == 0
     reader = spark_kafka.read.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
     rows = reader.option("subscribe", topic).load().select("offset", "key").collect()
     assert sorted(tuple(row) for row in rows) == [(0, b"0"), (1, b"1"), (2, b"2")]

@@ -130,8 +130,10 @@ class Pairing:
             session.principal = note.first.decode("utf-8", "replace")
         elif note.kind == Kind.CLOSED:
             yield from self._unanswered(session)
-            for opened in (*session.open, *session.gated.values(), *session.cut.values()):
+            for opened in (*session.open, *session.cut.values()):
                 yield from self._events(session, opened, None)
+            for opened in session.gated.values():  # nobody waits for them any more: that long they had
+                yield from self._events(session, opened, note.at_ns)
             del self._sessions[note.session]
 
     @staticmethod

@@ -205,6 +205,16 @@ def test_an_answer_behind_a_gate_is_an_event_when_it_goes_out() -> None:
     assert (proxy.events[1].gate_us, proxy.events[1].broker_us, proxy.events[1].base_offset) == (3000, 980, 4)
 
 
+def test_an_answer_whose_client_went_had_waited_until_then() -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(1))))
+    proxy.answer(ApiKey.PRODUCE, 9, {}, kind=Kind.GATED)
+    proxy.now += 70 * MS
+    proxy.note(Kind.CLOSED)
+    (event,) = proxy.events
+    assert event.gate_us == 71_000
+
+
 def test_what_the_proxy_answers_itself_has_no_time_at_the_broker() -> None:
     proxy = Proxy()
     proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(1))))
