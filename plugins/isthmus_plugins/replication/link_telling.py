@@ -50,9 +50,9 @@ class LinkTelling:
     async def _tell_for_ever(self) -> None:
         due = monotonic()
         while True:
-            wait = max(0.0, due - monotonic())
             try:
-                await asyncio.wait_for(self._changed.wait(), wait)
+                async with asyncio.timeout(max(0.0, due - monotonic())):  # wait_for may swallow that it is to end
+                    await self._changed.wait()
                 await asyncio.sleep(CHANGED_S)
             except TimeoutError:
                 pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from isthmus_plugins.links import LinkStatus, PartitionStatus
@@ -103,3 +104,21 @@ def test_one_that_fails_disturbs_nobody_and_one_that_rests_costs_nothing() -> No
     assert observers
     broken.observes_links = other.observes_links = False
     assert not observers
+
+
+def test_it_ends_whatever_changes_at_that_moment() -> None:
+    """A cancellation that comes together with what is waited for must not get lost."""
+
+    async def run() -> None:
+        for turns in range(8):
+            telling = LinkTelling(LinkObservers(), list)
+            telling.start()
+            for _ in range(20):  # it waits for its second look, or a change
+                await asyncio.sleep(0)
+            telling.changed()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                await telling.stop()
+
+    asyncio.run(run())
