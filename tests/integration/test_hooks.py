@@ -173,7 +173,7 @@ def scene(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path_factory: pytes
 
 
 def test_hook_start(scene: Scene) -> None:
-    assert [each["proxy"] for each in scene.said("start")] == [scene.pair.a.proxy.name, scene.pair.b.proxy.name]
+    assert {each["proxy"] for each in scene.said("start")} == {scene.pair.a.proxy.name, scene.pair.b.proxy.name}
 
 
 def test_hook_request_hooks(scene: Scene) -> None:
