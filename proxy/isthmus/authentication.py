@@ -83,9 +83,10 @@ class Authentication:
             return None
 
         def answered(frame: bytes) -> bytes:
-            name = self._names.pop(client.session_id, None)
-            if name is not None and _error_code(version, frame) == 0:
-                client.principal = _USER + name
+            principal = _USER + self._names.pop(client.session_id, "")
+            # It may log in again on an open connection (KIP-368), as the same one.
+            if principal not in (_USER, client.principal) and _error_code(version, frame) == 0:
+                client.principal = principal
                 self._authenticated(client)
             return frame
 

@@ -98,3 +98,11 @@ def test_a_name_without_its_proof_is_nobody() -> None:
     exchange.says(b"c=biws,r=abcdef,p=right")
     assert exchange.told == ["User:alice"]
     assert exchange.client.principal == "User:alice"
+
+
+def test_one_who_logs_in_again_is_told_once() -> None:
+    exchange = Exchange()
+    for said in (b"\0alice\0secret", b"\0alice\0secret", b"\0bob\0secret"):
+        exchange.handshake("PLAIN")
+        exchange.says(said)
+    assert exchange.told == ["User:alice", "User:bob"]
