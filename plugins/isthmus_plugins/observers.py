@@ -9,7 +9,7 @@ can still be refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, Protocol
 
 from isthmus_plugins.api import Client, Close
@@ -115,22 +115,17 @@ class LinkObservers:
         return any(each.observes_links for each in self._all)
 
     def appended(self, event: LinkAppended) -> None:
-        for each in self._all:
-            try:
-                each.link_appended(event)
-            except Exception:
-                log.exception("link observer failed", extra={"link": event.link})
+        self._tell(event.link, lambda each: each.link_appended(event))
 
     def confirmed(self, event: LinkConfirmed) -> None:
-        for each in self._all:
-            try:
-                each.link_confirmed(event)
-            except Exception:
-                log.exception("link observer failed", extra={"link": event.link})
+        self._tell(event.link, lambda each: each.link_confirmed(event))
 
     def told(self, event: LinkTold) -> None:
+        self._tell(event.link, lambda each: each.link_told(event))
+
+    def _tell(self, link: str, tell: Callable[[LinkObserver], None]) -> None:
         for each in self._all:
             try:
-                each.link_told(event)
+                tell(each)
             except Exception:
-                log.exception("link observer failed", extra={"link": event.link})
+                log.exception("link observer failed", extra={"link": link})
