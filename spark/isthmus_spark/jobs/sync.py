@@ -335,6 +335,9 @@ def _stats(rows: DataFrame, measures: Sequence[str] | dict[str, Column]) -> Data
         )
     )
     group = ("dimension", "value", "api", "measure")
+    totals = [f.sum(name).alias(name) for name in ("requests", "sum_us")]
+    totals += [f.max(name).alias(name) for name in ("max_us", "last_us")]
+    totals.append(f.min("first_us").alias("first_us"))
     summed = (
         counted.select("*", f.explode(dimensions).alias("of"))
         .select(
@@ -342,22 +345,14 @@ def _stats(rows: DataFrame, measures: Sequence[str] | dict[str, Column]) -> Data
         )
         .groupBy(*group, "bucket")
         .agg(
-            f.sum("requests").alias("requests"),
-            f.sum("sum_us").alias("sum_us"),
-            f.max("max_us").alias("max_us"),
-            f.min("first_us").alias("first_us"),
-            f.max("last_us").alias("last_us"),
+            *totals,
         )
     )
     return (
         ranked(summed, group)
         .groupBy(*group)
         .agg(
-            f.sum("requests").alias("requests"),
-            f.sum("sum_us").alias("sum_us"),
-            f.max("max_us").alias("max_us"),
-            f.min("first_us").alias("first_us"),
-            f.max("last_us").alias("last_us"),
+            *totals,
             *(percentile(share).alias(f"{name}_us") for name, share in PERCENTILES.items()),
         )
     )
