@@ -255,7 +255,9 @@ def test_the_link_has_one_incident_that_is_not_over(planted: Planted, spark: Spa
     assert (incident["link"], incident["worst"], incident["ended"]) == (planted.pair.name, "Disconnected", None)
     assert incident["source_cluster"] == planted.pair.a.kafka.cluster_id
     assert planted.topic in incident["topics"]
-    assert (incident["partitions"], incident["rpo_is"]) == (2, "unknown"), "nobody reads the source meanwhile"
+    assert (incident["partitions"], incident["rpo_is"]) == (2, "all")
+    assert incident["rpo_offsets"] == incident["at_risk_offsets"] == len(planted.missing)
+    assert 0 < incident["rpo_ms"] <= incident["seconds"] * 1000
 
 
 def test_load_that_is_even_is_no_finding(planted: Planted, spark: SparkSession) -> None:

@@ -237,9 +237,12 @@ class FakeCluster(FakeAcls, FakeGroups):
 
     async def high_watermark(self, topic: str, partition: int) -> int:
         await self._request()
-        found = self._found(topic, partition)
-        found.lag = 0 if self.random.random() < 0.7 else found.lag
-        return found.high_watermark
+        return self._high_watermark(self._found(topic, partition))
+
+    def _high_watermark(self, partition: Partition) -> int:
+        """It may have come further since it was asked for last."""
+        partition.lag = 0 if self.random.random() < 0.7 else partition.lag
+        return partition.high_watermark
 
     async def last_stable_offset(self, topic: str, partition: int) -> int:
         await self._request()
@@ -248,7 +251,7 @@ class FakeCluster(FakeAcls, FakeGroups):
     async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
         await self._request()
         return {
-            (topic, index): self.found[topic].partitions[index].high_watermark
+            (topic, index): self._high_watermark(self.found[topic].partitions[index])
             for topic, index in partitions
             if topic in self.found and index < len(self.found[topic].partitions)
         }

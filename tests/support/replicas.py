@@ -10,7 +10,7 @@ import asyncio
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ from isthmus_plugins.replication import tail as tail_module
 from isthmus_plugins.replication import target_topics as target_topics_module
 from isthmus_plugins.replication import transaction_groups as transaction_groups_module
 from isthmus_plugins.replication import transaction_store as transaction_store_module
+from isthmus_plugins.replication import unfollowed as unfollowed_module
 from isthmus_plugins.replication import verify as verify_module
 from isthmus_plugins.replication import writers as writers_module
 from isthmus_plugins.replication.connection import Credential, LinkConnection
@@ -60,7 +61,7 @@ from isthmus_plugins.replication.verify import Verification
 from isthmus_protocol.producer_ids import is_links_own
 from isthmus_protocol.record_codec import decode_control, decode_records
 from isthmus_protocol.record_equality import batch_digest
-from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partition, simulated_now
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partition, run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
 
 LINK: Final = "a-to-b"
@@ -87,6 +88,7 @@ CLOCKED: Final = (
     sync_lease_module,
     transaction_groups_module,
     transaction_store_module,
+    unfollowed_module,
     verify_module,
     writers_module,
 )
@@ -514,3 +516,17 @@ class Replicas:
             lines += [f"leader {key}: {prepared}" for key, prepared in self.ends["A"].leader.led.items()]
             lines += [f"stopped {key}: {why}" for key, why in self.ends["A"].leader.stopped.items()]
         return "\n".join(lines)
+
+
+def on_replicas(monkeypatch: Any, work: Callable[[Replicas], Awaitable[None]], brokers: int = 1) -> None:
+    """Run ``work`` on two connected clusters and the simulated clock."""
+
+    async def run() -> None:
+        replicas = Replicas(random.Random(1), brokers)
+        replicas.start()
+        await replicas.connect()
+        await work(replicas)
+        await replicas.stop()
+
+    simulate_clock(monkeypatch)
+    run_simulated(run())

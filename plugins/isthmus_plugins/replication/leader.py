@@ -45,6 +45,7 @@ from isthmus_plugins.replication.peers import LinkPeers
 from isthmus_plugins.replication.source_configs import SourceConfigs
 from isthmus_plugins.replication.tail import Tail
 from isthmus_plugins.replication.target_topics import PreparedTopic, TargetTopics
+from isthmus_plugins.replication.unfollowed import UnfollowedPartitions
 from isthmus_plugins.replication.verify import Verification
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
@@ -70,9 +71,7 @@ class Stopped(NamedTuple):
 
     code: str
     message: str
-    end_offset: int | None
     retry_at: float
-    source_end: int | None = None
 
 
 class LeaderEnd:
@@ -112,12 +111,15 @@ class LeaderEnd:
         """Whether a transactional batch may be sent; the last says whether as a plain one. Asked again after
         :meth:`resume_tails`."""
         self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
+        self.unfollowed = UnfollowedPartitions(context, self._without_stream)
 
     def start(self) -> None:
         self._tasks.start("reconcile", self._reconcile_for_ever())
         self._configs.start()
+        self.unfollowed.start()
 
     async def stop(self) -> None:
+        await self.unfollowed.stop()
         await self._tasks.close()
         await self._configs.stop()
         for tail in self._tails.values():
@@ -130,6 +132,9 @@ class LeaderEnd:
         """The stream of that number over a connection, once it is open."""
         stream = self._by_id.get((connection, stream_id))
         return stream if stream is not None and self._streams.get(stream.key) is stream else None
+
+    def _without_stream(self) -> dict[LedPartition, bytes]:
+        return {key: self.topic_ids[key.topic] for key in self.led if key not in self._streams}
 
     def wake(self) -> None:
         """Something changed: links, connections, topics."""
@@ -300,6 +305,7 @@ class LeaderEnd:
         """End a stream; ``why`` (code, message) is told to the follower."""
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
+            self.unfollowed.heard(stream)
         self._by_id.pop((stream.connection, stream.stream_id), None)
         stream.closed()
         tail = self._tails.get((stream.broker_id, stream.key.link))
@@ -357,8 +363,7 @@ class LeaderEnd:
         if before is not None and reasons.waiting_state(before.code) and not reasons.waiting_state(code):
             self.stopped[key] = before._replace(retry_at=retry_at)
         else:
-            end_offset, source_end = (before.end_offset, before.source_end) if before is not None else (None, None)
-            self.stopped[key] = Stopped(code, message, end_offset, retry_at, source_end)
+            self.stopped[key] = Stopped(code, message, retry_at)
 
     async def _opened(self, stream: LeaderStream) -> None:
         key, place = stream.key, (stream.connection, stream.stream_id)
@@ -380,6 +385,7 @@ class LeaderEnd:
                         f"records of epoch {answer['epoch']}"
                     )
                 stream.opened(int(answer["end_offset"]))
+                self.unfollowed.heard(stream)
                 empty = int(answer.get("start_offset", -1)) == stream.acked
                 stream.lateness.opened(stream.acked, empty, stream.leader_epoch, monotonic())
                 stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
@@ -415,6 +421,9 @@ class LeaderEnd:
         if before is not None and reasons.waiting_state(before.code) is None:
             del self.stopped[key]
         self._streams[key] = stream
+        before_it = self.unfollowed.of(key)
+        stream.lacking_since = before_it.since if before_it is not None else None
+        self.unfollowed.followed(key)
         self.on_confirmed(stream)
         reader = (stream.broker_id, key.link)
         tail = self._tails.get(reader)
@@ -532,9 +541,6 @@ class LeaderEnd:
                 },
             )
         self._note(stream.key, code, message, retry_s)
-        self.stopped[stream.key] = self.stopped[stream.key]._replace(
-            end_offset=stream.acked, source_end=stream.source_end or None
-        )
         self._close(stream, (code, message) if tell else None)
         self.wake()
 

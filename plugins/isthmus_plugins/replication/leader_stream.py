@@ -84,6 +84,7 @@ class LeaderStream:
         "flow",
         "in_flight_bytes",
         "key",
+        "lacking_since",
         "last_read",
         "lateness",
         "leader_epoch",
@@ -135,6 +136,8 @@ class LeaderStream:
         self.acked = 0
         """The follower's confirmed log end."""
         self.source_end = 0
+        self.lacking_since: float | None = None
+        """When the oldest record was first seen that the follower lacked as the stream was opened, if one was."""
         self.told: tuple[int, int] | None = None
         """The log's start and end, as the follower was told them."""
         self.compacted = False
@@ -193,15 +196,18 @@ class LeaderStream:
 
     def saw_end(self, high_watermark: int, now: float) -> None:
         """The source's log reaches to ``high_watermark`` now."""
+        first_seen = now
         if self._first_end is None:
             self._first_end = high_watermark
+            if self.lacking_since is not None:
+                first_seen = self.lacking_since
         if high_watermark <= self.source_end:
             return
         self.source_end = high_watermark
         if self._seen and now - self._seen[-1][1] < SEEN_INTERVAL_S:
             self._seen[-1] = (high_watermark, self._seen[-1][1])
         else:
-            self._seen.append((high_watermark, now))
+            self._seen.append((high_watermark, first_seen))
 
     def saw_stable(self, high_watermark: int, last_stable_offset: int) -> bool:
         """The source's last stable offset when its log reached to ``high_watermark``, which the markers are below.

@@ -115,10 +115,7 @@ class LinkStatuses:
                 state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
             )
             if stopped is not None:
-                status.reason, status.message, status.follower_end = stopped.code, stopped.message, stopped.end_offset
-                status.source_end = stopped.source_end
-                if stopped.source_end is not None and stopped.end_offset is not None:
-                    status.partition_mirror_lag = max(0, stopped.source_end - stopped.end_offset)
+                status.reason, status.message = stopped.code, stopped.message
             closed = stopped is None or stopped.code == reasons.CLOSED  # why, the other end says when it is asked again
             if closed and prepared is not None and (stopped is None or prepared.code is not None):
                 status.reason, status.message = prepared.code, prepared.message
@@ -129,6 +126,9 @@ class LinkStatuses:
                 status.lag_seconds = stream.age_ms(now) / 1000
                 if stream.lag == 0 and stream.at_end:
                     status.state = PartitionState.FOLLOWING
+            elif (alone := self._leader_end.unfollowed.of(key)) is not None:
+                status.source_end, status.follower_end = alone.source_end, alone.acked
+                status.partition_mirror_lag, status.lag_seconds = alone.lag, alone.age_s(now)
             if waiting is not None:
                 status.state = waiting
             found.append(status)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
-from support.fake_cluster import FakeProduceConnection, run_simulated
+from support.fake_cluster import FakeProduceConnection
 from support.partition_log import Partition, batch
-from support.replicas import LINK, Replicas, simulate_clock
+from support.replicas import LINK, Replicas, on_replicas
 
 from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
@@ -21,18 +20,6 @@ from isthmus_plugins.replication import reasons, writers
 from isthmus_plugins.replication.follower_log import LogState
 from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_protocol.records import BatchHeader, whole_header
-
-
-def on_replicas(monkeypatch: pytest.MonkeyPatch, work: Callable[[Replicas], Awaitable[None]]) -> None:
-    async def run() -> None:
-        replicas = Replicas(random.Random(2), 1)
-        replicas.start()
-        await replicas.connect()
-        await work(replicas)
-        await replicas.stop()
-
-    simulate_clock(monkeypatch)
-    run_simulated(run())
 
 
 async def one_record(replicas: Replicas) -> tuple[Partition, Partition]:
