@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from isthmus_bench.awake import cores_awake
 from isthmus_bench.children import Child, ChildFailed
+from isthmus_bench.compilers import Compilers
 from isthmus_bench.kafka import ToolFailed, run_tool
 from isthmus_bench.kafka.jars import parse_version
 from isthmus_bench.proxies import ProxyFailed
@@ -40,6 +41,9 @@ PROBES: Final = 100
 WARMUP_PER_S: Final = 2000
 WARMUP_CLIENTS: Final = 16
 """That use coordinators at once: one after the other, what they ask takes round trips, and compilers see too little."""
+COMPILING_MAX: Final = 0.1
+"""Cores that all the brokers' compilers together take when brokers are warm."""
+WARM_AGAIN_MAX: Final = 6
 JAVA_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {"java-linger-0": ("acks=all", "linger.ms=0"), "java-stock": ()}
 
 # ---- a Java producer ----
@@ -121,10 +125,7 @@ class Measured:
             environment = Environment(scenarios, self._plan.version, wan, stack)
             generator = stack.enter_context(Child("isthmus_bench.sync_load"))
             try:
-                warmed = self._plan.warmed(scenarios)
-                for scenario in warmed:
-                    self._say(f"{scenario.title}: warming up")
-                    self._warm(environment, generator, scenario, self._plan.warmup_s / len(warmed))
+                self._warm_up(environment, generator, self._plan.warmed(scenarios))
                 for load in self._loads:
                     for scenario in scenarios:
                         if scenario.loads is not None and load.name not in scenario.loads:
@@ -137,11 +138,24 @@ class Measured:
                 error.add_note(environment.log())
                 raise
 
-    def _warm(self, environment: Environment, generator: Child, scenario: Scenario, seconds: float) -> None:
+    def _warm_up(self, environment: Environment, generator: Child, scenarios: Sequence[Scenario]) -> None:
         """Send requests of each kind that is measured, until brokers have compiled what handles them.
 
         A broker that has run for a day answers in half the time of one that has seen 200 such requests.
         """
+        compilers = Compilers(environment.brokers)
+        seconds, busy = self._plan.warmup_s, ""
+        for _ in range(1 + WARM_AGAIN_MAX):
+            for scenario in scenarios:
+                self._say(f"{scenario.title}: warming up{busy}")
+                self._warm(environment, generator, scenario, seconds / len(scenarios))
+            share = compilers.share()
+            if share <= COMPILING_MAX:
+                break
+            seconds, busy = self._plan.warmup_s / 3, f" (compilers still take {share:.0%} of a core)"
+
+    def _warm(self, environment: Environment, generator: Child, scenario: Scenario, seconds: float) -> None:
+        """Each kind of request for so long."""
         connections = connections_for(WARMUP_PER_S, self._rtt_ms)
         shape = Shape(rate=WARMUP_PER_S, connections=connections, warmup_s=0, seconds=seconds)
         target = asdict(environment.target(scenario, 1))

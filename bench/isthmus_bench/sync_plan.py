@@ -163,7 +163,8 @@ class Plan:
     seconds: float = 5.0
     """Of each load (:attr:`Load.times` that of some), after a fifth of it that does not count."""
     warmup_s: float = 15.0
-    """Of an environment with each kind of request, so that compilers are done: its scenarios share it."""
+    """Of an environment with each kind of request, and shorter ones after it until compilers are done: its scenarios
+    share it."""
 
     @classmethod
     def quick(cls, version: str) -> Plan:
