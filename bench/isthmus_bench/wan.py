@@ -10,7 +10,11 @@ by nothing but this process.
 Needs CAP_NET_ADMIN and ``/dev/net/tun``; a user without can have a network of one's own (``unshare -rn``), in which the
 loopback device must be up.
 
-Runs as a child (:mod:`isthmus_bench.children`): ``stats`` on standard input asks how late packets were.
+What this process takes itself is taken off the delay, as far as the quickest of some round trips shows it: no packet is
+faster than asked for, and a slow machine has no longer WAN than a fast one.
+
+Runs as a child (:mod:`isthmus_bench.children`). On standard input ``stats`` asks how late packets were, ``delay`` says
+what one is delayed by.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from isthmus_bench.children import Child
 from isthmus_bench.percentiles import percentile
@@ -43,6 +47,7 @@ QUEUE_PACKETS: Final = 50_000
 BURST: Final = 64
 """So many packets are read before those that are due are written."""
 PROBE_BYTES: Final = 64
+CALIBRATING_PROBES: Final = 50
 PROBE_TIMEOUT_S: Final = 10.0
 
 _TUNSETIFF: Final = 0x400454CA
@@ -148,6 +153,13 @@ class Forwarder:
             **{f"p{share:g}_late_us": percentile(late, share) / 1000 if late else 0.0 for share in (50, 99)},
         }
 
+    def told(self, command: dict[str, Any]) -> dict[str, float]:
+        """Do what standard input asks for."""
+        if command["do"] == "delay":
+            self._delay_ns = command["ns"]
+            return {}
+        return self.stats()
+
     def run(self) -> None:
         """Forward until standard input ends."""
         commands = sys.stdin.fileno()
@@ -159,9 +171,10 @@ class Forwarder:
                 self.take()
             self.give()
             if commands in ready:
-                if not os.read(commands, 4096):
+                command = os.read(commands, 4096)
+                if not command:
                     return
-                print(json.dumps(self.stats()), flush=True)
+                print(json.dumps(self.told(json.loads(command))), flush=True)
 
 
 def be_prompt() -> None:
@@ -203,6 +216,12 @@ class Wan:
         """Listen here..."""
         self.far: str = self._child.said["far"]
         """...and be reached here."""
+        self._calibrate(rtt_ms)
+
+    def _calibrate(self, rtt_ms: float) -> None:
+        """Have the quickest round trip take ``rtt_ms``."""
+        excess_s = min(_pings(self.near, self.far, CALIBRATING_PROBES)) - rtt_ms / 1000
+        self._child.ask(do="delay", ns=max(0, round((rtt_ms / 1000 - excess_s) * 1e9 / 2)))
 
     @property
     def pid(self) -> int:
