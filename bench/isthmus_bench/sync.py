@@ -43,7 +43,6 @@ WARMUP_CLIENTS: Final = 16
 """That use coordinators at once: one after the other, what they ask takes round trips, and compilers see too little."""
 COMPILING_MAX: Final = 0.1
 """Cores that all the brokers' compilers together take when brokers are warm."""
-WARM_AGAIN_MAX: Final = 6
 JAVA_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {"java-linger-0": ("acks=all", "linger.ms=0"), "java-stock": ()}
 
 # ---- a Java producer ----
@@ -145,7 +144,7 @@ class Measured:
         """
         compilers = Compilers(environment.brokers)
         seconds, busy = self._plan.warmup_s, ""
-        for _ in range(1 + WARM_AGAIN_MAX):
+        for _ in range(1 + self._plan.warm_again_max):
             for scenario in scenarios:
                 self._say(f"{scenario.title}: warming up{busy}")
                 self._warm(environment, generator, scenario, seconds / len(scenarios))

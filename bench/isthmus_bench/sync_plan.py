@@ -163,14 +163,15 @@ class Plan:
     seconds: float = 5.0
     """Of each load (:attr:`Load.times` that of some), after a fifth of it that does not count."""
     warmup_s: float = 15.0
-    """Of an environment with each kind of request, and shorter ones after it until compilers are done: its scenarios
-    share it."""
+    """Of an environment with each kind of request, so that compilers are done: its scenarios share it."""
+    warm_again_max: int = 6
+    """So often a third of that follows, if they are not."""
 
     @classmethod
     def quick(cls, version: str) -> Plan:
         """To see that it works; the figures mean nothing."""
         scenarios = tuple(each.name for each in SCENARIOS if each.big_buffers)
-        return cls(version, (2.0,), 1, scenarios, seconds=1.0, warmup_s=0.5)
+        return cls(version, (2.0,), 1, scenarios, seconds=1.0, warmup_s=0.5, warm_again_max=0)
 
     awake: bool = True
     """Whether cores are kept from sleeping."""
