@@ -30,7 +30,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
-from isthmus_protocol.produce_scan import ScannedPartition
+from isthmus_protocol.partition_scan import ScannedPartition
 
 if TYPE_CHECKING:
     from isthmus_plugins.observers import LinkObservers
@@ -581,8 +581,14 @@ class Tap(Protocol):
 
         Where ``first`` is less than there will be of the frame, up to :func:`tap_answer_bytes`, more comes."""
 
-    def parts(self, session: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
-        """All partitions of a Produce request that has several, and more bytes than :data:`TAP_BYTES`."""
+    def wants_parts(self, session: int, at: float, correlation_id: int) -> bool:
+        """Whether to look for the partitions of a request, or of its answer. ``at``: when it was forwarded."""
+
+    def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
+        """All partitions of a Produce request that has several, or of the answer to a Fetch.
+
+        Told where it has more bytes than :data:`TAP_BYTES`, and ``wants_parts`` said so. Of an answer: after its first
+        bytes, and before the next answer."""
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that waited at a gate goes out."""

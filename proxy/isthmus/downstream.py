@@ -258,7 +258,7 @@ class Downstream(Peer):
                 if route.tap is not None:
                     route.tap.request(self._session_id, arrived, key, correlation_id, size_inside, data)
                     if size > TAP_BYTES:
-                        self._scan(route, correlation_id, data, 0, size)
+                        self._scan(route, correlation_id, arrived, data, 0, size)
                 if len(pending) > self._in_flight_max:
                     self.throttle()
                 if route.requests % PROXY_TIME_EACH == 1:
@@ -376,7 +376,7 @@ class Downstream(Peer):
             if route.tap is not None:
                 self._note(route, correlation_id, arrived, data[position : min(end, position + TAP_BYTES)], size)
                 if size > TAP_BYTES and route.acks is not None:
-                    self._scan(route, correlation_id, data, position, end)
+                    self._scan(route, correlation_id, arrived, data, position, end)
             if acks:
                 pending.append((correlation_id, route, arrived, route.on_response, None))
             else:
@@ -400,12 +400,12 @@ class Downstream(Peer):
         assert route.tap is not None
         route.tap.request(self._session_id, arrived, route.key, correlation_id, size, frame)
 
-    def _scan(self, route: Route, correlation_id: int, data: bytes, start: int, end: int) -> None:
+    def _scan(self, route: Route, correlation_id: int, arrived: float, data: bytes, start: int, end: int) -> None:
         """Tell of all partitions of a Produce request that is larger than what was told; now, or when it is whole."""
         assert route.tap is not None
         if self._produces is None:
             self._produces = TappedProduces(self._session_id)
-        self._scanning = self._produces.begin(route.tap, route.version, correlation_id, data, start, end)
+        self._scanning = self._produces.begin(route.tap, route.key, correlation_id, arrived, data, start, end)
 
     def _nothing_known(self) -> tuple[int, Leave, tuple[bytes, ...], int, Route]:
         return -1, _NO_LEAVE, (), 0, self._gateway.fence_route
@@ -474,7 +474,7 @@ class Downstream(Peer):
         if route.tap is not None and not isinstance(verdict, Hold):
             self._note(route, correlation_id, came, frame, len(frame) - 4)
             if len(frame) > TAP_BYTES and route.acks is not None:
-                self._scan(route, correlation_id, frame, 0, len(frame))
+                self._scan(route, correlation_id, came, frame, 0, len(frame))
         if isinstance(verdict, Hold):
             self._held = True
             self.hold_reading()

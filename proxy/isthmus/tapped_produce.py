@@ -15,7 +15,7 @@ _BEHIND_IDS: Final = 12
 class TappedProduces:
     """Those of one connection."""
 
-    __slots__ = ("_correlation_id", "_lone_head", "_scan", "_session", "_tap")
+    __slots__ = ("_correlation_id", "_key", "_lone_head", "_scan", "_session", "_tap")
 
     def __init__(self, session: int) -> None:
         self._session = session
@@ -23,15 +23,17 @@ class TappedProduces:
         """The head of its last request of one partition: of others like it the first bytes say all."""
         self._scan: ProduceScan | None = None
         self._tap: Tap | None = None
-        self._correlation_id = 0
+        self._key = self._correlation_id = 0
 
-    def begin(self, tap: Tap, version: int, correlation_id: int, data: bytes, start: int, end: int) -> bool:
+    def begin(self, tap: Tap, key: int, correlation_id: int, at: float, data: bytes, start: int, end: int) -> bool:
         """Take a request that was told, ``data[start:end]`` as far as it is there; whether more is wanted of it."""
         if data.startswith(self._lone_head, start + _BEHIND_IDS):
             return False
+        if not tap.wants_parts(self._session, at, correlation_id):
+            return False
         frame = data[start:end]
-        self._tap, self._correlation_id = tap, correlation_id
-        scan = self._scan = ProduceScan(version)
+        self._tap, self._key, self._correlation_id = tap, key, correlation_id
+        scan = self._scan = ProduceScan(key & 0xFFFF)
         wanted = self.feed(frame)
         if scan.lone_head_end is not None and scan.lone_head_end < TAP_BYTES:
             self._lone_head = frame[_BEHIND_IDS : scan.lone_head_end]
@@ -48,5 +50,5 @@ class TappedProduces:
         except MalformedFrame:  # the broker will say so
             return False
         if scan.done and scan.lone_head_end is None:
-            tap.parts(self._session, self._correlation_id, scan.parts)
+            tap.parts(self._session, self._key, self._correlation_id, scan.parts)
         return not scan.done

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus.peer import Peer
 from isthmus.session import NO_ACKS0, SERVING, Pending, Session, SessionState
-from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER, Gate, tap_answer_bytes
+from isthmus.tapped_answer import TappedAnswer
+from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_OWN_ANSWER, Gate, tap_answer_bytes
 from isthmus_protocol.wire import MalformedFrame
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Upstream(Peer):
         self._downstream = session.downstream
         self._pending = session.pending
         self._stream: ResponseStream | None = None
-        self._tapped: tuple[Route, int, int] | None = None
-        """Of an answer that is streaming: route, correlation id, how many first bytes a tap has yet to get."""
+        self._tapped: TappedAnswer | None = None
+        """What is streaming, where a tap wants to know more of it."""
         self._opaque = 0
         """How many of the bytes that are streaming are sent on without ``_stream``."""
 
@@ -77,8 +78,8 @@ class Upstream(Peer):
     def data_received(self, data: bytes) -> None:
         size = len(data)
         self._gateway.bytes_from_brokers += size
-        if self._tapped is not None:
-            self._note_more(data)
+        if self._tapped is not None and not self._tapped.feed(data):
+            self._tapped = None
         if size < self._opaque:  # the middle of something large
             self._opaque -= size
             self._streaming -= size
@@ -172,7 +173,7 @@ class Upstream(Peer):
                         if isinstance(answer, Gate):
                             gated = True
                             if of.tap is not None:  # before it may open
-                                self._note(of, TAP_GATED, correlation_id, arrived, size, frame)
+                                self._note(of, TAP_GATED, correlation_id, forwarded, arrived, frame)
                             self._downstream.gate(answer, of)
                             if session.state is SessionState.CLOSED:
                                 return
@@ -195,8 +196,8 @@ class Upstream(Peer):
                 told = tap_answer_bytes(of.key)
                 first = data if end - position == available else data[position : min(end, position + told)]
                 tap.answer(TAP_ANSWER, self._session_id, arrived, of.key, correlation_id, size, first)
-                if len(first) < size + 4 and len(first) < told:
-                    self._tapped = of, correlation_id, min(size + 4, told) - len(first)
+                if size + 4 > TAP_BYTES or size + 4 > len(first):
+                    self._note_rest(of, correlation_id, forwarded, size, data[position:end])
             position = end
             route = of
             route.broker_time.observe(arrived - forwarded)
@@ -223,19 +224,18 @@ class Upstream(Peer):
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
-    def _note(self, of: Route, kind: int, correlation_id: int, arrived: float, size: int, first: bytes) -> None:
+    def _note(self, of: Route, kind: int, correlation_id: int, forwarded: float, at: float, frame: bytes) -> None:
         assert of.tap is not None
-        of.tap.answer(kind, self._session_id, arrived, of.key, correlation_id, size, first)
+        size = len(frame) - 4
+        of.tap.answer(kind, self._session_id, at, of.key, correlation_id, size, frame)
+        if size + 4 > TAP_BYTES:
+            self._note_rest(of, correlation_id, forwarded, size, frame)
 
-    def _note_more(self, data: bytes) -> None:
-        """Brokers send what is before records first, and then the records."""
-        assert self._tapped is not None
-        of, correlation_id, missing = self._tapped
-        self._tapped = None
-        if of.tap is not None:
-            of.tap.answer(TAP_MORE, self._session_id, monotonic(), of.key, correlation_id, 0, data[:missing])
-            if len(data) < missing:
-                self._tapped = of, correlation_id, missing - len(data)
+    def _note_rest(self, of: Route, correlation_id: int, forwarded: float, size: int, data: bytes) -> None:
+        """Tell a tap what an answer's first bytes did not say: of those that are there, and as more come."""
+        tapped = TappedAnswer(of, self._session_id, correlation_id, forwarded, size)
+        if tapped.feed(data):
+            self._tapped = tapped
 
     def answered(self) -> None:
         """Answers have gone out: go on with what waited for that."""
@@ -250,10 +250,10 @@ class Upstream(Peer):
         """Send the proxy's own answers whose turn has come."""
         pending = self._pending
         while pending and (answer := pending[0][4]):
-            correlation_id, route, _, _, _ = pending.popleft()
+            correlation_id, route, forwarded, _, _ = pending.popleft()
             if route.tap is not None:
                 frame = b"" if isinstance(answer, Gate) else answer
-                self._note(route, TAP_OWN_ANSWER, correlation_id, monotonic(), len(frame) - 4, frame)
+                self._note(route, TAP_OWN_ANSWER, correlation_id, forwarded, monotonic(), frame)
             if self.session.acks0_behind > 0:
                 self.session.acks0_behind -= 1
             if isinstance(answer, Gate):

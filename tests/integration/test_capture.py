@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
-from confluent_kafka import KafkaException
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from support.kafka import unique
 from support.links import Side, until
 
@@ -25,6 +25,8 @@ from isthmus_spark.blocks import read_file
 pytestmark = pytest.mark.brokers
 
 SECRET = b"a record's contents"
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+"""By their numbers."""
 
 
 class Setup(NamedTuple):
@@ -78,8 +80,7 @@ def test_what_clients_did_is_in_the_files_and_contents_are_not(setup: Setup) -> 
 
     def all_there() -> list[dict[str, Any]] | None:
         rows = setup.rows()
-        # Of a large answer the first batch is looked at.
-        return rows if records(rows, 0) == 60 and records(rows, 1) > 0 else None
+        return rows if records(rows, 0) == records(rows, 1) == 60 else None
 
     found: list[dict[str, Any]] = until("all is in sealed files", all_there)
     assert {row["topic"] for row in found} == {topic}
@@ -103,6 +104,10 @@ def test_what_clients_did_is_in_the_files_and_contents_are_not(setup: Setup) -> 
 
 def produced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["api_key"] == 0]
+
+
+def fetched(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["api_key"] == 1 and row["batches"] > 0]
 
 
 @pytest.mark.parametrize("size", [40, 3000, 60_000], ids=["small", "large", "in many pieces"])
@@ -135,6 +140,80 @@ def test_requests_of_many_partitions_have_an_event_for_each(setup: Setup, size: 
     for row in rows:
         assert row["batch_bytes"] > row["records"] * size
         assert row["base_offset"] in range(each)
+
+
+def consume(setup: Setup, topic: str, partitions: int, count: int, **settings: Any) -> None:
+    """Read all with librdkafka."""
+    names = {name.replace("_", "."): value for name, value in settings.items()}
+    consumer = Consumer({"bootstrap.servers": setup.side.bootstrap, "group.id": unique("reader-"), **names})
+    try:
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(partitions)])
+        read = 0
+
+        def all_read() -> bool:
+            nonlocal read
+            read += len(consumer.consume(500, 0.2))
+            return read >= count
+
+        until("all is read", all_read, 60)
+    finally:
+        consumer.close()
+
+
+def consume_in_java(setup: Setup, topic: str, count: int) -> None:
+    """The same with a client that has fetch sessions and calls topics by their ids."""
+    setup.side.kafka.tool(
+        "kafka-console-consumer",
+        *("--bootstrap-server", setup.side.bootstrap, "--topic", topic, "--from-beginning"),
+        *("--max-messages", str(count), "--timeout-ms", "60000"),
+    )
+
+
+@pytest.mark.parametrize("client", ["librdkafka", "answers cut at a limit", "java"])
+def test_what_is_fetched_adds_up_to_what_was_produced(setup: Setup, client: str) -> None:
+    topic, partitions, each = setup.prefix + "t", 24, 6
+    setup.side.create_topic(topic, partitions)
+    setup.enable()
+    for partition in range(partitions):  # two records a batch
+        values = [os.urandom(10_000).hex().encode() for _ in range(each)]
+        codec = CODECS[partition % len(CODECS)]
+        setup.side.produce(topic, values, partition, compression_type=codec, batch_size=45_000, linger_ms=300)
+    total = partitions * each
+    if client == "java":
+        consume_in_java(setup, topic, total)
+    elif client == "librdkafka":
+        consume(setup, topic, partitions, total)
+    else:
+        consume(setup, topic, partitions, total, fetch_message_max_bytes=50_000)
+
+    def complete() -> list[dict[str, Any]] | None:
+        rows = setup.rows()
+        return rows if all(sum(row["records"] for row in of(rows)) >= total for of in (produced, fetched)) else None
+
+    rows = until("all is in sealed files", complete)
+    assert sums(fetched(rows)) == sums(produced(rows))
+    assert sums(fetched(rows)).keys() == set(range(partitions))
+    assert {row["partial"] for row in fetched(rows) + produced(rows)} == {0}
+    assert {(row["partition"] % len(CODECS), row["compression"]) for row in fetched(rows)} == set(enumerate(range(5)))
+    assert {(row["topic"], row["error_code"], row["producer_id"]) for row in fetched(rows)} == {(topic, 0, -1)}
+    for partition in range(partitions):
+        of_partition = (row for row in fetched(rows) if row["partition"] == partition)
+        following = 0
+        for offset, records in sorted((row["base_offset"], row["records"]) for row in of_partition):
+            assert offset == following
+            following += records
+    if client != "answers cut at a limit":
+        assert max(row["parts"] for row in fetched(rows)) > partitions // 4
+        assert max(row["response_bytes"] for row in fetched(rows)) > 500_000
+
+
+def sums(rows: list[dict[str, Any]]) -> dict[int, tuple[int, int, int]]:
+    """Batches, their bytes and records of each partition."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for row in rows:
+        batches, size, records = found.get(row["partition"], (0, 0, 0))
+        found[row["partition"]] = batches + row["batches"], size + row["batch_bytes"], records + row["records"]
+    return found
 
 
 def test_settings_change_while_traffic_goes_on(setup: Setup) -> None:

@@ -49,7 +49,7 @@ FIELDS: Final = (
     ("response_bytes", "i"),
     ("acks", "h"),
     ("error_code", "h"),
-    ("records", "i"),  # of the batches that were looked at; -1: none was
+    ("records", "i"),  # in its batches; -1: not known
     ("batches", "i"),
     ("batch_bytes", "i"),
     ("compression", "h"),
@@ -60,7 +60,7 @@ FIELDS: Final = (
     ("proxy_us", "i"),  # from the request's arrival to when it was forwarded
     ("broker_us", "i"),  # from there to the first bytes of the broker's answer; -1: the proxy answered
     ("gate_us", "i"),  # from there to when the answer could go out
-    ("partial", "h"),  # 1: what came behind the first bytes was not looked at
+    ("partial", "h"),  # 1: not all of it was seen
 )
 TEXTS: Final = frozenset(
     ("client_address", "client_id", "software", "principal", "topic", "group_id", "transactional_id")

@@ -1,8 +1,7 @@
 """What the first bytes of requests and answers say: names, partitions, batch headers, error codes. Never contents.
 
-Most frames are whole within their first bytes. Of a Produce request that is not, partitions beyond the first come
-apart from these. Of an answer to a Fetch that is not, the first partition is read and that of its batches which has its
-header there; the event says so (``partial``).
+Most frames are whole within their first bytes. Of a Produce request or an answer to a Fetch that is not, partitions
+come apart from these. Where they do not (a connection ended), what is here is read; the event says so (``partial``).
 """
 
 from __future__ import annotations
@@ -14,25 +13,32 @@ from typing import Final, NamedTuple
 
 from isthmus_plugins.capture.notes import Note
 from isthmus_protocol import peeks, resources
+from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.locate import locator
-from isthmus_protocol.produce_scan import ProduceScan, ScannedPartition
-from isthmus_protocol.records import COMPRESSION_MASK, HEADER_SIZE, BatchError, BatchHeader, read_header, walk
+from isthmus_protocol.partition_scan import ScannedPartition
+from isthmus_protocol.produce_scan import ProduceScan
+from isthmus_protocol.records import COMPRESSION_MASK, HEADER_SIZE
 from isthmus_protocol.schema import ApiKey, message_spec, request_flexible
-from isthmus_protocol.wire import MalformedFrame, NeedMore, read_uvarint, skip_tags
+from isthmus_protocol.wire import MalformedFrame, NeedMore, read_uvarint
 
 NONE: Final = -1
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _CLIENT_ID_AT: Final = 12
-_BATCH: Final = struct.Struct(">21xh20xqhii")
-"""Of a batch's header: attributes, producer id and epoch, first sequence, count of records."""
+_BATCH: Final = struct.Struct(">q13xh20xqhii")
+"""Of a batch's header: base offset, attributes, producer id and epoch, first sequence, count of records."""
 assert _BATCH.size == HEADER_SIZE
+_OLD_MESSAGE: Final = struct.Struct(">q9xB")
+"""Of a message older than magic 2: offset, attributes."""
 Topic = bytes | str
 """Its name, or where a version has ids alone its id (16 bytes)."""
 
 
 class PartFacts(NamedTuple):
-    """What is known of one partition in a request or an answer. -1: nothing."""
+    """What is known of one partition in a request or an answer. -1: nothing.
+
+    From ``compression`` to ``base_sequence``, and ``base_offset`` of what was fetched: of its first batch.
+    """
 
     topic: Topic | None = None
     partition: int = NONE
@@ -71,13 +77,6 @@ class ResponseFacts:
     parts: tuple[PartFacts, ...] = ()
     partial: bool = False
 
-    def of(self, asked: PartFacts) -> PartFacts:
-        """What is told of a partition that was asked about."""
-        for part in self.parts:
-            if part.topic == asked.topic and part.partition == asked.partition:
-                return part
-        return NOT_READ
-
 
 # ---- requests ----
 
@@ -99,7 +98,7 @@ def request_facts(api_key: int, version: int, first: bytes, size: int) -> Reques
             )
         else:
             _others(facts, api_key, version, first)
-    except (MalformedFrame, NeedMore, LookupError, BatchError, struct.error, IndexError):
+    except (MalformedFrame, NeedMore, LookupError, struct.error, IndexError):
         facts.partial = True
     return facts
 
@@ -186,7 +185,7 @@ def _produced(topic: Topic, partition: int, size: int, data: bytes, position: in
     """A partition whose records begin at ``position``. Raises struct.error: their header is not there."""
     if size < HEADER_SIZE:
         return PartFacts(topic, partition, 0, 0, 0)
-    attributes, producer_id, epoch, sequence, records = _BATCH.unpack_from(data, position)
+    _, attributes, producer_id, epoch, sequence, records = _BATCH.unpack_from(data, position)
     compression = attributes & COMPRESSION_MASK
     return PartFacts(topic, partition, records, 1, size, compression, producer_id, epoch, sequence)
 
@@ -215,7 +214,7 @@ def response_facts(api_key: int, version: int, first: bytes, note: Note | None) 
             facts.error_code = NONE
         else:
             facts.error_code = _first_error(sorted(peeks.error_codes(api_key, version, first)))
-    except (MalformedFrame, NeedMore, LookupError, BatchError, struct.error, IndexError):
+    except (MalformedFrame, NeedMore, LookupError, struct.error, IndexError):
         facts.partial = True
     return facts
 
@@ -225,116 +224,38 @@ def _first_error(codes: Iterable[int | None]) -> int:
 
 
 def _fetched(facts: ResponseFacts, version: int, first: bytes) -> None:
+    scan = FetchScan(version)
+    scan.feed(first)
+    told = fetched_facts(version, scan.parts)
+    facts.parts, facts.error_code = told.parts, scan.error_code or told.error_code
+    facts.partial = not scan.done
+
+
+def fetched_facts(version: int, found: Iterable[ScannedPartition]) -> ResponseFacts:
+    """What an answer to a Fetch says of the partitions that were found."""
     by_id = peeks.topics_are_ids(ApiKey.FETCH, version)
-    if facts.partial:
-        _first_of_fetched(facts, version, first, by_id)
-        return
-    parts = []
-    for topic, partitions in peeks.fetch_response(version, first)[-1]:
-        for partition, code, *_, records in partitions:
-            part = PartFacts(_named(topic, by_id), partition, error_code=code)
-            parts.append(_with_batches(part, _headers(records)))
-    facts.parts = tuple(parts)
-    facts.error_code = _first_error(part.error_code for part in parts)
+    parts = tuple(_fetched_part(_named(part.topic, by_id), part) for part in found)
+    return ResponseFacts(_first_error(part.error_code for part in parts), parts)
 
 
-def _first_of_fetched(facts: ResponseFacts, version: int, first: bytes, by_id: bool) -> None:
-    """The first partition of an answer that is not whole."""
-    reader = _Reader(first, request_flexible(ApiKey.FETCH, version))
-    reader.position = 8
-    if reader.flexible:
-        reader.skip_tags()
-    reader.int32()  # throttle time
-    if version >= 7:
-        facts.error_code = reader.int16()
-        reader.int32()  # session
-    if reader.count() < 1:
-        return
-    topic = reader.take(16) if by_id else reader.text()
-    if reader.count() < 1 or topic is None:
-        return
-    partition, code = reader.int32(), reader.int16()
-    reader.position += 16 + (8 if version >= 5 else 0)  # high watermark, last stable offset, log start
-    facts.error_code = max(0, facts.error_code) or code
-    part = PartFacts(_named(topic, by_id), partition, error_code=code)
-    facts.parts = (part,)
-    for _ in range(reader.count()):  # aborted transactions
-        reader.position += 16
-        if reader.flexible:
-            reader.skip_tags()
-    if version >= 11:
-        reader.int32()  # preferred replica
-    size = reader.count()
-    facts.parts = (part._replace(batch_bytes=size),)
-    if len(first) >= reader.position + HEADER_SIZE:
-        facts.parts = (_with_batches(part, [read_header(first[reader.position :])])._replace(batch_bytes=size),)
-
-
-# ---- batches ----
-
-
-def _headers(records: memoryview | None) -> list[BatchHeader]:
-    return [header for _, _, header in walk(records)] if records else []
-
-
-def _with_batches(part: PartFacts, headers: list[BatchHeader]) -> PartFacts:
-    if not headers:
-        return part._replace(records=0, batches=0, batch_bytes=0)
-    first = headers[0]
-    return part._replace(
-        records=sum(header.record_count for header in headers),
-        batches=len(headers),
-        batch_bytes=sum(header.length + 12 for header in headers),
-        compression=first.attributes & COMPRESSION_MASK,
-        producer_id=first.producer_id,
-        producer_epoch=first.producer_epoch,
-        base_sequence=first.base_sequence,
-        base_offset=first.base_offset if part.base_offset == NONE else part.base_offset,
-    )
+def _fetched_part(topic: Topic, part: ScannedPartition) -> PartFacts:
+    facts = PartFacts(topic, part.partition, part.records, part.batches, part.size, error_code=part.error_code)
+    if len(part.header) == HEADER_SIZE:
+        base_offset, attributes, producer_id, epoch, sequence, _ = _BATCH.unpack(part.header)
+        return facts._replace(
+            compression=attributes & COMPRESSION_MASK,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            base_offset=base_offset,
+        )
+    if part.header:
+        offset, attributes = _OLD_MESSAGE.unpack(part.header)
+        compression = attributes & COMPRESSION_MASK
+        # Of a compressed message it is the last one's inside.
+        return facts._replace(compression=compression, base_offset=NONE if compression else offset)
+    return facts
 
 
 def _named(topic: bytes, by_id: bool) -> Topic:
     return topic if by_id else topic.decode("utf-8", "replace")
-
-
-class _Reader:
-    """Reads a message field by field. Raises struct.error or IndexError where it ends."""
-
-    def __init__(self, data: bytes, flexible: bool) -> None:
-        self.data = data
-        self.flexible = flexible
-        self.position = 0
-
-    def skip_tags(self) -> None:
-        self.position = skip_tags(self.data, self.position)
-
-    def int16(self) -> int:
-        (value,) = _INT16.unpack_from(self.data, self.position)
-        self.position += 2
-        return int(value)
-
-    def int32(self) -> int:
-        (value,) = _INT32.unpack_from(self.data, self.position)
-        self.position += 4
-        return int(value)
-
-    def count(self) -> int:
-        """Of an array, or bytes; -1: null."""
-        if not self.flexible:
-            return self.int32()
-        value, self.position = read_uvarint(self.data, self.position)
-        return value - 1
-
-    def text(self) -> bytes | None:
-        if self.flexible:
-            length = self.count()
-        else:
-            length = self.int16()
-        return None if length < 0 else self.take(length)
-
-    def take(self, length: int) -> bytes:
-        if self.position + length > len(self.data):
-            raise IndexError("the bytes end")
-        taken = self.data[self.position : self.position + length]
-        self.position += length
-        return taken

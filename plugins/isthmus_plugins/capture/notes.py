@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER
-from isthmus_protocol.produce_scan import ScannedPartition
+from isthmus_protocol.partition_scan import ScannedPartition
 
 HEAD: Final = struct.Struct(">BIddIiiI")
 
@@ -42,31 +42,39 @@ class Kind(IntEnum):
     TOPIC = 10
     """A topic's id (16 bytes) and name."""
     PARTS = 13
-    """Partitions of a request (:func:`pack_parts`); ``size`` is 1 in its last note of them."""
+    """Partitions of a request or answer (:func:`pack_parts`); ``size`` of the last note of them: how many there are."""
     LINK = 12
     """What a link does: :func:`pack_link`."""
 
 
-_PART: Final = struct.Struct(">HBii")
+_PART: Final = struct.Struct(">HBiiiih")
 
 
 def pack_parts(parts: Iterable[ScannedPartition]) -> bytes:
-    """Partitions of a Produce request, their batch headers included."""
+    """Partitions, with the headers of their first batches."""
     return b"".join(
-        _PART.pack(len(topic), len(header), partition, size) + topic + header
-        for topic, partition, size, header in parts
+        _PART.pack(
+            len(part.topic),
+            len(part.header),
+            part.partition,
+            part.size,
+            part.batches,
+            part.records,
+            part.error_code,
+        )
+        + part.topic
+        + part.header
+        for part in parts
     )
 
 
 def unpack_parts(said: bytes) -> Iterator[ScannedPartition]:
     position = 0
     while position < len(said):
-        named, headed, partition, size = _PART.unpack_from(said, position)
-        topic_end = position + _PART.size + named
-        yield ScannedPartition(
-            said[position + _PART.size : topic_end], partition, size, said[topic_end : topic_end + headed]
-        )
-        position = topic_end + headed
+        named, headed, partition, size, *counts = _PART.unpack_from(said, position)
+        topic_at, header_at = position + _PART.size, position + _PART.size + named
+        position = header_at + headed
+        yield ScannedPartition(said[topic_at:header_at], partition, size, said[header_at:position], *counts)
 
 
 _LINK_NUMBERS: Final = struct.Struct(">iqqqqiqqqq")

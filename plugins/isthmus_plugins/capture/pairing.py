@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from isthmus_plugins.api import tap_answer_bytes
+from isthmus_plugins.api import TAP_BYTES, tap_answer_bytes
 from isthmus_plugins.capture.first_bytes import (
     NOT_READ,
     LoneProduce,
     RequestFacts,
+    ResponseFacts,
+    fetched_facts,
     lone_produce,
     produced_parts,
     request_facts,
     response_facts,
 )
 from isthmus_plugins.capture.notes import Kind, Note, unpack_parts
-from isthmus_protocol.produce_scan import ScannedPartition
+from isthmus_protocol.partition_scan import ScannedPartition
 from isthmus_protocol.schema import ApiKey
 
 NO_ANSWER: Final = -1
@@ -71,7 +73,20 @@ class _Open:
     facts: RequestFacts
     answer: Note | None = None
     scanned: list[ScannedPartition] = field(default_factory=list)
-    """Its partitions, as far as they were told apart from its first bytes."""
+    """Partitions of a Produce, or fetched ones, as far as they were told apart from first bytes."""
+    told: ResponseFacts | None = None
+    """What the answer says, where its first bytes do not say all."""
+
+    @property
+    def awaits_more(self) -> bool:
+        """Whether it is not told yet what there is to tell of its answer."""
+        answer = self.answer
+        if answer is None or self.told is not None:
+            return False
+        if answer.key >> 16 == ApiKey.FETCH and answer.size + 4 > TAP_BYTES:
+            return True
+        said = len(answer.first)
+        return answer.kind == Kind.ANSWER and said < min(answer.size + 4, tap_answer_bytes(answer.key))
 
 
 @dataclass(slots=True)
@@ -86,8 +101,8 @@ class _Session:
     unanswered: _Open | None = None
     """A Produce with acks=0, of which more may come."""
     gated: dict[int, _Open] = field(default_factory=dict)
-    cut: dict[int, _Open] = field(default_factory=dict)
-    """Of whose answers more first bytes come."""
+    cut: _Open | None = None
+    """Of whose answer more is told."""
 
 
 class Pairing:
@@ -130,7 +145,8 @@ class Pairing:
             session.principal = note.first.decode("utf-8", "replace")
         elif note.kind == Kind.CLOSED:
             yield from self._unanswered(session)
-            for opened in (*session.open, *session.cut.values()):
+            yield from self._cut(session)
+            for opened in session.open:
                 yield from self._events(session, opened, None)
             for opened in session.gated.values():  # nobody waits for them any more: that long they had
                 yield from self._events(session, opened, note.at_ns)
@@ -156,19 +172,40 @@ class Pairing:
         if opened is not None:
             yield from self._events(session, opened, None)
 
+    def _cut(self, session: _Session) -> Iterator[Event]:
+        """An answer is complete: all was told of it, or nothing more will be (the next one is there)."""
+        opened, session.cut = session.cut, None
+        if opened is not None:
+            yield from self._events(session, opened, None)
+
     def _parts(self, session: _Session, note: Note) -> Iterator[Event]:
-        candidates = (session.unanswered, session.open[-1] if session.open else None)
+        candidates: tuple[_Open | None, ...]
+        if note.key >> 16 == ApiKey.FETCH:
+            candidates = (session.cut, session.gated.get(note.correlation_id))
+        else:
+            candidates = (session.unanswered, session.open[-1] if session.open else None)
         for opened in candidates:
             if opened is not None and opened.note.correlation_id == note.correlation_id:
                 opened.scanned += unpack_parts(note.first)
                 if note.size:
-                    opened.facts.parts = produced_parts(opened.note.key & 0xFFFF, opened.scanned)
-                    opened.facts.partial = False
-                    if opened is session.unanswered:
-                        yield from self._unanswered(session)
+                    yield from self._all_parts(session, opened, note)
                 return
 
+    def _all_parts(self, session: _Session, opened: _Open, last: Note) -> Iterator[Event]:
+        version, partial = last.key & 0xFFFF, len(opened.scanned) < last.size
+        if opened.answer is not None:
+            opened.told = fetched_facts(version, opened.scanned)
+            opened.told.partial = partial
+            if opened is session.cut:
+                yield from self._cut(session)
+            return
+        opened.facts.parts = produced_parts(version, opened.scanned)
+        opened.facts.partial = partial
+        if opened is session.unanswered:
+            yield from self._unanswered(session)
+
     def _answered(self, session: _Session, note: Note) -> Iterator[Event]:
+        yield from self._cut(session)
         while session.open and session.open[0].note.correlation_id != note.correlation_id:
             session.open.popleft()  # its answer's note was dropped
             self.unpaired += 1
@@ -179,23 +216,22 @@ class Pairing:
         opened.answer = note
         if note.kind == Kind.GATED:
             session.gated[note.correlation_id] = opened
-        elif note.kind == Kind.ANSWER and _is_cut(note):
-            session.cut[note.correlation_id] = opened
+        elif opened.awaits_more:
+            session.cut = opened
         else:
             yield from self._events(session, opened, None)
 
     def _more(self, session: _Session, note: Note) -> Iterator[Event]:
-        opened = session.cut.get(note.correlation_id)
-        if opened is not None and opened.answer is not None:
+        opened = session.cut
+        if opened is not None and opened.answer is not None and opened.answer.correlation_id == note.correlation_id:
             opened.answer = opened.answer._replace(first=opened.answer.first + note.first)
-            if not _is_cut(opened.answer):
-                del session.cut[note.correlation_id]
-                yield from self._events(session, opened, None)
+            if not opened.awaits_more:
+                yield from self._cut(session)
 
     def _events(self, session: _Session, opened: _Open, sent_ns: int | None) -> Iterator[Event]:
         asked, facts, answer = opened.note, opened.facts, opened.answer
         api_key, version = asked.key >> 16, asked.key & 0xFFFF
-        told = response_facts(api_key, version, b"" if answer is None else answer.first, answer)
+        told = opened.told or response_facts(api_key, version, b"" if answer is None else answer.first, answer)
         broker_us = gate_us = response_bytes = NO_ANSWER
         proxy_ns = asked.took_ns
         if answer is not None:
@@ -204,11 +240,12 @@ class Pairing:
             if answer.kind != Kind.OWN_ANSWER:
                 broker_us = max(0, answer.at_ns - asked.at_ns - asked.took_ns) // 1000
                 gate_us = 0 if sent_ns is None else max(0, sent_ns - answer.at_ns) // 1000
-        parts = facts.parts or (NOT_READ,)
+        parts, partial = facts.parts or (NOT_READ,), facts.partial or told.partial
         if api_key == ApiKey.FETCH:  # what comes back counts: a request may name a thousand, or be of a fetch session
-            parts = told.parts or parts[:1]
+            parts, partial = (told.parts, told.partial) if told.parts else (parts[:1], partial)
+        answers = {(part.topic, part.partition): part for part in told.parts}
         for number, part in enumerate(parts):
-            answered = told.of(part)
+            answered = answers.get((part.topic, part.partition), NOT_READ)
             batch = part if part.batches >= 0 else answered
             yield Event(
                 asked.at_ns,
@@ -242,12 +279,8 @@ class Pairing:
                 proxy_ns // 1000,
                 broker_us,
                 gate_us,
-                int(facts.partial or told.partial),
+                int(partial),
             )
 
     def _name(self, topic: bytes | str | None) -> str | bytes | None:
         return self._topic_name(topic) or topic if isinstance(topic, bytes) else topic
-
-
-def _is_cut(note: Note) -> bool:
-    return len(note.first) < min(note.size + 4, tap_answer_bytes(note.key))

@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from isthmus_plugins.api import TAP_BYTES, BrokerUnavailable, KafkaRefused, PluginContext, tap_answer_bytes
 from isthmus_plugins.capture.notes import HEAD, Kind, pack_parts
+from isthmus_plugins.capture.sampling import is_chosen
 from isthmus_plugins.tasks import Tasks
-from isthmus_protocol.produce_scan import ScannedPartition
+from isthmus_protocol.partition_scan import ScannedPartition
 
 log = logging.getLogger("isthmus_plugins.capture")
 
@@ -49,6 +50,8 @@ class Recorder:
         self._pieces: list[bytes] = []
         self._process: Process | None = None
         self._settings: list[dict[str, Any]] = []
+        self._sampling = 0.0
+        """The most that is recorded of any namespace."""
         self.dropped = 0
         """Notes that were not handed over, for the whole life of this."""
         self.written: dict[str, int] = {}
@@ -77,6 +80,7 @@ class Recorder:
     def configure(self, settings: list[dict[str, Any]]) -> None:
         """What is captured of which namespace from here on."""
         self._settings = settings
+        self._sampling = max((each["sampling"] for each in settings), default=0.0)
         if self._process is not None:  # one that is started is told as the first thing
             self._tell_settings()
 
@@ -155,13 +159,17 @@ class Recorder:
         if len(pieces) > FLUSH_PIECES:
             self._flush()
 
-    def parts(self, session: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
-        """All partitions of a request, of which the first bytes do not say all."""
+    def wants_parts(self, session: int, at: float, correlation_id: int) -> bool:
+        """Whether a request may become events. One that was held may be chosen in spite of that: it is partial then."""
+        return is_chosen(self._sampling, session, correlation_id, int(at * 1e9))
+
+    def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
+        """All partitions of a request or answer, of which the first bytes do not say all."""
         now = monotonic()
         for at in range(0, len(found), PARTS_MAX):
             said = pack_parts(found[at : at + PARTS_MAX])
-            last = int(at + PARTS_MAX >= len(found))
-            self._pieces += (_pack(Kind.PARTS, session, now, now, 0, correlation_id, last, len(said)), said)
+            count = len(found) if at + PARTS_MAX >= len(found) else 0
+            self._pieces += (_pack(Kind.PARTS, session, now, now, key, correlation_id, count, len(said)), said)
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that had waited at a gate goes out."""

@@ -11,7 +11,6 @@ import json
 import os
 import select
 import sys
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,6 +25,7 @@ from isthmus_plugins.capture.kafka_topic import CLIENT_ID, KafkaTopic
 from isthmus_plugins.capture.notes import Kind, Note, unpack, unpack_link
 from isthmus_plugins.capture.observed import STATE
 from isthmus_plugins.capture.pairing import Event, Pairing
+from isthmus_plugins.capture.sampling import is_chosen, is_in
 
 READ_BYTES: Final = 1024 * 1024
 REPORT_S: Final = 1.0
@@ -210,7 +210,7 @@ class Writer:
             return
         for output in self._outputs.values():
             if event in output.wanted:
-                if _chosen(event, output.wanted.sampling):
+                if is_chosen(output.wanted.sampling, event.session, event.correlation_id, event.time_ns):
                     output.add(event, event.time_ns // 1000 + self._wall_us)
                 return
 
@@ -222,7 +222,7 @@ class Writer:
         if topic is not None:
             outputs = [each for each in outputs if contains(ResourceType.TOPIC, each.wanted.prefix, topic)][:1]
         for output in outputs[-1:]:
-            if kind == STATE or _is_in(output.wanted.sampling, b"%d %d" % (note.at_ns, numbers[1])):
+            if kind == STATE or is_in(output.wanted.sampling, b"%d %d" % (note.at_ns, numbers[1])):
                 output.add_link([note.at_ns // 1000 + self._wall_us, *texts[:5], numbers[0], *texts[5:], *numbers[1:]])
 
     def _look_again(self, now: float) -> None:
@@ -260,17 +260,6 @@ class Writer:
         self._look_again(float("inf"))
         for output in self._outputs.values():
             output.end()
-
-
-def _chosen(event: Event, sampling: float) -> bool:
-    """Whole requests are chosen or not, by a number that any proxy would come to."""
-    if sampling >= 1:
-        return True
-    return _is_in(sampling, b"%d %d %d" % (event.session, event.correlation_id, event.time_ns))
-
-
-def _is_in(sampling: float, which: bytes) -> bool:
-    return zlib.crc32(which) < sampling * 2**32
 
 
 def write(notes: Iterable[bytes], root: Path, report: Any) -> None:

@@ -14,7 +14,9 @@ from isthmus_plugins.capture.notes import HEAD, Kind, Note, pack_parts, unpack
 from isthmus_plugins.capture.pairing import Event, Pairing
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
+from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.partition_scan import ScannedPartition
 from isthmus_protocol.produce_scan import ProduceScan
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import BatchHeader, Compression
@@ -40,6 +42,10 @@ class Proxy:
     def note(self, kind: int, frame: bytes = b"", key: int = 0, correlation_id: int = 5, took: int = 0) -> None:
         self.now += MS
         note = Note(kind, 1, self.now, took, key, correlation_id, len(frame) - 4, frame[:TAP_BYTES])
+        self.events += self.pairing.take(note)
+
+    def parts(self, api_key: int, version: int, found: list[ScannedPartition], total: int = 0) -> None:
+        note = Note(Kind.PARTS, 1, self.now, 0, api_key << 16 | version, 5, total, pack_parts(found))
         self.events += self.pairing.take(note)
 
     def ask(self, api_key: int, version: int, values: dict[str, Any], correlation_id: int = 5) -> None:
@@ -105,9 +111,8 @@ def test_all_partitions_of_a_large_produce_request_are_known(version: int, acks:
     assert proxy.events == [], "it waits for its partitions"
     scan = ProduceScan(version)
     scan.feed(encode_request(build_request(ApiKey.PRODUCE, version, values), 5, "me"))
-    for last, found in ((False, scan.parts[:3]), (True, scan.parts[3:])):
-        said = pack_parts(found)
-        proxy.events += proxy.pairing.take(Note(Kind.PARTS, 1, proxy.now, 0, 0, 5, int(last), said))
+    proxy.parts(ApiKey.PRODUCE, version, scan.parts[:3])
+    proxy.parts(ApiKey.PRODUCE, version, scan.parts[3:], 5)
     if acks:
         told = {"topic_id": ID} if version >= 13 else {"name": "by-id"}
         parts = [{"index": partition, "base_offset": 10 * partition} for partition in range(5)]
@@ -162,34 +167,119 @@ def test_a_topic_whose_name_is_not_known_keeps_its_id() -> None:
     assert proxy.events[0].topic == UUID(int=5).bytes
 
 
-@pytest.mark.parametrize("version", [4, 5, 7, 11, 12, 17])
-@pytest.mark.parametrize("size", [10, 5000])
-def test_what_was_fetched(version: int, size: int) -> None:
+def fetched(version: int, *partitions: tuple[int, int, bytes]) -> dict[str, Any]:
+    """Partition, error code and records of each."""
+    topic = {"topic_id": ID} if version >= 13 else {"topic": "by-id"}
+    parts = [{"partition_index": index, "error_code": code, "records": records} for index, code, records in partitions]
+    return {"responses": [{**topic, "partitions": parts}]}
+
+
+def found(version: int, values: dict[str, Any]) -> list[ScannedPartition]:
+    scan = FetchScan(version)
+    scan.feed(encode_response(build(schema.response_type(ApiKey.FETCH, version), values), 5))
+    return scan.parts
+
+
+FETCH_VERSIONS = [4, 5, 7, 11, 12, 17]
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_what_was_fetched(version: int) -> None:
     proxy = Proxy()
     asked = {"topic_id": ID} if version >= 13 else {"topic": "by-id"}
     proxy.ask(ApiKey.FETCH, version, {"topics": [{**asked, "partitions": [{"partition": 2}, {"partition": 3}]}]})
-    records = batch(3, bytes(size))
-    part = {"partition_index": 2, "high_watermark": 9, "records": records, "aborted_transactions": []}
-    proxy.answer(ApiKey.FETCH, version, {"responses": [{**asked, "partitions": [part]}]})
+    records = batch(3, bytes(10))
+    proxy.answer(ApiKey.FETCH, version, fetched(version, (2, 0, records)))
     (event,) = proxy.events
     assert (event.topic, event.partition, event.records, event.batches) == ("by-id", 2, 3, 1)
-    assert (event.batch_bytes, event.error_code, event.partial) == (len(records), 0, int(size > TAP_BYTES))
+    assert (event.batch_bytes, event.error_code, event.partial) == (len(records), 0, 0)
 
 
-def test_an_answer_that_comes_in_pieces_is_an_event_when_its_first_bytes_are_there() -> None:
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.GATED, Kind.OWN_ANSWER])
+def test_all_partitions_of_a_large_fetch_are_known(version: int, kind: Kind) -> None:
+    proxy = Proxy()
+    named = {"topic_id": ID} if version >= 13 else {"topic": "by-id"}
+    asked = [{"partition": partition} for partition in range(100)]  # more than the first bytes say
+    proxy.ask(ApiKey.FETCH, version, {"topics": [{**named, "partitions": asked}]})
+    records = batch(3, bytes(900), Compression.GZIP) + batch(2, bytes(900))
+    values = fetched(version, (2, 0, records), (3, 6, b""), (4, 0, batch(7, bytes(9))))
+    proxy.answer(ApiKey.FETCH, version, values, kind)
+    parts = found(version, values)
+    proxy.parts(ApiKey.FETCH, version, parts[:2])
+    assert proxy.events == [], "it waits for its partitions"
+    proxy.parts(ApiKey.FETCH, version, parts[2:], 3)
+    if kind == Kind.GATED:
+        proxy.note(Kind.SENT)
+    assert [
+        (each.topic, each.partition, each.part, each.parts, each.error_code, each.partial) for each in proxy.events
+    ] == [("by-id", 2, 0, 3, 0, 0), ("by-id", 3, 1, 3, 6, 0), ("by-id", 4, 2, 3, 0, 0)]
+    first, refused, last = proxy.events
+    assert (first.records, first.batches, first.batch_bytes) == (5, 2, len(records))
+    assert (first.compression, first.producer_id, first.producer_epoch, first.base_sequence) == (1, 9, 3, 40)
+    assert (first.base_offset, last.base_offset, refused.base_offset) == (0, 0, -1)
+    assert (refused.records, refused.batches, refused.batch_bytes, last.records) == (0, 0, 0, 7)
+
+
+def test_an_answer_of_which_a_note_was_dropped_is_partial() -> None:
     proxy = Proxy()
     proxy.ask(ApiKey.FETCH, 17, {})
-    part = {"partition_index": 2, "records": batch(3, bytes(5000))}
-    said = build(schema.response_type(ApiKey.FETCH, 17), {"responses": [{"topic_id": ID, "partitions": [part]}]})
+    values = fetched(17, *((partition, 0, batch(1, bytes(900), Compression.NONE)) for partition in range(4)))
+    proxy.answer(ApiKey.FETCH, 17, values)
+    proxy.parts(ApiKey.FETCH, 17, found(17, values)[2:], 4)
+    assert [(each.partition, each.partial) for each in proxy.events] == [(2, 1), (3, 1)]
+
+
+def test_messages_of_old_formats_have_no_producer() -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.FETCH, 4, {})
+    message = struct.pack(">qiIbB", 12, 18, 0, 0, 0) + struct.pack(">ii", -1, 4) + b"text"
+    zipped = message[:17] + b"\x01" + message[18:]
+    proxy.answer(ApiKey.FETCH, 4, fetched(4, (0, 0, message), (1, 0, zipped)))
+    plain, compressed = proxy.events
+    assert (plain.records, plain.batches, plain.compression, plain.base_offset) == (1, 1, 0, 12)
+    assert (compressed.records, compressed.batches, compressed.compression, compressed.base_offset) == (-1, 1, 1, -1)
+    assert {plain.producer_id, plain.base_sequence, compressed.producer_id} == {-1}
+
+
+def test_an_answer_that_refuses_a_fetch_session_has_its_code() -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.FETCH, 17, {})
+    proxy.answer(ApiKey.FETCH, 17, {"error_code": 70, "responses": []})
+    (event,) = proxy.events
+    assert (event.error_code, event.parts, event.partial) == (70, 1, 0)
+
+
+def test_first_bytes_that_come_in_pieces_are_put_together() -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.FETCH, 17, {})
+    said = build(schema.response_type(ApiKey.FETCH, 17), fetched(17, (2, 0, batch(3, bytes(100)))))
     frame, key = encode_response(said, 5), ApiKey.FETCH << 16 | 17
-    for begin, end in ((0, 60), (60, 80), (80, TAP_BYTES)):
+    assert len(frame) < TAP_BYTES
+    for begin, end in ((0, 60), (60, 80), (80, len(frame))):
         assert proxy.events == []
         kind = Kind.MORE if begin else Kind.ANSWER
         size = 0 if begin else len(frame) - 4
         proxy.now += MS
         proxy.events += proxy.pairing.take(Note(kind, 1, proxy.now, 0, key, 5, size, frame[begin:end]))
     (event,) = proxy.events
-    assert (event.topic, event.records, event.partial, event.broker_us) == ("by-id", 3, 1, 980)
+    assert (event.topic, event.records, event.partial, event.broker_us) == ("by-id", 3, 0, 980)
+
+
+@pytest.mark.parametrize("how", ["the connection ends", "another answer comes"])
+def test_an_answer_whose_partitions_never_came_is_an_event_of_what_was_seen(how: str) -> None:
+    proxy = Proxy()
+    proxy.ask(ApiKey.FETCH, 17, {})
+    proxy.answer(ApiKey.FETCH, 17, fetched(17, (2, 0, batch(3, bytes(900)) + batch(1)), (3, 0, batch(1, bytes(9)))))
+    assert proxy.events == []
+    if how == "the connection ends":
+        proxy.note(Kind.CLOSED)
+    else:
+        proxy.ask(ApiKey.HEARTBEAT, 4, {"group_id": "g"}, correlation_id=6)
+        proxy.answer(ApiKey.HEARTBEAT, 4, {}, correlation_id=6)
+    event = proxy.events[0]
+    assert (event.topic, event.partition, event.parts, event.records, event.partial) == ("by-id", 2, 1, 3, 1)
+    assert event.response_bytes > 900
 
 
 def test_an_answer_behind_a_gate_is_an_event_when_it_goes_out() -> None:

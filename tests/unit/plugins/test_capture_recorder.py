@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus_plugins.capture.notes import Kind, unpack
+from isthmus_plugins.capture.notes import HEAD, Kind, unpack
 from isthmus_plugins.capture.recorder import BEHIND_BYTES_MAX, Recorder
+from isthmus_plugins.capture.sampling import is_chosen
 
 
 class Pipe:
@@ -30,7 +31,7 @@ def recorder() -> Recorder:
 
 
 def wanted(count: int) -> list[dict[str, Any]]:
-    return [{"type": "topic", "prefix": f"namespace-{number:060}-"} for number in range(count)]
+    return [{"type": "topic", "prefix": f"namespace-{number:060}-", "sampling": 1.0} for number in range(count)]
 
 
 def test_settings_of_many_namespaces_are_told() -> None:
@@ -58,6 +59,27 @@ def test_what_the_writer_is_behind_with_is_dropped_and_settings_never_are() -> N
         assert [note.kind for _, note in unpack(pipe.data)] == [Kind.SETTINGS]
 
     asyncio.run(run())
+
+
+def test_partitions_are_wanted_of_requests_that_are_recorded() -> None:
+    async def run() -> None:
+        told = recorder()
+        requests = [(session, at / 7, number) for session in (1, 2) for at in range(50) for number in range(9)]
+        assert not any(told.wants_parts(*each) for each in requests)
+        told.configure([{**each, "sampling": part} for each, part in zip(wanted(2), (0.1, 0.3), strict=True)])
+        chosen = [each for each in requests if told.wants_parts(*each)]
+        assert 0.2 < len(chosen) / len(requests) < 0.4
+        assert chosen == [each for each in requests if is_written(0.3, *each)]
+        told.configure(wanted(1))
+        assert all(told.wants_parts(*each) for each in requests)
+
+    asyncio.run(run())
+
+
+def is_written(sampling: float, session: int, at: float, number: int) -> bool:
+    """As the writer sees it, which has the time of the note."""
+    ((_, note),) = unpack(HEAD.pack(Kind.REQUEST, session, at, at, 0, number, 0, 0))
+    return is_chosen(sampling, session, number, note.at_ns)
 
 
 def test_settings_before_there_is_a_process_are_not_counted_as_dropped() -> None:

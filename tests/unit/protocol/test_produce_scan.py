@@ -10,7 +10,8 @@ import pytest
 
 from isthmus_protocol import peeks, schema
 from isthmus_protocol.messages import build_request, encode_request
-from isthmus_protocol.produce_scan import ProduceScan, ScannedPartition
+from isthmus_protocol.partition_scan import ScannedPartition
+from isthmus_protocol.produce_scan import ProduceScan
 from isthmus_protocol.records import HEADER_SIZE
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import MalformedFrame
@@ -116,6 +117,17 @@ def test_bytes_that_are_no_request_end() -> None:
                 scan.feed(bytes(frame[start : start + 100]))
         except MalformedFrame:
             continue
+
+
+@pytest.mark.parametrize("version", [3, 9])
+def test_a_topic_without_a_name_ends(version: int) -> None:
+    """A classic length below null would lead back to the same topic, two billion times."""
+    frame = request(version, [(1, []), (2, [])])
+    named = (b"\x08" if version >= 9 else b"\x00\x07") + b"topic-1"
+    nameless = b"\x00" if version >= 9 else b"\xff\xfa"
+    scan = ProduceScan(version)
+    with pytest.raises(MalformedFrame):
+        scan.feed(frame.replace(named, nameless))
 
 
 def test_what_is_kept_is_bounded() -> None:

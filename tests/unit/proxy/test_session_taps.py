@@ -1,0 +1,182 @@
+"""What a tap is told of answers to Fetch: on real sockets, a broker that the test plays, notes paired as by capture."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.sessions import Front, Wire, answer, fetched, fronted, hook, request, run, until
+
+from isthmus_plugins.api import Answer, Gate, Replace, Request
+from isthmus_plugins.capture.notes import Kind, Note, unpack
+from isthmus_plugins.capture.pairing import Event, Pairing
+from isthmus_plugins.capture.recorder import Recorder
+from isthmus_protocol import peeks, schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import BatchHeader
+from isthmus_protocol.schema import ApiKey
+
+VERSIONS = [4, 11, 12, 15, 17]
+Counts = tuple[int, int, int, int]
+"""Partition, batches, records, bytes."""
+
+
+def fetch(correlation_id: int, version: int) -> bytes:
+    return encode_request(build_request(ApiKey.FETCH, version, {}), correlation_id, "client")
+
+
+def batch(base_offset: int, count: int, size: int) -> bytes:
+    records = [Record(base_offset + number, 1, None, bytes(size)) for number in range(count)]
+    return encode_batch(records, BatchHeader(base_offset, 0, 0, 2, 0, 0, 0, 1, 1, -1, -1, -1, count))
+
+
+def random_fetched(source: random.Random, correlation_id: int, version: int) -> tuple[bytes, list[Counts]]:
+    parts, counts = [], []
+    for partition in range(source.randint(1, 6)):
+        batches = [batch(10 * number, source.randint(1, 4), source.choice((0, 100, 9000))) for number in range(3)]
+        batches = batches[: source.randint(0, 3)]
+        parts.append({"partition_index": partition, "records": b"".join(batches)})
+        records = sum(int.from_bytes(each[57:61], "big") for each in batches)
+        counts.append((partition, len(batches), records, sum(map(len, batches))))
+    topic: dict[str, Any] = {} if peeks.topics_are_ids(ApiKey.FETCH, version) else {"topic": "t"}
+    said = build(schema.response_type(ApiKey.FETCH, version), {"responses": [{**topic, "partitions": parts}]})
+    return encode_response(said, correlation_id), counts
+
+
+class Tapped:
+    """A front whose traffic is noted."""
+
+    def __init__(self, front: Front, sampling: float = 1.0) -> None:
+        context: Any = SimpleNamespace(proxy_name="p", cluster_id="c")
+        self.front = front
+        self.recorder = Recorder(context, Path("nowhere"))
+        self.recorder.configure([{"sampling": sampling}])
+        front.gateway.observe(self.recorder)
+
+    @property
+    def notes(self) -> list[Note]:
+        return [note for _, note in unpack(b"".join(self.recorder._pieces))]
+
+    def events(self) -> list[Event]:
+        pairing = Pairing({}.get)
+        return [event for note in self.notes for event in pairing.take(note)]
+
+    def counts(self) -> list[Counts]:
+        assert {each.partial for each in self.events()} <= {0}
+        return [(each.partition, each.batches, each.records, each.batch_bytes) for each in self.events()]
+
+    async def send(self, upstream: Wire, *pieces: bytes) -> None:
+        """Each piece arrives on its own."""
+        for piece in pieces:
+            before = self.front.gateway.bytes_from_brokers
+            upstream.send(piece)
+            await until(lambda before=before, piece=piece: self._came(before + len(piece)))  # type: ignore[misc]
+
+    def _came(self, count: int) -> bool:
+        return self.front.gateway.bytes_from_brokers >= count
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_all_partitions_are_told_in_whatever_pieces_answers_come(version: int) -> None:
+    async def main() -> None:
+        source = random.Random(version)
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            said, wanted = b"", []
+            for number in range(30):
+                client.send(fetch(number, version))
+                await upstream.take()
+                frame, counts = random_fetched(source, number, version)
+                said += frame
+                wanted += counts
+            cuts = sorted(source.randrange(len(said)) for _ in range(200))
+            pieces = [said[start:end] for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True)]
+            received = client.reader.readexactly(len(said))
+            assert (await asyncio.gather(received, tapped.send(upstream, *filter(None, pieces))))[0] == said
+            assert tapped.counts() == wanted
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["at a gate", "by the proxy"])
+def test_answers_that_are_held_whole_are_told_alike(how: str) -> None:
+    async def main() -> None:
+        frame, counts = random_fetched(random.Random(5), 1, 12)
+        gate = Gate()
+
+        def asked(_: Request) -> Replace | Answer:
+            return Replace(fetch(1, 12), lambda _: gate) if how == "at a gate" else Answer(frame, "test")
+
+        async with fronted(hook(asked, api_key=ApiKey.FETCH)) as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            client.send(fetch(1, 12))
+            if how == "at a gate":
+                await upstream.take()
+                upstream.send(frame)
+                await until(lambda: any(note.kind == Kind.PARTS for note in tapped.notes))
+                gate.open(frame)
+            assert await client.take() == frame
+            assert tapped.counts() == counts
+
+    run(main())
+
+
+def test_bytes_that_are_no_answer_pass_and_the_next_one_is_told() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            for number in (1, 2):
+                client.send(fetch(number, 4))
+                await upstream.take()
+            nonsense = answer(1, bytes(4) + b"\x00\x00\x00\x05\xff\xf0" + b"\x7f" * 5000)
+            frame, counts = random_fetched(random.Random(4), 2, 4)
+            await tapped.send(upstream, nonsense[:300], nonsense[300:] + frame)
+            assert [await client.take() for _ in range(2)] == [nonsense, frame]
+            first, *others = tapped.events()
+            assert (first.partial, first.topic, first.response_bytes) == (1, None, len(nonsense))
+            assert [(each.partition, each.batches, each.records, each.batch_bytes) for each in others] == counts
+
+    run(main())
+
+
+def test_nothing_is_told_when_the_tap_goes_while_an_answer_streams() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            tapped = Tapped(front)
+            client, upstream, _ = await front.connect()
+            client.send(fetch(1, 17), request(2))
+            frame = fetched(1, batch(0, 1, 5000) + batch(1, 1, 5000))
+            for _ in range(2):
+                await upstream.take()
+            await tapped.send(upstream, frame[:100])
+            front.gateway.observe(None)
+            before = len(tapped.notes)
+            await tapped.send(upstream, frame[100:], answer(2))
+            assert len(await client.take()) == len(frame)
+            assert await client.take() == answer(2)
+            assert len(tapped.notes) == before
+
+    run(main())
+
+
+def test_partitions_of_what_is_not_recorded_are_not_looked_for() -> None:
+    async def main() -> None:
+        async with fronted() as front:
+            tapped = Tapped(front, sampling=1e-9)
+            client, upstream, _ = await front.connect()
+            client.send(fetch(1, 17))
+            await upstream.take()
+            upstream.send(fetched(1, batch(0, 1, 5000)))
+            await client.take()
+            assert [note.kind for note in tapped.notes] == [Kind.REQUEST, Kind.ANSWER]
+
+    run(main())
