@@ -10,6 +10,7 @@ import typer
 
 from isthmus.cli.output import EXIT_CODES, Output, OutputOption, example
 from isthmus_bench import tables as table_text
+from isthmus_bench.audit_cli import audit
 from isthmus_bench.captured_cli import captured
 from isthmus_bench.command import carry_out
 from isthmus_bench.replicate_cli import replicate
@@ -52,6 +53,9 @@ bench_app.command(
     )
     + EXIT_CODES
 )(spark)
+bench_app.command(
+    epilog=example("isthmus bench audit", "isthmus bench audit --records 10000000 --rounds 1 -o json") + EXIT_CODES
+)(audit)
 
 
 @bench_app.callback()

@@ -118,9 +118,9 @@ def topic_id(client: RawClient, versions: Mapping[int, int], topic: str) -> UUID
     return found
 
 
-def batch(records: int, record_bytes: int) -> bytes:
-    """A batch of records with values of that many bytes."""
-    now_ms = int(time.time() * 1000)
+def batch(records: int, record_bytes: int, now_ms: int | None = None) -> bytes:
+    """A batch of records with values of that many bytes, of that time."""
+    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     plain = BatchHeader(0, 0, -1, 2, 0, 0, 0, 0, 0, -1, -1, -1, 0)
     return encode_batch([Record(offset, now_ms, None, b"v" * record_bytes) for offset in range(records)], plain)
 

@@ -97,13 +97,15 @@ def ends(client: RawClient, versions: Mapping[int, int], topic: str, partitions:
 # ---- a backlog ----
 
 
-def fill(target: Target, partitions: int, batches: int, records: int, record_bytes: int) -> dict[str, Any]:
-    """Append ``batches`` batches of ``records`` to each of the partitions. Raises LoadError."""
+def fill(
+    target: Target, partitions: int, batches: int, records: int, record_bytes: int, now_ms: int | None = None
+) -> dict[str, Any]:
+    """Append ``batches`` batches of ``records``, all of that time, to each of the partitions. Raises LoadError."""
     client = RawClient(target)
     try:
         versions = newest_versions(client)
         identity = topic_id(client, versions, target.topic)
-        version, data = versions[ApiKey.PRODUCE], batch(records, record_bytes)
+        version, data = versions[ApiKey.PRODUCE], batch(records, record_bytes, now_ms)
         every = range(partitions)
         values = [{"index": index, "records": data} for index in every]
         topic = {"name": target.topic, "topic_id": identity, "partition_data": values}
