@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +51,7 @@ def latency(
     def result(events: DataFrame) -> DataFrame:
         return job.latency(events).orderBy("dimension", "value", "api")
 
-    run("latency", capture, result, latency_report, report, master, output, _latency_lines, job.COLUMNS)
+    run("latency", capture, result, job.COLUMNS, latency_report, report, master, output, _latency_lines)
 
 
 @app.command(epilog=example("rejections"))
@@ -66,7 +66,9 @@ def rejections(
     from isthmus_spark.jobs import rejections as job
     from isthmus_spark.reports import rejections_report
 
-    found = run("rejections", capture, job.rejections, rejections_report, report, master, output, table_lines)
+    found = run(
+        "rejections", capture, job.rejections, job.COLUMNS, rejections_report, report, master, output, table_lines
+    )
     raise typer.Exit(int(check and bool(found)))
 
 
@@ -82,7 +84,7 @@ def hot(
     from isthmus_spark.jobs import hot as job
     from isthmus_spark.reports import hot_report
 
-    found = run("hot", capture, job.hot, hot_report, report, master, output, table_lines)
+    found = run("hot", capture, job.hot, job.COLUMNS, hot_report, report, master, output, table_lines)
     raise typer.Exit(int(check and bool(found)))
 
 
@@ -121,7 +123,9 @@ def exactly_once(
 
     kafka, page = other is not None, exactly_once_report
     try:
-        found = run("exactly-once", capture, result, page, report, master, output, table_lines, kafka=kafka)
+        found = run(
+            "exactly-once", capture, result, job.COLUMNS, page, report, master, output, table_lines, kafka=kafka
+        )
     except (AuditError, ConnectorError) as error:
         say(f"isthmus: {error}")
         raise typer.Exit(1) from None
@@ -146,20 +150,21 @@ def report(
 ) -> None:
     """Make all reports of captured traffic: one page each, data beside them as Parquet."""
     from isthmus_spark import reports
-    from isthmus_spark.jobs import exactly_once, hot, rejections
-    from isthmus_spark.jobs import latency as latency_job
+    from isthmus_spark.jobs import exactly_once, hot, latency, rejections
     from isthmus_spark.sync_report import NO_APPENDS
 
-    jobs: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[Rows, Mapping[str, str]], Report]]] = {
-        "latency": (latency_job.latency, reports.latency_report),
-        "rejections": (rejections.rejections, reports.rejections_report),
-        "hot": (hot.hot, reports.hot_report),
-        "exactly-once": (exactly_once.exactly_once, reports.exactly_once_report),
+    jobs: dict[
+        str, tuple[Callable[[DataFrame], DataFrame], Sequence[str], Callable[[Rows, Mapping[str, str]], Report]]
+    ] = {
+        "latency": (latency.latency, latency.COLUMNS, reports.latency_report),
+        "rejections": (rejections.rejections, rejections.COLUMNS, reports.rejections_report),
+        "hot": (hot.hot, hot.COLUMNS, reports.hot_report),
+        "exactly-once": (exactly_once.exactly_once, exactly_once.COLUMNS, reports.exactly_once_report),
     }
     with started("report", capture, master) as spark:
-        events = captured(spark, capture)
-        for name, (job, page) in jobs.items():
-            rows = made(spark, capture, job(events), page, to / f"{name}.html")
+        for name, (job, columns, page) in jobs.items():
+            result = job(captured(spark, capture, columns))
+            rows = made(spark, capture, result, page, to / f"{name}.html")
             typer.echo(f"{to / name}.html  {len(rows)} rows")
         incidents = link_commands.make_lag_and_states(spark, capture, to / "lag-and-states.html")
         told = "no link events captured that tell a state" if incidents is None else f"{len(incidents)} incidents"

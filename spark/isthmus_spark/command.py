@@ -41,15 +41,15 @@ def run(
     name: str,
     capture: Path,
     job: Callable[[DataFrame], DataFrame],
+    columns: Sequence[str],
     page: Callable[[Rows, Mapping[str, str]], Report],
     report: Path | None,
     master: str | None,
     output: str,
     lines: Callable[[Rows], Iterator[str]],
-    columns: Sequence[str] = (),
     kafka: bool = False,
 ) -> Rows:
-    """``kafka``: the job asks clusters, too."""
+    """``columns``: what the job needs of events; ``kafka``: it asks clusters, too."""
     with started(name, capture, master, kafka) as spark:
         rows = made(spark, capture, job(captured(spark, capture, columns)), page, report)
     if output == "json":
@@ -90,8 +90,8 @@ def ours(error: Exception) -> str | None:
     return found[-1] if found else None
 
 
-def captured(spark: SparkSession, capture: Path, columns: Sequence[str] = (), events: str = "requests") -> DataFrame:
-    """``columns``: all that is needed of events; empty: all. ``events``: requests or links."""
+def captured(spark: SparkSession, capture: Path, columns: Sequence[str], events: str = "requests") -> DataFrame:
+    """``columns``: what is needed of events. ``events``: requests or links."""
     from isthmus_spark.events import events as events_below
 
     return events_below(spark, capture, columns, events)

@@ -14,21 +14,20 @@ from isthmus_spark.compacted import captured_below
 from isthmus_spark.source import FORMAT
 
 
-def events(spark: SparkSession, root: Path, columns: Sequence[str] = (), kind: str = "requests") -> DataFrame:
-    """All events below a directory, each once. ``columns``: all that is needed of them; empty: all.
+def events(spark: SparkSession, root: Path, columns: Sequence[str], kind: str = "requests") -> DataFrame:
+    """All events below a directory, each once. ``columns``: what is needed of them, as each job says.
 
     Which files there are is looked up now, so that all that is made of the frame has the same; one that is deleted
     meanwhile is an error. Raises OSError, NewerFormat.
     """
     found = captured_below(root, kind)
-    names = list(columns) or EVENTS[kind].schema.names
-    frame = _block_events(spark, found.files, names, kind)
+    frame = _block_events(spark, found.files, columns, kind)
     parquet = [file for batch in found.batches for file in batch.files(kind)]
     if not parquet:
         return frame
     schema = from_arrow_schema(EVENTS[kind].schema)
     reader = spark.read.schema(schema).option("recursiveFileLookup", "true")  # no columns of directories' names
-    compacted = reader.parquet(*(_uri(each) for each in parquet)).select(*names)
+    compacted = reader.parquet(*(_uri(each) for each in parquet)).select(*columns)
     return frame.unionByName(compacted) if found.files else compacted
 
 

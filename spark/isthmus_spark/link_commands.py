@@ -68,8 +68,8 @@ def make_lag_and_states(
     from isthmus_spark.jobs import link_states
     from isthmus_spark.links_report import links_report
 
-    seen = captured(spark, capture, ("cluster", "proxy", "time"))
-    pieces = link_states.pieces(captured(spark, capture, events="links"), seen).cache()
+    seen = captured(spark, capture, link_states.SEEN)
+    pieces = link_states.pieces(captured(spark, capture, link_states.COLUMNS, "links"), seen).cache()
     found = of_links.incidents(pieces, limits or of_links.Limits())
     incidents = rows_of(found)
     slices = rows_of(link_states.slices(pieces)) if report or not incidents else [{}]
@@ -146,7 +146,7 @@ def make_sync(
     if scenarios is None:
         scenarios = [job.Scenario(f"{each:g} ms", (round(1000 * each),), 1) for each in DEFAULT_RTTS_MS]
     events = captured(spark, capture, job.COLUMNS)
-    links = captured(spark, capture, events="links").cache()
+    links = captured(spark, capture, job.LINK_COLUMNS, "links").cache()
     measured = job.measured(events).cache()
     found: dict[str, Rows | None] = {"measured": rows_of(measured), "what_if": None, "calibration": None}
     results = {"measured": measured}

@@ -18,6 +18,7 @@ from support.captured import links_file, told
 from support.compaction_kills import sessions, write
 
 from isthmus_bench.captured import generate
+from isthmus_spark.blocks import LINK_SCHEMA, SCHEMA
 from isthmus_spark.compacted import batches_below
 from isthmus_spark.compaction import CompactionError, Result, compact
 from isthmus_spark.events import events
@@ -103,8 +104,8 @@ def test_jobs_read_the_same_from_parquet(spark: SparkSession, tmp_path: Path) ->
     generate(capture, 3000, 1, True, lambda _: None)
     write_files(capture / "topic=pay-", files=3)  # an hour each
     links_file(capture / "topic=pay-" / "5-p-00000001.links", told("Following", 0), told("Disconnected", 5))
-    links = events(spark, tmp_path, kind="links").collect()
-    frame = events(spark, tmp_path)
+    links = events(spark, tmp_path, LINK_SCHEMA.names, "links").collect()
+    frame = events(spark, tmp_path, SCHEMA.names)
     before = Counter(map(tuple, frame.collect()))
     assert before.total() == 3030
 
@@ -115,11 +116,11 @@ def test_jobs_read_the_same_from_parquet(spark: SparkSession, tmp_path: Path) ->
     assert (result.events, result.files) == (3032, result.deleted)
     assert not list(tmp_path.rglob("*.links"))
     assert len(links) == 2
-    assert sorted(events(spark, tmp_path, kind="links").collect()) == sorted(links)
+    assert sorted(events(spark, tmp_path, LINK_SCHEMA.names, "links").collect()) == sorted(links)
     hours = {path.parent.name for path in (tmp_path / "compacted").rglob("prefix=pay-")}
     assert hours == {"hour=00", "hour=01", "hour=02"}
     write_files(capture / "topic=", files=1, namespace="", first=7000)
-    after = events(spark, tmp_path)
+    after = events(spark, tmp_path, SCHEMA.names)
     assert after.schema == frame.schema
     found = Counter(map(tuple, after.collect()))
     assert (found - before).total() == 10

@@ -38,7 +38,7 @@ def test_damage_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.brokers  # a JVM as well
 def test_what_is_wrong_with_a_file_is_told_without_spark(spark: SparkSession, tmp_path: Path) -> None:
     [path] = write_files(tmp_path, files=1)
-    frame = events(spark, tmp_path)
+    frame = events(spark, tmp_path, ["session"])
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(PySparkException) as damaged:
         frame.count()

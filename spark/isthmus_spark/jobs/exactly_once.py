@@ -16,6 +16,11 @@ SCHEMA: Final = (
     "finding string, cluster string, topic string, partition int, producer_id bigint, producer_epoch smallint, "
     "base_sequence int, base_offset bigint, records int, other_offset bigint, client_id string, time timestamp"
 )
+COLUMNS: Final = (
+    *("time", "cluster", "client_id", "topic", "partition", "api_key", "error_code"),
+    *("records", "producer_id", "producer_epoch", "base_sequence", "base_offset"),
+)
+"""Of events, all that is needed."""
 PRODUCE: Final = 0
 DUPLICATE, REORDERED, MISSING = "stored twice", "out of order", "acked and missing on the other side"
 _PRODUCER: Final = ("cluster", "topic", "partition", "producer_id", "producer_epoch")

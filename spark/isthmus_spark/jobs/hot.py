@@ -25,6 +25,13 @@ SCHEMA: Final = (
 )
 
 
+COLUMNS: Final = (
+    *("cluster", "proxy", "namespace", "client_id", "topic", "session", "api_key", "part", "partition"),
+    *("error_code", "batches", "batch_bytes"),
+)
+"""Of events, all that is needed."""
+
+
 def hot(events: DataFrame) -> DataFrame:
     """Findings, the columns of :data:`SCHEMA`; ``measured`` against ``limit`` in the finding's own unit."""
     produced = events.where((f.col("api_key") == PRODUCE) & (f.col("topic").isNotNull()))

@@ -30,6 +30,14 @@ SLICES: Final = 400
 KEY: Final = ("cluster", "link", "role", "topic", "partition")
 LINK: Final = ("link", "source_cluster", "target_cluster")
 
+COLUMNS: Final = (
+    *("time", "cluster", "proxy", "kind", "link", "role", "remote_cluster", "topic", "partition"),
+    *("state", "reason", "lag", "lag_ms"),
+)
+"""Of link events, all that is needed."""
+SEEN: Final = ("time", "cluster", "proxy")
+"""Of other events, all that is needed."""
+
 PIECES: Final = (
     "cluster string, link string, role string, topic string, partition int, source_cluster string, "
     "target_cluster string, proxy string, state string, reason string, begun timestamp, ended timestamp, "
@@ -46,7 +54,7 @@ SLICE_SCHEMA: Final = (
 
 
 def pieces(links: DataFrame, seen: DataFrame | None = None) -> DataFrame:
-    """The columns of :data:`PIECES`. ``seen``: cluster, proxy, time of whatever else was captured.
+    """The columns of :data:`PIECES`. ``seen``: :data:`SEEN` of whatever else was captured.
 
     ``topic`` is null in what is told of a link as a whole, by each proxy for itself. ``last``: up to the capture's end.
     """

@@ -16,6 +16,11 @@ SCHEMA: Final = (
     "cluster string, namespace string, refused_by string, api string, error string, topic string, group_id string, "
     "client_id string, client_address string, requests bigint, first timestamp, last timestamp, advice string"
 )
+COLUMNS: Final = (
+    *("time", "cluster", "namespace", "client_address", "client_id", "topic", "group_id", "api_key"),
+    *("response_bytes", "error_code", "broker_us"),
+)
+"""Of events, all that is needed."""
 RESERVED: Final = 42
 _ADVICE: Final = {
     42: "It writes to a topic that follows a link, or is reserved: point it at the source cluster, or promote.",

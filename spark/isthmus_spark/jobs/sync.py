@@ -41,6 +41,8 @@ COLUMNS: Final = (
     *(*SESSION, "error_code", "response_bytes", "proxy_us", "broker_us", "gate_us"),
 )
 """Of events, all that is needed."""
+LINK_COLUMNS: Final = ("cluster", "kind", "link", "topic", "took_us")
+"""Of link events, all that is needed."""
 MEASURED_SCHEMA: Final = (
     "dimension string, value string, api string, requests bigint, waited bigint, gate_share double, "
     "gate_p50_us double, gate_p90_us double, gate_p99_us double, gate_max_us bigint, "
