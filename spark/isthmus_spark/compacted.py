@@ -2,11 +2,12 @@
 
     DIR/batch=000001/_batch.json                     its files, and the block files that they were made of
     DIR/batch=000001/kind=requests/date=2026-01-01/hour=07/prefix=pay-/*.parquet
-    DIR/_staging-*                                   what is being written; nobody reads it
+    DIR/_staging-*                                   what is being written or deleted; nobody reads it
 
 A batch appears by one rename, with all its events and the list of what they were made of. So at any moment an event
 is in block files that no list names, or in one batch. Only the files that it lists are in a batch: what a task leaves
-there that Spark has given up, and that goes on, is not.
+there that Spark has given up, and that goes on, is not; nor is what retention took, even where its block
+files are still there.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ class Batch:
     @property
     def sources(self) -> dict[str, int]:
         """By what identifies a block file its size. Raises NewerFormat."""
-        return {name: size for name, size, _ in self._lists["sources"]}
+        return {name: size for name, size, _ in self.lists["sources"]}
 
-    def files(self, kind: str) -> list[Path]:
-        """Of Parquet. Raises NewerFormat."""
-        return [self.path / name for name in self._lists["files"] if name.startswith(f"{kind_directory(kind)}/")]
+    def files(self, *kinds: str) -> list[Path]:
+        """Of Parquet; of all kinds of events if none is given. Raises NewerFormat."""
+        begins = tuple(f"{kind_directory(kind)}/" for kind in kinds or EVENTS)
+        return [self.path / name for name in self.lists["files"] if name.startswith(begins)]
 
     @cached_property
-    def _lists(self) -> dict[str, Any]:
+    def lists(self) -> dict[str, Any]:
+        """As it stands in the file. Raises NewerFormat."""
         said: dict[str, Any] = json.loads((self.path / LISTS).read_text())
         if said["format"] > FORMAT:
             raise NewerFormat(f"{self.path} has format {said['format']}, this version reads {FORMAT}: upgrade Isthmus")
@@ -57,6 +60,17 @@ class Batch:
 def kind_directory(kind: str) -> str:
     """Of a batch."""
     return f"kind={kind}"
+
+
+def hour_directory(hour: str) -> Path:
+    """Of a kind of events; ``hour`` is like 2026-01-01T07."""
+    return Path(f"date={hour[:10]}", f"hour={hour[11:]}")
+
+
+def hour_of(file: Path) -> str:
+    """Of Parquet, below a batch."""
+    _, date, hour, *_ = file.parts
+    return f"{date.removeprefix('date=')}T{hour.removeprefix('hour=')}"
 
 
 @dataclass(frozen=True)

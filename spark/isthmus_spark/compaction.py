@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 
 from isthmus_spark.blocks import EVENTS, count_rows
 from isthmus_spark.compacted import BATCH, FORMAT, LISTS, STAGING, Batch, block_files, identity, kind_directory
+from isthmus_spark.durable import sync_one, sync_tree
+from isthmus_spark.retention import Expired, Keep, expire
 
 BATCH_BYTES: Final = 2 * 1024**3
 BATCH_FILES: Final = 10_000
@@ -51,6 +53,7 @@ class Result:
     gone: int = 0
     """Block files that somebody else deleted before they were read."""
     deleted: int = 0
+    expired: Expired = field(default_factory=Expired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +66,33 @@ class Source:
 
 
 def compact(
-    capture: Path, to: Path, write: Write, say: Say, *, delete: bool = False, batch_bytes: int = BATCH_BYTES
+    capture: Path,
+    to: Path,
+    write: Write,
+    say: Say,
+    *,
+    delete: bool = False,
+    keep: Keep | None = None,
+    batch_bytes: int = BATCH_BYTES,
 ) -> Result:
     """Take over what is in no batch below ``to`` yet. Raises CompactionError, DamagedFile, NewerFormat, OSError.
 
-    ``delete``: block files that are in a batch are deleted, those from before, too.
+    ``delete``: block files that are in a batch are deleted, those from before, too. ``keep``: what is not to be kept of
+    the batches from before is deleted first, so that a full disk has room again.
     """
     result = Result()
     to.mkdir(parents=True, exist_ok=True)
     with _alone(to):
         for directory in (to.absolute().parent, to):  # before anything is deleted: a killed run may have renamed last
-            _sync_one(directory)
+            sync_one(directory)
         for left in to.glob(f"{STAGING}*"):
             shutil.rmtree(left, ignore_errors=True)
         batches = [Batch(path.parent) for path in to.glob(f"{BATCH}*/{LISTS}")]
         new, before = _sorted_out(_sources(capture, result), batches)
         result.already = len(before)
+        if keep is not None:
+            there = {identity(source.path) for source in before}
+            result.expired = expire(batches, there, keep, datetime.now(UTC))
         if delete:
             _delete(before, result)
         number = max((batch.number for batch in batches), default=0)
@@ -191,30 +205,14 @@ def _commit(chunk: Sequence[Source], rows: dict[str, int], staging: Path, batch:
     sources = [[identity(each.path), each.size, rows[identity(each.path)]] for each in chunk]
     lists = {"format": FORMAT, "sources": sources, "files": [str(file.relative_to(staging)) for file in parquet]}
     (staging / LISTS).write_text(json.dumps(lists))
-    _sync(staging)
+    sync_tree(staging)
     staging.rename(batch)
-    _sync_one(batch.parent)
+    sync_one(batch.parent)
     result.batches += 1
     result.files += len(chunk)
     result.events += expected
     result.block_bytes += sum(each.size for each in chunk)
     result.parquet_bytes += size
-
-
-def _sync(directory: Path) -> None:
-    """All that is in it, and its names."""
-    for name, _, files in os.walk(directory, topdown=False):
-        for file in files:
-            _sync_one(Path(name, file))
-        _sync_one(Path(name))
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _delete(sources: Iterable[Source], result: Result) -> None:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from isthmus_spark.blocks import EVENTS, read_file
+from isthmus_spark.compacted import hour_directory
 from isthmus_spark.source import Spans, together
 
 GROUP_ROWS: Final = 256 * 1024
@@ -88,7 +89,7 @@ class _Writer:
     def _path(self, part: Part) -> Path:
         hours, namespace = part
         began = np.datetime64(hours, "h").astype(str)  # 2026-01-01T07
-        parent = self._directory / f"date={began[:10]}" / f"hour={began[11:]}"
+        parent = self._directory / hour_directory(began)
         if namespace is not None:
             parent /= (
                 f"prefix={''.join(each if each.isalnum() or each in '-_.' else '~' for each in namespace) or 'all'}"

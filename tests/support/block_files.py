@@ -13,7 +13,14 @@ START_US = 1_767_225_600_000_000
 
 
 def write_files(
-    directory: Path, files: int, blocks: int = 1, rows: int = 10, *, first: int = 0, namespace: str = "pay-"
+    directory: Path,
+    files: int,
+    blocks: int = 1,
+    rows: int = 10,
+    *,
+    first: int = 0,
+    namespace: str = "pay-",
+    start_us: int = START_US,
 ) -> list[Path]:
     """Their events have the sessions ``first``, ``first`` + 1, ...; each file begins an hour after the one before."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -24,7 +31,7 @@ def write_files(
             block = Block({"proxy": "p", "cluster": "c", "namespace": namespace, "namespace_type": "topic"})
             for _ in range(rows):
                 values: dict[str, Any] = {name: None if name in TEXTS else -1 for name, _ in FIELDS}
-                values |= {"time_us": START_US + file * HOUR_US + session, "session": session, "part": 0, "parts": 1}
+                values |= {"time_us": start_us + file * HOUR_US + session, "session": session, "part": 0, "parts": 1}
                 values |= {"api_key": 0, "error_code": 0, "proxy_us": 10, "broker_us": 990, "gate_us": 0}
                 values |= {"client_id": "app", "topic": "pay-t"}
                 block.add([values[name] for name, _ in FIELDS])
