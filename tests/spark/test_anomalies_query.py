@@ -155,22 +155,22 @@ def running(setup: Setup, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def metrics(port: int) -> dict[str, float]:
+    lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10, trust_env=False).text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("isthmus_anomalies_"))
+    return {name.removeprefix("isthmus_anomalies_"): float(value) for name, value in pairs}
+
+
 def test_the_command_runs_until_it_is_told_to_end(setup: Setup) -> None:
     source = ("--from", setup.servers, "--topic", setup.topic)
     (port,) = pick("127.0.0.1", 1)
     later = {**refused(2), "time_us": BEGAN_US + 7_200_000_000}  # after which all others are late by two hours
     setup.capture(refused(0), later, b"no JSON", {**refused(9), "format": 2}, {"type": "link"})
     with running(setup, *source, "--starting", "earliest", "--metrics-port", str(port)) as process:
-
-        def metrics() -> dict[str, float]:
-            lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10, trust_env=False).text.splitlines()
-            pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("isthmus_anomalies_"))
-            return {name.removeprefix("isthmus_anomalies_"): float(value) for name, value in pairs}
-
         until("the first alert is there", lambda: strays(setup.told()) == {"stray-0": 1, "stray-2": 1}, 120)
         setup.capture(refused(1), refused(0))
         until("a late one is there", lambda: strays(setup.told()) == {"stray-0": 1, "stray-1": 1, "stray-2": 1}, 60)
-        found = until("all is counted", lambda: (said := metrics())["read_total"] == 7 and said, 60)
+        found = until("all is counted", lambda: (said := metrics(port))["read_total"] == 7 and said, 60)
         assert found['alerts_total{rule="refused write"}'] == 3
         assert (found["malformed_total"], found["newer_total"]) == (1, 1)
         assert found["last_batch_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
@@ -211,45 +211,87 @@ def test_wrong_usage_is_said(tmp_path: Path) -> None:
         assert done.returncode == 2, done.stderr
 
 
+# ---- what real clients do ----
+
+
+@contextmanager
+def watched(kafka: KafkaCluster, prefix: str, data: Path, *settings: str) -> Iterator[Side]:
+    """A proxy that captures a namespace."""
+    extra = {"plugins": {"enabled": ["reservation", "replication", "capture"]}, "data": {"directory": str(data)}}
+    with ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=extra) as proxy:
+        proxy.cli("namespace", "create", prefix)
+        chosen = [each for setting in settings for each in ("--set", setting)]
+        proxy.cli("plugin", "enable", "capture", "--namespace", prefix, *chosen)
+        yield Side(kafka, [proxy])
+
+
+def traffic(side: Side, prefix: str) -> None:
+    """Nothing in it is an anomaly."""
+    for topic in (prefix + "t", prefix + "u"):
+        side.create_topic(topic, 2)
+    for number in range(20):
+        side.produce(prefix + "t", [b"x"] * 3, partition=number % 2, enable_idempotence=True)
+    with_id = side.producer(transactional_id=unique("transactional-"))
+    with_id.init_transactions()
+    for number in range(10):
+        with_id.begin_transaction()
+        with_id.produce(prefix + "u", b"x", partition=number % 2)
+        if number % 3:
+            with_id.commit_transaction()
+        else:
+            with_id.flush()
+            with_id.abort_transaction()
+    assert len(side.read(prefix + "t")) == 30
+
+
+def write_where_none_may(side: Side, prefix: str) -> None:
+    side.proxy.cli("namespace", "alter", prefix, "--reserved")
+    with pytest.raises((KafkaException, AssertionError)):
+        side.produce(prefix + "t", [b"x"], client_id="stray")
+
+
+def about(alert: dict[str, Any]) -> tuple[str, str, str]:
+    return alert["rule"], alert["subject"]["client_id"], alert["subject"]["topic"]
+
+
 def test_traffic_of_real_clients_has_the_one_anomaly_that_was_planted(
     setup: Setup, kafka: KafkaCluster, tmp_path: Path
 ) -> None:
     prefix = unique("watched-") + "-"
-    extra = {
-        "plugins": {"enabled": ["reservation", "replication", "capture"]},
-        "data": {"directory": str(tmp_path / "data")},
-    }
-    with ProxyProcess(kafka.bootstrap_servers, name=unique("proxy"), extra=extra) as proxy:
-        side = Side(kafka, [proxy])
-        proxy.cli("namespace", "create", prefix)
-        proxy.cli("plugin", "enable", "capture", "--namespace", prefix, "--set", "roll_s=1")
-        for topic in (prefix + "t", prefix + "u"):
-            side.create_topic(topic, 2)
-        for number in range(20):
-            side.produce(prefix + "t", [b"x"] * 3, partition=number % 2, enable_idempotence=True)
-        with_id = side.producer(transactional_id=unique("transactional-"))
-        with_id.init_transactions()
-        for number in range(10):
-            with_id.begin_transaction()
-            with_id.produce(prefix + "u", b"x", partition=number % 2)
-            if number % 3:
-                with_id.commit_transaction()
-            else:
-                with_id.flush()
-                with_id.abort_transaction()
-        assert len(side.read(prefix + "t")) == 30
-        proxy.cli("namespace", "alter", prefix, "--reserved")
-        with pytest.raises((KafkaException, AssertionError)):
-            side.produce(prefix + "t", [b"x"], client_id="stray")
+    with watched(kafka, prefix, tmp_path / "data", "roll_s=1") as side:
+        traffic(side, prefix)
+        write_where_none_may(side, prefix)
     capture = str(tmp_path / "data" / "capture")
     done = subprocess.run(command(setup, capture, "--once"), capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     (alert,) = setup.told()
-    assert (alert["rule"], alert["subject"]["client_id"], alert["subject"]["topic"]) == (
-        "refused write",
-        "stray",
-        prefix + "t",
-    )
+    assert about(alert) == ("refused write", "stray", prefix + "t")
+
+
+def test_what_proxies_write_to_a_topic_is_judged_while_clients_go_on(
+    setup: Setup, kafka: KafkaCluster, tmp_path: Path
+) -> None:
+    prefix = unique("watched-") + "-"
+    (port,) = pick("127.0.0.1", 1)
+    sink = (f"kafka_topic={setup.topic}", f"kafka_servers={setup.servers}", "files=false")
+    source = ("--from", setup.servers, "--topic", setup.topic, "--starting", "earliest", "--metrics-port", str(port))
+    with running(setup, *source) as process:
+        with watched(kafka, prefix, tmp_path / "data", *sink) as side:
+            traffic(side, prefix)
+            until("some of it was judged", lambda: metrics(port)["read_total"] > 20, 120)
+            assert setup.told() == []
+            refused_us = time.time_ns() // 1000
+            write_where_none_may(side, prefix)
+            (alert,) = until("the alert is there", setup.told, 60)
+            assert len(side.read(prefix + "t")) == 30
+        written = side.end(setup.topic)  # the proxy has ended, and with it the capture
+        until("all was read", lambda: metrics(port)["read_total"] == written, 60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert about(alert) == ("refused write", "stray", prefix + "t")
+    assert (alert["subject"]["cluster"], alert["requests"]) == (kafka.cluster_id, 1)
+    assert refused_us < alert["first_us"] <= alert["last_us"] < alert["detected_us"]
+    assert setup.told() == [alert]
 
 
 # ---- writing ----
