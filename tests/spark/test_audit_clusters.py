@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
+from support.groups import offsets
 from support.kafka import unique
+from support.links import linked, taking_transactions, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_spark.audit.admin import AuditError, Cluster, properties_file
@@ -40,19 +42,28 @@ def rows(number: int, first: int = 0) -> list[Row]:
     return [row(at) for at in range(first, first + number)]
 
 
+class Servers(NamedTuple):
+    """Of proxies, in the place of the cluster behind them."""
+
+    bootstrap_servers: str
+
+
 def create(cluster: KafkaCluster, topic: str, partitions: int = 1, **config: str) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
 
 
-def produce(cluster: KafkaCluster, topic: str, records: Sequence[Row], partition: int = 0) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 5})
+def produce(
+    cluster: KafkaCluster | Servers, topic: str, records: Sequence[Row], partition: int = 0, compression: str = "none"
+) -> None:
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 5, "compression.type": compression}
+    producer = Producer(settings)
     for each in records:
         producer.produce(topic, partition=partition, **each)
     assert producer.flush(30) == 0
 
 
-def transaction(cluster: KafkaCluster, topic: str, records: Sequence[Row], commit: bool | None) -> Producer:
+def transaction(cluster: KafkaCluster | Servers, topic: str, records: Sequence[Row], commit: bool | None) -> Producer:
     """It takes an offset for each record and one for the marker. None: it stays open."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": unique("t-")})
     producer.init_transactions(30)
@@ -65,7 +76,7 @@ def transaction(cluster: KafkaCluster, topic: str, records: Sequence[Row], commi
     return producer
 
 
-def commit(cluster: KafkaCluster, group: str, topic: str, offset: int, metadata: str | None = None) -> None:
+def commit(cluster: KafkaCluster | Servers, group: str, topic: str, offset: int, metadata: str | None = None) -> None:
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": group})
     more = () if metadata is None else (metadata,)
     consumer.commit(offsets=[TopicPartition(topic, 0, offset, *more)], asynchronous=False)
@@ -253,6 +264,49 @@ def test_groups_are_compared_by_what_they_have_committed(spark_kafka: SparkSessi
     ]
     assert (audited.positions, audited.waiting) == (5, 1)
     assert states(audited) == [(0, "equal", 0, 8, 8, 8, 2)]
+
+
+def test_what_a_link_copied_is_equal_until_somebody_writes_past_it(spark_kafka: SparkSession, kafka_pair: Pair) -> None:
+    (_, right), group = kafka_pair, unique("app-")
+    with linked(*kafka_pair) as pair, taking_transactions(pair.b):
+        here, there = pair.names("t")
+        proxy = Servers(pair.a.bootstrap)
+        pair.attach()
+        pair.attach(f"{group}-", f"B.{group}-", "--type", "consumer-group", "--disable-transaction-verification")
+        pair.a.create_topic(here, 2)
+        produce(proxy, here, rows(100))
+        produce(proxy, here, rows(200, first=100), compression="zstd")
+        transaction(proxy, here, rows(10, first=300), commit=True)
+        transaction(proxy, here, rows(5, first=311), commit=False)
+        produce(proxy, here, rows(3, first=317))
+        produce(proxy, here, rows(60), partition=1)
+        commit(proxy, f"{group}-x", here, 250, "noted")
+        for partition, end in ((0, 320), (1, 60)):
+            pair.wait_end(there, end, partition)
+        until("the position arrived", lambda: offsets(pair.b, f"B.{group}-x") == {(there, 0): 250})
+
+        asked = {"groups": (f"{group}-=B.{group}-",)}
+        for committed, records in ((True, 313), (False, 318)):
+            audited = run(spark_kafka, kafka_pair, f"{here}={there}", committed=committed, **asked)
+            assert findings(audited) == []
+            assert states(audited) == [(0, "equal", 0, 320, records, records, 0), (1, "equal", 0, 60, 60, 60, 0)]
+            assert (audited.positions, audited.waiting) == (1, 0)
+
+        pair.b.proxy.stop()
+        for cluster, side, topic, done in ((proxy, pair.a, here, True), (right, pair.b, there, False)):
+            produce(cluster, topic, rows(1, first=320))
+            transaction(cluster, topic, rows(1, first=321), commit=done)
+            until("the marker is there", lambda side=side, topic=topic: side.end(topic) == 323)
+            produce(cluster, topic, rows(1, first=323))
+            produce(cluster, topic, [row(60, value=b"%d" % done), row(61)], partition=1)
+        commit(right, f"B.{group}-x", there, 249, "noted")
+    audited = run(spark_kafka, kafka_pair, f"{here}={there}", **asked)
+    assert findings(audited) == [
+        ("missing on the right", 0, 321, 321, 1),
+        ("value differs", 1, 60, 60, 1),
+        ("committed offset differs", 0, None, None, None),
+    ]
+    assert states(audited) == [(0, "different", 0, 324, 316, 315, 0), (1, "different", 0, 62, 62, 62, 0)]
 
 
 def test_a_secured_cluster_is_read_with_a_file_of_properties(
