@@ -1,9 +1,9 @@
-# The whole developer surface. Each target makes what it needs: the environment, Java, Kafka's jars.
+# The whole developer surface. Each target makes what it needs: the environment, Java, Kafka's jars, a browser.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test test-matrix test-faults test-failovers test-sim lint format lock clean
+.PHONY: demo test browser test-matrix test-faults test-failovers test-sim lint format lock clean
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python 3.11 or later, this is " + sys.version.split()[0] + ": set PYTHON=" if sys.version_info < (3, 11) else 0)'
@@ -15,7 +15,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: watch records arrive at equal offsets
 	$(RUN)/isthmus demo
 
-test: $(VENV)/.ready lint  ## Everything CI checks
+test: $(VENV)/.ready lint browser  ## Everything CI checks
 	$(RUN)/python -X dev -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests
 
 test-matrix: $(VENV)/.ready  ## Equality over the full product of what a source's log can hold, and of broker versions
@@ -31,6 +31,14 @@ test-failovers: $(VENV)/.ready  ## A transactional application survives twenty k
 
 test-sim: $(VENV)/.ready  ## The link simulated with thousands of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)
 	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-5000} $(RUN)/python -m pytest tests/sim/test_replication.py
+
+browser:  ## Chromium for the tests of report pages, by apt-get, where there is no browser and this is root
+	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \
+	    command -v $$each >/dev/null && exit; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing Chromium"; export DEBIAN_FRONTEND=noninteractive; \
+	    apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; fi || \
+	echo "Chromium could not be installed: tests of report pages will fail"
 
 lint: $(VENV)/.ready
 	$(RUN)/ruff check .

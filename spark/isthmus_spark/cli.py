@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,9 +19,7 @@ from isthmus_spark.command import (
     OutputOption,
     ReportOption,
     Rows,
-    captured,
     example,
-    made,
     run,
     say,
     started,
@@ -31,7 +29,6 @@ from isthmus_spark.command import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from isthmus_spark.report import Report
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -148,30 +145,12 @@ def report(
     to: Annotated[Path, typer.Option("--to", help="The directory that the reports are written into.")],
     master: MasterOption = None,
 ) -> None:
-    """Make all reports of captured traffic: one page each, data beside them as Parquet."""
-    from isthmus_spark import reports
-    from isthmus_spark.jobs import exactly_once, hot, latency, rejections
-    from isthmus_spark.sync_report import NO_APPENDS
+    """Make all reports of captured traffic: one page each, data beside them as Parquet; `index.html` leads to them."""
+    from isthmus_spark.all_reports import make_all
 
-    jobs: dict[
-        str, tuple[Callable[[DataFrame], DataFrame], Sequence[str], Callable[[Rows, Mapping[str, str]], Report]]
-    ] = {
-        "latency": (latency.latency, latency.COLUMNS, reports.latency_report),
-        "rejections": (rejections.rejections, rejections.COLUMNS, reports.rejections_report),
-        "hot": (hot.hot, hot.COLUMNS, reports.hot_report),
-        "exactly-once": (exactly_once.exactly_once, exactly_once.COLUMNS, reports.exactly_once_report),
-    }
     with started("report", capture, master) as spark:
-        for name, (job, columns, page) in jobs.items():
-            result = job(captured(spark, capture, columns))
-            rows = made(spark, capture, result, page, to / f"{name}.html")
-            typer.echo(f"{to / name}.html  {len(rows)} rows")
-        incidents = link_commands.make_lag_and_states(spark, capture, to / "lag-and-states.html")
-        told = "no link events captured that tell a state" if incidents is None else f"{len(incidents)} incidents"
-        typer.echo(f"{to / 'lag-and-states'}.html  {told}")
-        what_if = link_commands.make_sync(spark, capture, to / "sync.html")["what_if"]
-        told = NO_APPENDS if what_if is None else f"{len(what_if)} rows"
-        typer.echo(f"{to / 'sync'}.html  {told}")
+        for page, told in make_all(spark, capture, to):
+            typer.echo(f"{page}  {told}")
 
 
 def _latency_lines(rows: Rows) -> Iterator[str]:

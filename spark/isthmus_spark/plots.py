@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby, pairwise
 from typing import Final
 
-from isthmus_spark.report import COLOURS
+from isthmus_spark.report import COLOURS, label
 
 _LEFT: Final = 300
 _WIDE: Final = 720
@@ -56,7 +56,7 @@ def lanes(rows: Mapping[str, Sequence[Stretch]], colours: Mapping[str, str]) -> 
     out, top = _legend(legend, _STATE_WIDE)
     for number, (name, stretches) in enumerate(rows.items()):
         y = top + _LANE * number
-        out.append(f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
+        out.append(label(name, _LEFT - 8, y + 13, _LEFT - 8, "end"))
         for state, same in groupby(stretches, lambda each: each[2]):
             together = list(same)
             for run in _touching(together):
@@ -101,7 +101,7 @@ def _legend(names: Sequence[tuple[str, str]], wide: int) -> tuple[list[str], int
     for at, (name, colour) in enumerate(names):
         x, y = wide * (at % in_row), 2 + _ROW * (at // in_row)
         out.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
-        out.append(f'<text x="{x + 17}" y="{y + 11}">{escape(name)}</text>')
+        out.append(label(name, x + 17, y + 11, wide - 25))
     return out, 6 + _ROW * (1 + (len(names) - 1) // in_row)
 
 
