@@ -14,6 +14,7 @@ from support.kafka import (
     shared_kafka,
 )
 from support.proxies import proxied, proxied_of_each_version, proxied_three, shared_proxied
+from support.wan import wan
 
 __all__ = (
     "authorized_pair",
@@ -28,6 +29,7 @@ __all__ = (
     "secured_kafka",
     "shared_kafka",
     "shared_proxied",
+    "wan",
 )
 
 

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.wan import RTT_MS
 from typer.testing import CliRunner
 
 from isthmus_bench.bench_cli import bench_app
-from isthmus_bench.children import ChildFailed
 from isthmus_bench.sync_plan import ASYNC, DIRECT, LOADS, PROXIED, SYNC
 from isthmus_bench.wan import Wan
 
 
-@pytest.fixture
-def wan() -> Iterator[Wan]:
-    try:
-        network = Wan(20.0)
-    except ChildFailed as error:
-        pytest.skip(str(error))
-    with network:
-        yield network
-
-
 def test_a_wan_takes_its_round_trip(wan: Wan) -> None:
     taken = wan.round_trips(20)
-    assert 19.9 <= taken.p50_ms < 25.0
+    assert RTT_MS - 0.1 <= taken.p50_ms < RTT_MS + 5
     stats = wan.stats()
     assert stats["packets"] >= 40
     assert wan.stats()["packets"] == 0

@@ -379,6 +379,7 @@ def linked(
     a_proxies: Sequence[ProxyProcess] | None = None,
     b_proxies: Sequence[ProxyProcess] | None = None,
     remote: str | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Linked]:
     """Proxies on both clusters, and a link that A created. ``remote``: the address that A dials, B's own by default.
 
@@ -396,7 +397,7 @@ def linked(
             for proxy in side.proxies:
                 proxy.wait_ready()
         pair = Linked(*sides, unique("link"))
-        pair.a.proxy.cli("link", "create", pair.name, "--remote", remote or pair.b.proxy.link_address)
+        pair.a.proxy.cli("link", "create", pair.name, "--remote", remote or pair.b.proxy.link_address, *options)
         try:
             yield pair
         finally:
