@@ -44,9 +44,9 @@ class Batch:
         return {name: size for name, size, _ in self.lists["sources"]}
 
     def files(self, *kinds: str) -> list[Path]:
-        """Of Parquet; of all kinds of events if none is given. Raises NewerFormat."""
-        begins = tuple(f"{kind_directory(kind)}/" for kind in kinds or EVENTS)
-        return [self.path / name for name in self.lists["files"] if name.startswith(begins)]
+        """Of Parquet; of all kinds of events, also such as are not known here, if none is given. Raises NewerFormat."""
+        begins = tuple(f"{kind_directory(kind)}/" for kind in kinds)
+        return [self.path / name for name in self.lists["files"] if not kinds or name.startswith(begins)]
 
     @cached_property
     def lists(self) -> dict[str, Any]:
