@@ -82,11 +82,11 @@ def java_producer(version: str, bootstrap: str, topic: str, load: Load, shape: S
 
 def run(plan: Plan, say: Say) -> Report:
     """Measure. Progress goes to ``say``. Raises ChildFailed, EmbeddedKafkaError, ProxyFailed, LoadError."""
-    with cores_awake() if plan.awake else nullcontext():
-        return _run(plan, say)
+    with cores_awake() if plan.awake else nullcontext("asleep") as idle_cores:
+        return _run(plan, say, idle_cores)
 
 
-def _run(plan: Plan, say: Say) -> Report:
+def _run(plan: Plan, say: Say, idle_cores: str) -> Report:
     chosen = [each for each in SCENARIOS if each.name in plan.scenarios]
     wans, figures, missing = [], [], []
     for rtt_ms in plan.rtts_ms:
@@ -99,7 +99,7 @@ def _run(plan: Plan, say: Say) -> Report:
         figures += measured.figures(chosen)
         missing += measured.missing
     return Report(
-        machine(plan.awake), plan.version, plan.rounds, plan.seconds, wans, figures, missing, list(verdicts_of(figures))
+        machine(idle_cores), plan.version, plan.rounds, plan.seconds, wans, figures, missing, list(verdicts_of(figures))
     )
 
 
@@ -211,14 +211,14 @@ class Measured:
         return WanFigure(self._rtt_ms, probed, statistics.median(self._late_us or [0.0]))
 
 
-def machine(awake: bool) -> dict[str, str]:
-    """What this was measured on; whether its cores were kept awake."""
+def machine(idle_cores: str) -> dict[str, str]:
+    """What this was measured on; what its idle cores did."""
     kernel = FilePath("/proc/sys/net")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     models = re.findall(r"^model name\s*: (.*)$", FilePath("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "cores": str(os.cpu_count()),
-        "idle cores": "kept awake" if awake else "asleep",
+        "idle cores": idle_cores,
         "processor": models[0] if models else platform.machine(),
         "memory": f"{memory:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",

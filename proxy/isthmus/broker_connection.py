@@ -225,7 +225,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         The order of calls is the order on the wire, so a pipeline needs no lock. What is in flight is the caller's to
         bound (see :meth:`drained`). Raises ConnectionLost.
         """
-        return self._submit((encode_request(payload, self._next_correlation_id(), self.client_id),), timeout)
+        return self._submit(encode_request(payload, self._next_correlation_id(), self.client_id), timeout)
 
     def send_body(
         self,
@@ -236,26 +236,46 @@ class BrokerConnection(asyncio.BufferedProtocol):
         timeout: float = REQUEST_TIMEOUT_S,
     ) -> asyncio.Future[bytes | bytearray]:
         """Like :meth:`send` for a body that is encoded already, in pieces (a Produce with its record batches)."""
-        client_id = self.client_id.encode()
-        head = struct.pack(">hhih", api_key, version, self._next_correlation_id(), len(client_id)) + client_id
-        if schema.request_flexible(api_key, version):
-            head += b"\x00"
-        size = len(head) + sum(map(len, body))
-        return self._submit((_SIZE.pack(size) + head, *body), timeout)
+        return self.send_bodies(api_key, version, (body,), timeout=timeout)[0]
 
-    def _submit(
-        self, pieces: Sequence[bytes | bytearray | memoryview], timeout: float
-    ) -> asyncio.Future[bytes | bytearray]:
-        transport = self._transport
-        if transport is None or self._loss is not None:
+    def send_bodies(
+        self,
+        api_key: int,
+        version: int,
+        bodies: Sequence[Sequence[bytes | bytearray | memoryview]],
+        *,
+        timeout: float = REQUEST_TIMEOUT_S,
+    ) -> list[asyncio.Future[bytes | bytearray]]:
+        """Like :meth:`send_body` for several requests, which are written together."""
+        transport, client_id = self._open_transport(), self.client_id.encode()
+        tags = b"\x00" if schema.request_flexible(api_key, version) else b""
+        pieces: list[bytes | bytearray | memoryview] = []
+        answers = []
+        for body in bodies:
+            head = struct.pack(">hhih", api_key, version, self._next_correlation_id(), len(client_id)) + client_id
+            head += tags
+            size = len(head) + sum(map(len, body))
+            pieces += (_SIZE.pack(size) + head, *body)
+            answers.append(self._expect(timeout))
+        transport.writelines(pieces)
+        return answers
+
+    def _submit(self, frame: bytes, timeout: float) -> asyncio.Future[bytes | bytearray]:
+        transport, answer = self._open_transport(), self._expect(timeout)
+        transport.write(frame)
+        return answer
+
+    def _open_transport(self) -> asyncio.Transport:
+        """Raises ConnectionLost."""
+        if self._transport is None or self._loss is not None:
             raise self._lost_error()
+        return self._transport
+
+    def _expect(self, timeout: float) -> asyncio.Future[bytes | bytearray]:
+        """The answer to the request that is written next."""
         pending = _Pending(self._correlation_id, self._loop.create_future())
         pending.timer = self._loop.call_later(timeout, self._timed_out, pending, timeout)
         self._pending.append(pending)
-        if len(pieces) == 1:
-            transport.write(pieces[0])
-        else:
-            transport.writelines(pieces)
         return pending.answer
 
     def _next_correlation_id(self) -> int:

@@ -414,15 +414,15 @@ class ProduceOverConnection:
         """
         with _ERRORS:
             version = self._connection.version(ApiKey.PRODUCE, PRODUCE_VERSION_MAX)
-            answers = []
+            bodies = []
             for number, batches in enumerate(requests, 1):
                 topics: dict[str, dict[int, Frame]] = {}
                 for (topic, partition), batch in batches.items():
                     topics.setdefault(topic, {})[partition] = batch
                 acks = ACKS_ALL if number == len(requests) else ACKS_LEADER
-                body = produce_body(topics, timeout_ms, transactional_id, acks)
-                timeout = timeout_ms / 1000 + PRODUCE_MARGIN_S
-                answers.append(self._connection.send_body(ApiKey.PRODUCE, version, body, timeout=timeout))
+                bodies.append(produce_body(topics, timeout_ms, transactional_id, acks))
+            timeout = timeout_ms / 1000 + PRODUCE_MARGIN_S
+            answers = self._connection.send_bodies(ApiKey.PRODUCE, version, bodies, timeout=timeout)
             return [self._results(version, await answer) for answer in answers]
 
     def _results(self, version: int, frame: bytes | bytearray) -> dict[tuple[str, int], ProduceResult]:

@@ -121,15 +121,17 @@ class GatedAnswers:
         self._opened()
 
     def _send_first(self) -> None:
-        queue = self._queue
+        queue, ready = self._queue, []
         while queue:
             first = queue[0]
             data = first.frame if isinstance(first, _Waiting) else first
             if data is None:
-                return
+                break
             queue.popleft()
             self.waiting_bytes -= len(data)
-            self._send(data)
+            ready.append(data)
+        if ready:
+            self._send(ready[0] if len(ready) == 1 else b"".join(ready))
 
     def drop(self) -> None:
         """Nothing of this is sent any more."""

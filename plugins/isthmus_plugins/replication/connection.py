@@ -11,7 +11,8 @@ import itertools
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, TypeAlias, cast
@@ -131,6 +132,8 @@ class LinkConnection(asyncio.Protocol):
         """Set when the connection is taken into use for a link."""
         self._ended = asyncio.Event()
         self._disconnected = asyncio.Event()
+        self._gathered: list[bytes | memoryview] | None = None
+        """Frames that are written together in a moment."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._secret = secret
         self._accept = accept
@@ -202,7 +205,7 @@ class LinkConnection(asyncio.Protocol):
                 "nonce": os.urandom(link.NONCE_BYTES).hex(),
                 "key": self._public_key(),
             }
-            self._send(link.encode_json(MessageType.HELLO, self._hello))
+            self.send(link.encode_json(MessageType.HELLO, self._hello))
         if self._on_made is not None:
             self._on_made(self)
 
@@ -276,7 +279,7 @@ class LinkConnection(asyncio.Protocol):
                 "link connection rejected",
                 extra={"peer": self.peer_address, "code": error.code, "detail": error.message},
             )
-            self._send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
+            self.send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
             self._fail(error)
 
     def _take(self, kind: MessageType, body: memoryview) -> None:
@@ -305,15 +308,24 @@ class LinkConnection(asyncio.Protocol):
         else:
             raise MalformedFrame(f"{kind.name} after the handshake")
 
-    def _send(self, frame: bytes) -> None:
-        self._last_sent = monotonic()
-        self._transport.write(frame)
-
     def send(self, *parts: bytes | memoryview) -> None:
         """Queue one frame, given in parts."""
-        if not self.lost:
+        if self._gathered is not None:
+            self._gathered += parts
+        elif not self.lost:
             self._last_sent = monotonic()
             self._transport.writelines(parts)
+
+    def gather(self) -> None:
+        """Keep the frames that are sent from here on, until :meth:`write`: one call of the kernel for all of them."""
+        if self._gathered is None:
+            self._gathered = []
+
+    def write(self) -> None:
+        """Write what was gathered."""
+        parts, self._gathered = self._gathered, None
+        if parts:
+            self.send(*parts)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -339,7 +351,7 @@ class LinkConnection(asyncio.Protocol):
             return
         self._beaten = now
         if now - self._last_sent >= HEARTBEAT_INTERVAL_S:
-            self._send(link.encode(MessageType.HEARTBEAT, b""))
+            self.send(link.encode(MessageType.HEARTBEAT, b""))
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
 
     # ---- handshake ----
@@ -363,7 +375,7 @@ class LinkConnection(asyncio.Protocol):
             except LinkRejected as error:
                 self._fail(error)
                 return
-            self._send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
+            self.send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
         elif self.dialled and kind is MessageType.WELCOME and self._challenge:
             self._handshake_done(self._challenge | said)
         elif not self.dialled and kind is MessageType.HELLO and not self._hello:
@@ -373,7 +385,7 @@ class LinkConnection(asyncio.Protocol):
             words = link.transcript(self._hello, self._challenge)
             if not self._proof_holds("dialler", words, said):
                 raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
-            self._send(link.encode_json(MessageType.WELCOME, {}))
+            self.send(link.encode_json(MessageType.WELCOME, {}))
             self._handshake_done(self._hello)
         else:
             raise MalformedFrame(f"{kind.name} out of turn in the handshake")
@@ -408,7 +420,7 @@ class LinkConnection(asyncio.Protocol):
         }
         words = link.transcript(hello, self._challenge)
         self._challenge["proof"] = link.proof(self._secret, "acceptor", words)
-        self._send(link.encode_json(MessageType.CHALLENGE, self._challenge))
+        self.send(link.encode_json(MessageType.CHALLENGE, self._challenge))
 
     def _handshake_done(self, peer: dict[str, Any]) -> None:
         self.peer = peer
@@ -443,7 +455,7 @@ class LinkConnection(asyncio.Protocol):
         call_id = next(self._call_ids)
         result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = result
-        self._send(link.encode_json(MessageType.CALL, {"id": call_id, "method": method, "params": dict(params)}))
+        self.send(link.encode_json(MessageType.CALL, {"id": call_id, "method": method, "params": dict(params)}))
 
         async def answer(timeout_s: float) -> dict[str, Any]:
             try:
@@ -486,3 +498,15 @@ class LinkConnection(asyncio.Protocol):
             call.set_exception(LinkRejected(str(error.get("code")), str(error.get("message"))))
         else:
             call.set_result(answer.get("result") or {})
+
+
+@contextmanager
+def written_together(connections: Collection[LinkConnection]) -> Iterator[None]:
+    """Have what is sent over them meanwhile be written at the end, by one call of the kernel for each."""
+    for connection in connections:
+        connection.gather()
+    try:
+        yield
+    finally:
+        for connection in connections:
+            connection.write()

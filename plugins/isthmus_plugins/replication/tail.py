@@ -31,6 +31,7 @@ from isthmus_plugins.api import (
     PluginContext,
 )
 from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.connection import written_together
 from isthmus_plugins.replication.lateness import hole_end
 from isthmus_plugins.replication.leader_stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Lane, LeaderStream
 from isthmus_plugins.tasks import Tasks
@@ -143,12 +144,14 @@ class Tail:
             only_changes=lane is Lane.IDLE,
         )
         now = monotonic()
-        for part in fetched:
-            place = (part.topic_id, part.partition)
-            stream, wanted = asked[place]
-            # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the log.
-            if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
-                self._take(stream, part, lane, asked_at, now)
+        with written_together({asked[part.topic_id, part.partition][0].connection for part in fetched}):
+            for part in fetched:
+                place = (part.topic_id, part.partition)
+                stream, wanted = asked[place]
+                # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the
+                # log.
+                if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
+                    self._take(stream, part, lane, asked_at, now)
         if lane is Lane.IDLE:
             for part in fetched:
                 del asked[part.topic_id, part.partition]

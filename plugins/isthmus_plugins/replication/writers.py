@@ -23,6 +23,7 @@ from isthmus_plugins.api import (
 )
 from isthmus_plugins.observers import LinkAppended
 from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication.connection import written_together
 from isthmus_plugins.replication.follower_log import Append, LogState, Mark, Operation, StopReason
 from isthmus_plugins.replication.follower_stream import FollowerStream
 from isthmus_plugins.tasks import Tasks
@@ -255,8 +256,9 @@ class Writer:
                 stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                 stream.follower_log.unknown()
         else:
-            for place, (stream, written) in writes.items():
-                self._result(stream, written, results.get(place, []))
+            with written_together({stream.connection for stream, _ in writes.values()}):
+                for place, (stream, written) in writes.items():
+                    self._result(stream, written, results.get(place, []))
         self._settled()
 
     async def _request(
