@@ -551,9 +551,9 @@ class LinkListenerSpec:
     enrolment_token: bytes | None = field(repr=False)
 
 
-TAP_ANSWER, TAP_OWN_ANSWER, TAP_GATED, TAP_MORE = 2, 3, 9, 11
-"""Kinds of answers that a tap is told: the broker's has come, the proxy gives one of its own, the broker's waits at a
-gate, more first bytes of one have come."""
+TAP_REQUEST, TAP_ANSWER, TAP_OWN_ANSWER, TAP_GATED, TAP_MORE = 1, 2, 3, 9, 11
+"""What a tap is told: a request was forwarded, or answered here; an answer: the broker's has come, the proxy gives one
+of its own, the broker's waits at a gate, more first bytes of one have come."""
 TAP_BYTES: Final = 512
 """So many first bytes of a frame are enough for a tap."""
 TAP_PRODUCED_BYTES: Final = 16 * 1024
@@ -565,21 +565,20 @@ def tap_answer_bytes(key: int) -> int:
     return TAP_BYTES if key >> 16 else TAP_PRODUCED_BYTES
 
 
+TapNote: TypeAlias = tuple[int, int, float, float, int, int, int, bytes]
+"""Kind (:data:`TAP_REQUEST` ...); session; when it came, and when this was noted (monotonic seconds); API key << 16 |
+version; correlation id; size of the frame, without its size prefix; the frame's first bytes, as far as they were there.
+
+Of a request at most :data:`TAP_BYTES`, of an answer :func:`tap_answer_bytes`; where an answer will have more, up to
+that many, more is told.
+"""
+
+
 class Tap(Protocol):
-    """Is told of all traffic, on the traffic path: it must only take notes. Times are monotonic seconds."""
+    """Is told of all traffic, on the traffic path: it must only take notes."""
 
-    def request(self, session: int, at: float, key: int, correlation_id: int, size: int, first: bytes) -> None:
-        """A request was forwarded, or answered here. ``at``: when it arrived. ``key``: API key << 16 | version.
-
-        ``size``: of the frame, without its size prefix. ``first``: the frame's first bytes, as far as they were there.
-        """
-
-    def answer(
-        self, kind: int, session: int, at: float, key: int, correlation_id: int, size: int, first: bytes
-    ) -> None:
-        """An answer, or more of one. ``kind``: see :data:`TAP_ANSWER`.
-
-        Where ``first`` is less than there will be of the frame, up to :func:`tap_answer_bytes`, more comes."""
+    note: Callable[[TapNote], object]
+    """Best the ``append`` of a list: whatever more is called comes into cold caches, and costs microseconds."""
 
     def wants_parts(self, session: int, at: float, correlation_id: int) -> bool:
         """Whether to look for the partitions of a request, or of its answer. ``at``: when it was forwarded."""

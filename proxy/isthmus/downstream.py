@@ -17,6 +17,7 @@ from isthmus.tapped_produce import TappedProduces
 from isthmus_plugins.api import (
     NEED_MORE,
     TAP_BYTES,
+    TAP_REQUEST,
     Answer,
     Close,
     Gate,
@@ -256,7 +257,11 @@ class Downstream(Peer):
                 route.requests += 1
                 self._upstream.send(data)
                 if route.tap is not None:
-                    route.tap.request(self._session_id, arrived, key, correlation_id, size_inside, data)
+                    first = data if size <= TAP_BYTES else data[:TAP_BYTES]
+                    noted = monotonic()
+                    route.tap.note(
+                        (TAP_REQUEST, self._session_id, arrived, noted, key, correlation_id, size_inside, first)
+                    )
                     if size > TAP_BYTES:
                         self._scan(route, correlation_id, arrived, data, 0, size)
                 if len(pending) > self._in_flight_max:
@@ -398,7 +403,8 @@ class Downstream(Peer):
 
     def _note(self, route: Route, correlation_id: int, arrived: float, frame: bytes, size: int) -> None:
         assert route.tap is not None
-        route.tap.request(self._session_id, arrived, route.key, correlation_id, size, frame)
+        first = frame[:TAP_BYTES]
+        route.tap.note((TAP_REQUEST, self._session_id, arrived, monotonic(), route.key, correlation_id, size, first))
 
     def _scan(self, route: Route, correlation_id: int, arrived: float, data: bytes, start: int, end: int) -> None:
         """Tell of all partitions of a Produce request that is larger than what was told; now, or when it is whole."""

@@ -43,7 +43,8 @@ class TappedAnswer:
         self._seen += len(data)
         if 0 < seen < told:
             more = data[: told - seen]
-            tap.answer(TAP_MORE, self._session, monotonic(), self._route.key, self._correlation_id, 0, more)
+            now = monotonic()
+            tap.note((TAP_MORE, self._session, now, now, self._route.key, self._correlation_id, 0, more))
         if self._scan is not None and not self._scanned(self._scan, data):
             self._scan = None
         return self._seen < self._size and (self._seen < told or self._scan is not None)

@@ -194,8 +194,9 @@ class Upstream(Peer):
             tap = of.tap
             if tap is not None and own is None and not gated:
                 told = tap_answer_bytes(of.key)
-                first = data if end - position == available else data[position : min(end, position + told)]
-                tap.answer(TAP_ANSWER, self._session_id, arrived, of.key, correlation_id, size, first)
+                whole = end - position == available <= told
+                first = data if whole else data[position : min(end, position + told)]
+                tap.note((TAP_ANSWER, self._session_id, arrived, monotonic(), of.key, correlation_id, size, first))
                 if size + 4 > TAP_BYTES or size + 4 > len(first):
                     self._note_rest(of, correlation_id, forwarded, size, data[position:end])
             position = end
@@ -227,7 +228,8 @@ class Upstream(Peer):
     def _note(self, of: Route, kind: int, correlation_id: int, forwarded: float, at: float, frame: bytes) -> None:
         assert of.tap is not None
         size = len(frame) - 4
-        of.tap.answer(kind, self._session_id, at, of.key, correlation_id, size, frame)
+        first = frame[: tap_answer_bytes(of.key)]
+        of.tap.note((kind, self._session_id, at, monotonic(), of.key, correlation_id, size, first))
         if size + 4 > TAP_BYTES:
             self._note_rest(of, correlation_id, forwarded, size, frame)
 

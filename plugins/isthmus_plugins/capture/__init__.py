@@ -116,7 +116,7 @@ class CapturePlugin(NamespacePlugin):
             self._recorder = Recorder(context, data / "capture", self._connections)
             self._recorder.start()
             context.observe(self._recorder)
-            self._connections.told = self._links.told = self._recorder.observed
+            self._connections.told = self._links.told = self._recorder.note
         self._configure()
 
     async def remove(self, captured: Captured) -> None:

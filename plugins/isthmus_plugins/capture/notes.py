@@ -1,27 +1,25 @@
 """What a proxy's sessions note of traffic, for the process that makes events of it (see docs/adr/0010).
 
-    note      kind (1) | session (4) | time (8: monotonic s, a double) | when it was noted (8: the same)
-              | API key and version (4) | correlation id (4) | size (4) | length of what follows (4)
-              | first bytes of the frame
-
-Notes are packed where the traffic is, so this is all that it costs there: one pack and one slice.
+A note is a tuple (``api.TapNote``) in a list where the traffic is, and that is all that it costs there. Many are packed
+at a time: the size of what follows (4 bytes), and the list as ``marshal`` writes it, since both run the same Python.
 """
 
 from __future__ import annotations
 
+import marshal
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER
+from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER, TAP_REQUEST, TapNote
 from isthmus_protocol.partition_scan import ScannedPartition
 
-HEAD: Final = struct.Struct(">BIddIiiI")
+_SIZE: Final = struct.Struct(">I")
 
 
 class Kind(IntEnum):
-    REQUEST = 1
+    REQUEST = TAP_REQUEST
     ANSWER = TAP_ANSWER
     """The broker's first bytes have come, and the answer goes out."""
     GATED = TAP_GATED
@@ -103,14 +101,21 @@ class Note(NamedTuple):
     first: bytes
 
 
+def pack(notes: Sequence[TapNote]) -> bytes:
+    """Of plain integers: no member of an enumeration."""
+    said = marshal.dumps(list(notes))
+    return _SIZE.pack(len(said)) + said
+
+
 def unpack(data: bytes) -> Iterator[tuple[int, Note]]:
-    """(Where it ends, note) of each whole note."""
+    """(Where what it was packed with ends, note) of all that was packed and is there as a whole."""
     position = 0
-    while position + HEAD.size <= len(data):
-        kind, session, at, noted, key, correlation_id, size, length = HEAD.unpack_from(data, position)
-        end = position + HEAD.size + length
+    while position + _SIZE.size <= len(data):
+        (size,) = _SIZE.unpack_from(data, position)
+        position += _SIZE.size
+        end = position + size
         if end > len(data):
             return
-        at_ns, took_ns = int(at * 1e9), int((noted - at) * 1e9)
-        yield end, Note(kind, session, at_ns, took_ns, key, correlation_id, size, data[position + HEAD.size : end])
+        for kind, session, at, noted, *rest in marshal.loads(data[position:end]):
+            yield end, Note(kind, session, int(at * 1e9), int((noted - at) * 1e9), *rest)
         position = end

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from time import monotonic
 from typing import Final
 
-from isthmus_plugins.api import Client, Close
-from isthmus_plugins.capture.notes import HEAD, Kind, pack_link
+from isthmus_plugins.api import Client, Close, TapNote
+from isthmus_plugins.capture.notes import Kind, pack_link
 from isthmus_plugins.observers import LinkAppended, LinkConfirmed, LinkTold
 
 APPENDED: Final = "appended"
@@ -20,31 +21,31 @@ class ObservedConnections:
     """Open connections: also those that were there before anything is captured."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, bytes] = {}
+        self._notes: dict[int, list[TapNote]] = {}
         """By session, its note of opening and who authenticated."""
-        self.told: Callable[[bytes], None] | None = None
+        self.told: Callable[[TapNote], object] | None = None
         """Takes a note while something is captured."""
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[TapNote]:
         """The notes of all open connections."""
-        return iter(self._notes.values())
+        return chain.from_iterable(self._notes.values())
 
     def opened(self, client: Client) -> Close | None:
         note = _note(Kind.OPENED, client.session_id, client.address.encode(), client.broker_id)
-        self._notes[client.session_id] = note
+        self._notes[client.session_id] = [note]
         self._tell(note)
         return None
 
     def authenticated(self, client: Client) -> None:
         note = _note(Kind.PRINCIPAL, client.session_id, (client.principal or "").encode())
-        self._notes[client.session_id] = self._notes.get(client.session_id, b"") + note
+        self._notes.setdefault(client.session_id, []).append(note)
         self._tell(note)
 
     def closed(self, client: Client) -> None:
         self._notes.pop(client.session_id, None)
         self._tell(_note(Kind.CLOSED, client.session_id))
 
-    def _tell(self, note: bytes) -> None:
+    def _tell(self, note: TapNote) -> None:
         if self.told is not None:
             self.told(note)
 
@@ -53,7 +54,7 @@ class ObservedLinks:
     """What this proxy's ends of links do."""
 
     def __init__(self) -> None:
-        self.told: Callable[[bytes], None] | None = None
+        self.told: Callable[[TapNote], object] | None = None
         """Takes a note while something is captured."""
 
     @property
@@ -102,6 +103,6 @@ def _known(number: int | None) -> int:
     return _UNKNOWN if number is None else number
 
 
-def _note(kind: Kind, session: int, said: bytes = b"", size: int = 0) -> bytes:
+def _note(kind: Kind, session: int, said: bytes = b"", size: int = 0) -> TapNote:
     now = monotonic()
-    return HEAD.pack(kind, session, now, now, 0, 0, size, len(said)) + said
+    return int(kind), session, now, now, 0, 0, size, said

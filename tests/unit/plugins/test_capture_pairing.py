@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from isthmus_plugins.api import TAP_BYTES
-from isthmus_plugins.capture.notes import HEAD, Kind, Note, pack_parts, unpack
+from isthmus_plugins.capture.notes import Kind, Note, pack, pack_parts, unpack
 from isthmus_plugins.capture.pairing import Event, Pairing
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -350,6 +350,7 @@ def test_bytes_that_are_no_request_say_nothing(api_key: int) -> None:
 
 
 def test_notes_are_read_as_they_were_packed() -> None:
-    first = HEAD.pack(1, 2, 3.0, 3.5, 0xFFFFFFFF, -6, 7, 3) + b"abc"
+    said = pack([(1, 2, 3.0, 3.5, 0xFFFFFFFF, -6, 7, b"abc")] * 2)
     note = Note(1, 2, 3_000_000_000, 500_000_000, 0xFFFFFFFF, -6, 7, b"abc")
-    assert list(unpack(first + first[:-1])) == [(len(first), note)]
+    assert list(unpack(said + said[:-1])) == [(len(said), note)] * 2
+    assert not list(unpack(said[:3]))

@@ -12,7 +12,7 @@ import pytest
 from isthmus_plugins.capture import files as module
 from isthmus_plugins.capture.blocks import LINKS, MAGIC, MAJOR, NewerFormat, whole_blocks
 from isthmus_plugins.capture.files import SEALED, SEALED_LINKS
-from isthmus_plugins.capture.notes import HEAD, Kind, pack_link
+from isthmus_plugins.capture.notes import Kind, pack, pack_link
 from isthmus_plugins.capture.writer import write
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -25,7 +25,7 @@ SECRET = b"contents of a record"
 
 
 def note(kind: int, first: bytes = b"", at: int = 0, key: int = 0, correlation_id: int = 0, size: int = 0) -> bytes:
-    return HEAD.pack(kind, 1, at / 1e9, at / 1e9, key, correlation_id, size, len(first)) + first
+    return pack([(int(kind), 1, at / 1e9, at / 1e9, int(key), correlation_id, size, first)])
 
 
 def settings(*namespaces: dict[str, Any]) -> bytes:

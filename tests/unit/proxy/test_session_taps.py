@@ -12,7 +12,7 @@ import pytest
 from support.sessions import Front, Wire, answer, fetched, fronted, hook, request, run, until
 
 from isthmus_plugins.api import Answer, Gate, Replace, Request
-from isthmus_plugins.capture.notes import Kind, Note, unpack
+from isthmus_plugins.capture.notes import Kind, Note, pack, unpack
 from isthmus_plugins.capture.pairing import Event, Pairing
 from isthmus_plugins.capture.recorder import Recorder
 from isthmus_protocol import peeks, schema
@@ -61,7 +61,7 @@ class Tapped:
 
     @property
     def notes(self) -> list[Note]:
-        return [note for _, note in unpack(b"".join(self.recorder._pieces))]
+        return [note for _, note in unpack(pack(self.recorder._notes))]
 
     def events(self) -> list[Event]:
         pairing = Pairing({}.get)
