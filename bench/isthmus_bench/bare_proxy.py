@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ssl
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +17,6 @@ from isthmus_bench import produce_hook
 from isthmus_bench.children import serve, server_tls
 from isthmus_control.control_state import ControlState
 from isthmus_plugins.api import RequestHook
-from isthmus_plugins.capture import CaptureSettings
-from isthmus_plugins.capture.recorder import Recorder
 from isthmus_plugins.reservation import ReservationPlugin
 
 
@@ -36,24 +33,8 @@ def reservation_hooks() -> list[RequestHook]:
     return list(plugin.isthmus_request_hooks())
 
 
-def recorder(directory: Path) -> Recorder:
-    """What captures all traffic into files."""
-
-    async def topic_name(topic_id: bytes) -> str:
-        return topic_id.hex()
-
-    context: Any = SimpleNamespace(proxy_name="bench", cluster_id="bench", topic_name=topic_name)
-    recorder = Recorder(context, directory)
-    wanted = {"type": "topic", "prefix": "", "directory": "all", **CaptureSettings().model_dump()}
-    recorder.start()
-    recorder.configure([wanted])
-    return recorder
-
-
-async def start(
-    target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext | None, captured: Path | None = None
-) -> int:
-    """Listen on a free port, which is returned. ``captured``: where captured traffic goes."""
+async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext | None) -> int:
+    """Listen on a free port, which is returned."""
     raise_file_descriptor_limit()
     port = 0
 
@@ -61,8 +42,6 @@ async def start(
         return b"127.0.0.1", port
 
     gateway = Gateway(compile_routes(hooks, address), Limits())
-    if captured is not None:
-        gateway.observe(recorder(captured))
     listener = Listener(gateway, 1, Endpoint("127.0.0.1", 0), lambda: [target], tls)
     await listener.start()
     await listener.accept()
@@ -76,12 +55,11 @@ def main() -> None:
     parser.add_argument("--certificate")
     parser.add_argument("--plugins", action="store_true", help="the default plugins")
     parser.add_argument("--hook", action="store_true", help="a hook on Produce that wants nothing")
-    parser.add_argument("--capture", type=Path, help="capture all traffic into this directory")
     chosen = parser.parse_args()
     host, _, port = chosen.target.rpartition(":")
     hooks = reservation_hooks() if chosen.plugins else []
     hooks += produce_hook.plugin.isthmus_request_hooks() if chosen.hook else ()
-    serve(lambda: start(Endpoint(host, int(port)), hooks, server_tls(chosen.certificate), chosen.capture))
+    serve(lambda: start(Endpoint(host, int(port)), hooks, server_tls(chosen.certificate)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import typer
 from isthmus.cli.output import EXIT_CODES, Output, OutputOption, example
 from isthmus_bench import tables as table_text
 from isthmus_bench.audit_cli import audit
+from isthmus_bench.capture_cli import capture
 from isthmus_bench.captured_cli import captured
 from isthmus_bench.command import carry_out
 from isthmus_bench.replicate_cli import replicate
@@ -56,6 +57,9 @@ bench_app.command(
 bench_app.command(
     epilog=example("isthmus bench audit", "isthmus bench audit --records 10000000 --rounds 1 -o json") + EXIT_CODES
 )(audit)
+bench_app.command(
+    epilog=example("isthmus bench capture", "isthmus bench capture --rate 8000 --rounds 5 -o json") + EXIT_CODES
+)(capture)
 
 
 @bench_app.callback()

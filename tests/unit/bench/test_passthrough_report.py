@@ -113,10 +113,10 @@ def test_targets(small: float, fetch: float, each: float, back: float, met: list
     assert [verdict.met for verdict in verdicts_of(figures, idle)] == met
 
 
-@pytest.mark.parametrize(("cpu_us", "met"), [(11.0, True), (11.1, False)])
-def test_a_hook_costs_nothing_where_there_is_none(cpu_us: float, met: bool) -> None:
-    figures = [Figure(FETCH, PROXY, sample(10.0), None), Figure(FETCH, HOOK, sample(cpu_us), None)]
-    (verdict,) = hook_verdicts([*figures, Figure(SMALL[0], HOOK, sample(99.0), None)])
+@pytest.mark.parametrize(("ratio", "met"), [(1.375, True), (1.4, False)])
+def test_a_hook_costs_nothing_where_there_is_none(ratio: float, met: bool) -> None:
+    figures = [Figure(FETCH, PROXY, sample(10.0), 1.25), Figure(FETCH, HOOK, sample(99.0), ratio)]
+    (verdict,) = hook_verdicts([*figures, Figure(SMALL[0], HOOK, sample(99.0), 9.0)])
     assert verdict.met is met
     assert list(hook_verdicts(figures[:1])) == []
 
