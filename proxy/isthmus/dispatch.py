@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from isthmus.histogram import Histogram
-from isthmus_plugins.api import Answer, Request, RequestHook, ResponseHook, Tap, Verdict
+from isthmus_plugins.api import Answer, Request, RequestHook, ResponseHook, Tap, Verdict, tap_answer_bytes
 from isthmus_plugins.chain import Chain
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
@@ -90,6 +90,7 @@ class Route:
         "requests",
         "stream_response",
         "tap",
+        "tap_bytes",
         "version",
         "whole",
     )
@@ -114,6 +115,8 @@ class Route:
         self.stream_response: Callable[[int], ResponseStream] | None = None
         self.tap: Tap | None = None
         """Told of each request and answer."""
+        self.tap_bytes = tap_answer_bytes(self.key)
+        """So many first bytes of an answer."""
         self.requests = 0
         self.decoded = 0
         """Requests that a hook looked into."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from isthmus_plugins.api import TAP_BYTES, TAP_MORE, tap_answer_bytes
+from isthmus_plugins.api import TAP_BYTES, TAP_MORE
 from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import MalformedFrame
@@ -35,7 +35,7 @@ class TappedAnswer:
         """Take the next bytes from the broker, which may reach into the next answer; whether more are wanted.
 
         The first ones were told."""
-        tap, seen, told = self._route.tap, self._seen, tap_answer_bytes(self._route.key)
+        tap, seen, told = self._route.tap, self._seen, self._route.tap_bytes
         if tap is None:
             return False
         if len(data) > self._size - seen:

@@ -11,7 +11,7 @@ from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus.peer import Peer
 from isthmus.session import NO_ACKS0, SERVING, Pending, Session, SessionState
 from isthmus.tapped_answer import TappedAnswer
-from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_OWN_ANSWER, Gate, tap_answer_bytes
+from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_OWN_ANSWER, Gate
 from isthmus_protocol.wire import MalformedFrame
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Upstream(Peer):
                 pending.popleft()
             tap = of.tap
             if tap is not None and own is None and not gated:
-                told = tap_answer_bytes(of.key)
+                told = of.tap_bytes
                 whole = end - position == available <= told
                 first = data if whole else data[position : min(end, position + told)]
                 tap.note((TAP_ANSWER, self._session_id, arrived, monotonic(), of.key, correlation_id, size, first))
@@ -228,7 +228,7 @@ class Upstream(Peer):
     def _note(self, of: Route, kind: int, correlation_id: int, forwarded: float, at: float, frame: bytes) -> None:
         assert of.tap is not None
         size = len(frame) - 4
-        first = frame[: tap_answer_bytes(of.key)]
+        first = frame[: of.tap_bytes]
         of.tap.note((kind, self._session_id, at, monotonic(), of.key, correlation_id, size, first))
         if size + 4 > TAP_BYTES:
             self._note_rest(of, correlation_id, forwarded, size, frame)
