@@ -44,6 +44,12 @@ class LocalConnection:
         """The stream went on, or ended."""
         self.changed.set()
 
+    def gather(self) -> None:
+        """There is nothing to be written together."""
+
+    def write(self) -> None:
+        """As ``gather``."""
+
     async def call(self, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """No transaction has ended without a marker: what was open in the log before is open in the new one."""
         return {"ended": []}
