@@ -124,13 +124,16 @@ class Measured:
         self._plan = plan
         self._proxy = proxy
         self._generator = generator
+        self._captured = False
         host, _, port = proxy.bootstrap.rpartition(":")
         self._target = Target(host, int(port), TOPIC)
         wait_for_topic(self._target)
 
     def capture(self, on: bool) -> None:
         """Returns when the proxy acts on it."""
-        self._proxy.cli("plugin", "enable" if on else "disable", "capture", "--namespace", PREFIX)
+        if on is not self._captured:
+            self._proxy.cli("plugin", "enable" if on else "disable", "capture", "--namespace", PREFIX)
+            self._captured = on
 
     def warm_up(self, compilers: Compilers, say: Say) -> None:
         """With capture, until the broker has compiled what handles requests."""

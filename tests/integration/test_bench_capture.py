@@ -27,7 +27,19 @@ def test_what_is_added_is_taken_round_by_round() -> None:
 @pytest.mark.brokers
 def test_a_quick_run(tmp_path: Path) -> None:
     markdown = tmp_path / "report.md"
-    arguments = ["capture", "--quick", "--cores-asleep", "--rate", "500", "-o", "json", "--markdown", str(markdown)]
+    arguments = [
+        "capture",
+        "--quick",
+        "--cores-asleep",
+        "--rate",
+        "500",
+        "--rounds",
+        "2",
+        "-o",
+        "json",
+        "--markdown",
+        str(markdown),
+    ]
     result = CliRunner().invoke(bench_app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
@@ -36,5 +48,5 @@ def test_a_quick_run(tmp_path: Path) -> None:
     for sample in (*report["off"], *report["on"]):
         assert sample["cpu_us"] > 0
         assert 0 < sample["p50_us"] <= sample["p99_us"] <= sample["p999_us"]
-    assert len(report["off"]) == len(report["on"]) == 1
+    assert len(report["off"]) == len(report["on"]) == 2
     assert "| with capture |" in markdown.read_text()
