@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from isthmus.cli.output import CliError, Output, OutputOption
-from isthmus_bench.command import carry_out
-from isthmus_bench.tables import markdown_lines, text_lines
+from isthmus_bench.command import carry_out, in_tables
 
 
 def audit(
@@ -48,8 +47,7 @@ def audit(
     carry_out(
         lambda say: measured.run(plan, say),
         (ChildFailed, EmbeddedKafkaError, LoadError, OSError),
-        lambda report: text_lines([measured.headline(report)], measured.tables(report)),
-        lambda report: markdown_lines(f"{measured.headline(report)}.", measured.tables(report)),
+        *in_tables(measured.headline, measured.tables),
         markdown=markdown,
         output=output,
         judged=not quick,

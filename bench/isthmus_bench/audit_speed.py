@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from isthmus_bench.children import Child, ChildFailed, tree_cpu_seconds
+from isthmus_bench.command import machine
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.load import Target
 from isthmus_bench.spark_scale import TARGET_CORES
@@ -82,16 +82,14 @@ def run(plan: Plan, say: Say) -> Report:
                 for cluster in clusters:
                     topics[topic] = _fill(filling, Target(*cluster.addresses()[1], topic), records, now_ms, plan)
         servers = [cluster.bootstrap_servers for cluster in clusters]
-        running = (cluster.process(1) for cluster in clusters)
-        brokers = [process.pid for process in running if process is not None]
+        brokers = [pid for cluster in clusters for pid in cluster.pids]
         auditing = stack.enter_context(Child("isthmus_bench.audit_load", str(TARGET_CORES), *servers))
         say("warming up")
         smallest = next(iter(topics))
         for _ in range(plan.warm_ups):
             _audit(auditing, smallest, topics[smallest])
         figures = list(_measured(auditing, topics, brokers, plan, say))
-    machine = {"cores": str(os.cpu_count()), "processor": platform.machine(), "Python": platform.python_version()}
-    return Report(machine, figures, verdicts_of(figures))
+    return Report(machine(), figures, verdicts_of(figures))
 
 
 def _fill(filling: Child, target: Target, records: int, now_ms: int, plan: Plan) -> int:

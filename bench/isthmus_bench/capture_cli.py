@@ -11,11 +11,10 @@ import typer
 from isthmus.cli.output import Output, OutputOption
 from isthmus_bench import capture_cost as measured
 from isthmus_bench.children import ChildFailed
-from isthmus_bench.command import carry_out
+from isthmus_bench.command import carry_out, in_tables
 from isthmus_bench.kafka import EmbeddedKafkaError
 from isthmus_bench.load import LoadError
 from isthmus_bench.proxies import ProxyFailed
-from isthmus_bench.tables import markdown_lines, text_lines
 
 
 def capture(
@@ -39,8 +38,7 @@ def capture(
     carry_out(
         lambda say: measured.run(plan, say),
         (ChildFailed, EmbeddedKafkaError, LoadError, ProxyFailed),
-        lambda report: text_lines([measured.headline(report)], measured.tables(report)),
-        lambda report: markdown_lines(f"{measured.headline(report)}.", measured.tables(report)),
+        *in_tables(measured.headline, measured.tables),
         markdown=markdown,
         output=output,
         judged=not quick,

@@ -7,8 +7,6 @@ too; at a steady rate that shows as what it is, a longer tail.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -19,11 +17,11 @@ from typing import Any, Final
 
 from isthmus_bench.awake import cores_awake
 from isthmus_bench.children import Child, ChildFailed
-from isthmus_bench.compilers import Compilers
+from isthmus_bench.command import machine
+from isthmus_bench.compilers import COMPILING_MAX, Compilers
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.load import Target, wait_for_topic
 from isthmus_bench.proxies import ProxyProcess
-from isthmus_bench.sync import COMPILING_MAX
 from isthmus_bench.sync_environment import HEAP_MB, JVM_FLAGS, create_topic
 from isthmus_bench.sync_figures import Verdict
 from isthmus_bench.sync_load import Shape
@@ -97,8 +95,7 @@ def run(plan: Plan, say: Say) -> Report:
         )
         proxy.cli("namespace", "create", PREFIX)
         measured = Measured(plan, proxy, stack.enter_context(Child("isthmus_bench.sync_load")))
-        running = (cluster.process(broker_id) for broker_id in cluster.broker_ids)
-        measured.warm_up(Compilers([each.pid for each in running if each is not None]), say)
+        measured.warm_up(Compilers(cluster.pids), say)
         samples: tuple[list[Sample], list[Sample]] = ([], [])
         for each in range(plan.rounds):
             say(f"round {each + 1} of {plan.rounds}")
@@ -108,13 +105,7 @@ def run(plan: Plan, say: Say) -> Report:
         captured = sum(file.stat().st_size for file in (directory / "data").rglob("*.capture"))
         if not captured:
             raise ChildFailed("nothing was captured")
-    machine = {
-        "cores": str(os.cpu_count()),
-        "idle cores": idle_cores,
-        "processor": platform.machine(),
-        "Python": platform.python_version(),
-    }
-    return Report(machine, plan.rate, *samples, captured, verdicts_of(*samples))
+    return Report({**machine(), "idle cores": idle_cores}, plan.rate, *samples, captured, verdicts_of(*samples))
 
 
 class Measured:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import typer
 
 from isthmus.cli.output import CliError, Exit, Output, show
+from isthmus_bench.tables import Table, markdown_lines, text_lines
 
 
 class Verdict(Protocol):
@@ -25,6 +28,21 @@ class Report(Protocol):
 
 
 R = TypeVar("R", bound=Report)
+
+
+def machine() -> dict[str, str]:
+    """What this runs on."""
+    return {"cores": str(os.cpu_count()), "processor": platform.machine(), "Python": platform.python_version()}
+
+
+def in_tables(
+    headline: Callable[[R], str], tables: Callable[[R], Iterable[Table]]
+) -> tuple[Callable[[R], Iterable[str]], Callable[[R], Iterable[str]]]:
+    """``text`` and ``document`` of a report that is a line and tables."""
+    return (
+        lambda report: text_lines([headline(report)], tables(report)),
+        lambda report: markdown_lines(f"{headline(report)}.", tables(report)),
+    )
 
 
 def carry_out(

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+COMPILING_MAX: Final = 0.1
+"""Cores that all the brokers' compilers together take when brokers are warm."""
 _NAMES: Final = ("C1 Compiler", "C2 Compiler")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isthmus.cli.output import Output, OutputOption
-from isthmus_bench.command import carry_out
-from isthmus_bench.tables import Table, markdown_lines, number, text_lines
+from isthmus_bench.command import carry_out, in_tables
+from isthmus_bench.tables import Table, number
 
 if TYPE_CHECKING:
     from isthmus_bench.replicate import Report
@@ -60,8 +60,7 @@ def replicate(
     carry_out(
         lambda say: measured.run(plan, say),
         (ChildFailed, EmbeddedKafkaError, HTTPError, LoadError, ProxyFailed),
-        lambda report: text_lines([_measured(report)], tables(report)),
-        lambda report: markdown_lines(f"{_measured(report)}.", tables(report)),
+        *in_tables(_measured, tables),
         markdown=markdown,
         output=output,
         judged=not quick,

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.output import CliError, Output, OutputOption
-from isthmus_bench.command import carry_out
-from isthmus_bench.tables import markdown_lines, text_lines
+from isthmus_bench.command import carry_out, in_tables
 
 
 def spark(
@@ -69,8 +68,7 @@ def spark(
     carry_out(
         measure,
         (ChildFailed, GeneratorError, OSError, measured.NoRoom),
-        lambda report: text_lines([spark_report.headline(report)], spark_report.tables(report)),
-        lambda report: markdown_lines(f"{spark_report.headline(report)}.", spark_report.tables(report)),
+        *in_tables(spark_report.headline, spark_report.tables),
         markdown=markdown,
         output=output,
         judged=not quick,

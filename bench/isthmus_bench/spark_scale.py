@@ -6,7 +6,6 @@ Traffic is generated, and deleted afterwards. A session first warms up on the fe
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ import numpy as np
 
 from isthmus_bench.captured import bytes_of, generate
 from isthmus_bench.children import Child, tree_cpu_seconds
+from isthmus_bench.command import machine
 from isthmus_bench.sync_figures import Verdict
 
 Say = Callable[[str], None]
@@ -100,8 +100,7 @@ def run(plan: Plan, say: Say) -> Report:
             generate(directory, rows, 1, False, say)
         figures = [figure for cores in plan.cores for figure in _measured(traffic, cores, plan, say)]
     lines = [line for cores in plan.cores for line in lines_of(cores, figures)]
-    machine = {"cores": str(os.cpu_count()), "processor": platform.machine(), "Python": platform.python_version()}
-    return Report(machine, figures, lines, verdicts_of(figures, lines))
+    return Report(machine(), figures, lines, verdicts_of(figures, lines))
 
 
 def _measured(traffic: dict[int, Path], cores: int, plan: Plan, say: Say) -> list[Figure]:

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from isthmus_bench.awake import cores_awake
 from isthmus_bench.children import Child, ChildFailed
-from isthmus_bench.compilers import Compilers
+from isthmus_bench.compilers import COMPILING_MAX, Compilers
 from isthmus_bench.kafka import ToolFailed, run_tool
 from isthmus_bench.kafka.jars import parse_version
 from isthmus_bench.proxies import ProxyFailed
@@ -41,8 +41,6 @@ PROBES: Final = 100
 WARMUP_PER_S: Final = 2000
 WARMUP_CLIENTS: Final = 16
 """That use coordinators at once: one after the other, what they ask takes round trips, and compilers see too little."""
-COMPILING_MAX: Final = 0.1
-"""Cores that all the brokers' compilers together take when brokers are warm."""
 JAVA_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {"java-linger-0": ("acks=all", "linger.ms=0"), "java-stock": ()}
 
 # ---- a Java producer ----

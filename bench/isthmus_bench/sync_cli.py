@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from isthmus.cli.output import Output, OutputOption
-from isthmus_bench.command import carry_out
-from isthmus_bench.tables import markdown_lines, text_lines
+from isthmus_bench.command import carry_out, in_tables
 
 # Written out, so that --help need not load what measures.
 SCENARIO_NAMES: Final = (
@@ -96,8 +95,7 @@ def sync(
     carry_out(
         measure,
         (ChildFailed, EmbeddedKafkaError, HTTPError, LoadError, OSError, ProxyFailed),
-        lambda report: text_lines([sync_report.headline(report)], sync_report.tables(report)),
-        lambda report: markdown_lines(f"{sync_report.headline(report)}.", sync_report.tables(report)),
+        *in_tables(sync_report.headline, sync_report.tables),
         markdown=markdown,
         output=output,
         judged=not quick,

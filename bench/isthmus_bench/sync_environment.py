@@ -106,8 +106,7 @@ class Environment:
             say=lambda _: None,
         )
         self._stack.enter_context(cluster)
-        running = (cluster.process(broker_id) for broker_id in cluster.broker_ids)
-        self.brokers += [process.pid for process in running if process is not None]
+        self.brokers += cluster.pids
         return cluster
 
     def _start_proxies(self, linked: bool) -> None:

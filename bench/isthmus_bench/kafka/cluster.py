@@ -343,6 +343,12 @@ class KafkaCluster:
     def alive(self, broker_id: int) -> bool:
         return self.process(broker_id) is not None
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the brokers that run."""
+        running = (self.process(broker_id) for broker_id in self.broker_ids)
+        return [process.pid for process in running if process is not None]
+
     def kill(self, broker_id: int) -> None:
         """SIGKILL: what the broker had not written is lost. Returns when it is gone."""
         self._running(broker_id).kill()
