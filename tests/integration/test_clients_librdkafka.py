@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
-from support.kafka import unique
+from support.kafka import NOW_MS, unique
 from support.proxies import Proxied
 
 pytestmark = pytest.mark.brokers
@@ -91,7 +91,7 @@ def test_idempotent_producer_and_every_codec(proxied_of_each_version: Proxied) -
                 key=str(number),
                 value=codec.encode() * 100,
                 headers={"codec": codec, "none": None},
-                timestamp=1_750_000_000_000 + number,
+                timestamp=NOW_MS + number,
             )
         assert producer.flush(30) == 0
     messages = consume(proxied_of_each_version, topic, 250)
@@ -99,7 +99,7 @@ def test_idempotent_producer_and_every_codec(proxied_of_each_version: Proxied) -
     assert [message.value() for message in messages] == [c.encode() * 100 for c in CODECS for _ in range(50)]
     assert [message.key() for message in messages[:50]] == [str(number).encode() for number in range(50)]
     assert messages[60].headers() == [("codec", b"gzip"), ("none", None)]
-    assert messages[60].timestamp()[1] == 1_750_000_000_010
+    assert messages[60].timestamp()[1] == NOW_MS + 10
 
 
 def test_producer_that_asks_for_no_answer(proxied: Proxied) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from support.kafka import Clusters, unique
+from support.kafka import NOW_MS, Clusters, unique
 
 from isthmus.kafka_client import (
     EARLIEST,
@@ -58,9 +58,7 @@ def in_cluster(kafka: KafkaCluster, test: Callable[[ClusterClient], Awaitable[No
     run(started)
 
 
-def batch_of(
-    values: list[bytes], *, timestamp_ms: int = 1_700_000_000_000, producer_id: int = -1, sequence: int = -1
-) -> bytes:
+def batch_of(values: list[bytes], *, timestamp_ms: int = NOW_MS, producer_id: int = -1, sequence: int = -1) -> bytes:
     """A plain record batch with base offset 0, written here by the format's definition (KIP-98)."""
     import crc32c
 
@@ -175,7 +173,7 @@ def test_records_go_in_and_come_out(kafka_of_each_version: KafkaCluster) -> None
         first, second = TopicPartition(name, 0), TopicPartition(name, 1)
         produced = await cluster.produce_raw({first: batch_of([b"a", b"b", b"c"]), second: batch_of([b"d"])})
         assert [(result.base_offset, result.error) for result in produced.values()] == [(0, None)] * 2
-        produced = await cluster.produce_raw({first: batch_of([b"e"], timestamp_ms=1_700_000_000_500)}, at_most=13)
+        produced = await cluster.produce_raw({first: batch_of([b"e"], timestamp_ms=NOW_MS + 500)}, at_most=13)
         assert (produced[first].base_offset, produced[first].log_append_time_ms) == (3, -1)
         broken = bytearray(batch_of([b"x"]))
         broken[-1] ^= 1
@@ -207,9 +205,9 @@ def test_records_go_in_and_come_out(kafka_of_each_version: KafkaCluster) -> None
 
         assert await listed(EARLIEST) == 0
         assert await listed(LATEST) == await listed(LATEST, isolation=1) == await listed(LATEST, isolation=LOG_END) == 4
-        assert await listed(1_700_000_000_001) == 3
+        assert await listed(NOW_MS + 1) == 3
         assert await listed(MAX_TIMESTAMP) == 3
-        assert await listed(2_000_000_000_000) == -1
+        assert await listed(NOW_MS + 501) == -1
 
         deleted = await cluster.delete_records({first: 2, second: -1})
         assert {key: (value.low_watermark, value.error) for key, value in deleted.items()} == {

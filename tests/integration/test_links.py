@@ -35,7 +35,7 @@ def link(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Linked]:
 
 def test_records_are_the_same_in_everything_a_consumer_sees(link: Linked) -> None:
     source, target = link.names("everything")
-    link.a.create_topic(source)
+    link.a.create_topic(source, config={"retention.ms": "-1"})
     for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
         for idempotent in (True, False):
             producer = link.a.producer(compression_type=compression, enable_idempotence=idempotent)
@@ -45,7 +45,7 @@ def test_records_are_the_same_in_everything_a_consumer_sees(link: Linked) -> Non
                     key=None if number % 5 == 0 else b"key-%d" % number,
                     value=None if number % 7 == 0 else b"value" * number,
                     headers=[("h", b"\x00\xff"), ("h", None), ("", b"")] if number % 3 == 0 else None,
-                    timestamp=1_500_000_000_000 + number,  # years old: nothing expires or is refused for it
+                    timestamp=1_500_000_000_000 + number,  # years old: nothing is refused for it
                 )
             assert producer.flush(30) == 0
     link.wait_end(target, 200)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Final
@@ -35,6 +36,9 @@ AUTHORIZED: Final = Security(
 
 _SMALL: Final = ("-Xms32m",)
 """Of clusters that stay for the session: their heaps grow as they are used, a third less memory for each broker."""
+
+NOW_MS: Final = int(time.time() * 1000)
+"""A timestamp for records of tests: brokers delete what is a week old, some minutes after it was written."""
 
 _numbers: Final = itertools.count(1)
 

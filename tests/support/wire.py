@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from isthmus_protocol.messages import build_request, decode_response, encode_request
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import MAGIC, BatchHeader
+from support.kafka import NOW_MS
 
 TIMEOUT_S: Final = 30.0
 PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
@@ -19,7 +20,7 @@ PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
 
 def batch_of(values: Iterable[bytes], like: BatchHeader = PLAIN) -> bytes:
     """A batch of records without keys."""
-    return encode_batch([Record(offset, 1_750_000_000_000, None, value) for offset, value in enumerate(values)], like)
+    return encode_batch([Record(offset, NOW_MS, None, value) for offset, value in enumerate(values)], like)
 
 
 class Wire:
