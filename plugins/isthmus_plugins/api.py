@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 import ssl
+import struct
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -565,20 +566,23 @@ def tap_answer_bytes(key: int) -> int:
     return TAP_BYTES if key >> 16 else TAP_PRODUCED_BYTES
 
 
-TapNote: TypeAlias = tuple[int, int, float, float, int, int, int, bytes]
+TapNote: TypeAlias = tuple[int, int, float, float, int, bytes]
 """Kind (:data:`TAP_REQUEST` ...); session; when it came, and when this was noted (monotonic seconds); API key << 16 |
-version; correlation id; size of the frame, without its size prefix; the frame's first bytes, as far as they were there.
+version; the frame's first bytes, from its size on and as far as they were there, eight at least.
 
 Of a request at most :data:`TAP_BYTES`, of an answer :func:`tap_answer_bytes`; where an answer will have more, up to
-that many, more is told.
+that many, more is told: behind a head of an answer (:data:`TAP_HEAD`).
 """
+TAP_HEAD: Final = struct.Struct(">ii")
+"""Size, as a frame has it, and correlation id: how an answer begins."""
 
 
 class Tap(Protocol):
     """Is told of all traffic, on the traffic path: it must only take notes."""
 
     note: Callable[[TapNote], object]
-    """Best the ``append`` of a list: whatever more is called comes into cold caches, and costs microseconds."""
+    """Best the ``extend`` of a list: what is called on the traffic path comes into cold caches, and so does every
+    object that is kept, a tuple for each note too."""
 
     def wants_parts(self, session: int, at: float, correlation_id: int) -> bool:
         """Whether to look for the partitions of a request, or of its answer. ``at``: when it was forwarded."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from isthmus.histogram import Histogram
-from isthmus_plugins.api import Answer, Request, RequestHook, ResponseHook, Tap, Verdict, tap_answer_bytes
+from isthmus_plugins.api import Answer, Request, RequestHook, ResponseHook, Tap, TapNote, Verdict, tap_answer_bytes
 from isthmus_plugins.chain import Chain
 from isthmus_protocol import addresses, api_versions, peeks, schema
 from isthmus_protocol.addresses import AddressMap
@@ -84,6 +84,7 @@ class Route:
         "is_write",
         "key",
         "looked_at",
+        "note",
         "on_request",
         "on_response",
         "proxy_time",
@@ -114,7 +115,9 @@ class Route:
         self.on_response: ResponseHook | None = None
         self.stream_response: Callable[[int], ResponseStream] | None = None
         self.tap: Tap | None = None
-        """Told of each request and answer."""
+        """Told of each request and answer: see :meth:`tell`."""
+        self.note: Callable[[TapNote], object] | None = None
+        """The tap's: what is asked of a tap on the traffic path is found in one step."""
         self.tap_bytes = tap_answer_bytes(self.key)
         """So many first bytes of an answer."""
         self.requests = 0
@@ -124,6 +127,11 @@ class Route:
         """From forwarding to the answer's first bytes; shared by the API's versions."""
         self.proxy_time = proxy_time
         """Spent on a chunk of requests or answers that ends with this API, of one in PROXY_TIME_EACH."""
+
+    def tell(self, tap: Tap | None) -> None:
+        """Have this told of each request and answer from here on."""
+        self.tap = tap
+        self.note = None if tap is None else tap.note
 
     def go_on_counting(self, before: Route) -> None:
         """This one takes the place of another."""

@@ -256,12 +256,10 @@ class Downstream(Peer):
                 pending.append((correlation_id, route, arrived, route.on_response, None))
                 route.requests += 1
                 self._upstream.send(data)
-                if route.tap is not None:
+                note = route.note
+                if note is not None:
                     first = data if size <= TAP_BYTES else data[:TAP_BYTES]
-                    noted = monotonic()
-                    route.tap.note(
-                        (TAP_REQUEST, self._session_id, arrived, noted, key, correlation_id, size_inside, first)
-                    )
+                    note((TAP_REQUEST, self._session_id, arrived, monotonic(), known_key, first))
                     if size > TAP_BYTES:
                         self._scan(route, correlation_id, arrived, data, 0, size)
                 if len(pending) > self._in_flight_max:
@@ -379,7 +377,7 @@ class Downstream(Peer):
                 known_key, leave, heads, known_size, _ = self._known
             route.requests += 1
             if route.tap is not None:
-                self._note(route, correlation_id, arrived, data[position : min(end, position + TAP_BYTES)], size)
+                self._note(route, arrived, data[position : min(end, position + TAP_BYTES)])
                 if size > TAP_BYTES and route.acks is not None:
                     self._scan(route, correlation_id, arrived, data, position, end)
             if acks:
@@ -401,10 +399,9 @@ class Downstream(Peer):
         if route is not None and route.requests % PROXY_TIME_EACH == 1:
             route.proxy_time.observe(monotonic() - arrived)
 
-    def _note(self, route: Route, correlation_id: int, arrived: float, frame: bytes, size: int) -> None:
-        assert route.tap is not None
-        first = frame[:TAP_BYTES]
-        route.tap.note((TAP_REQUEST, self._session_id, arrived, monotonic(), route.key, correlation_id, size, first))
+    def _note(self, route: Route, arrived: float, frame: bytes) -> None:
+        assert route.note is not None
+        route.note((TAP_REQUEST, self._session_id, arrived, monotonic(), route.key, frame[:TAP_BYTES]))
 
     def _scan(self, route: Route, correlation_id: int, arrived: float, data: bytes, start: int, end: int) -> None:
         """Tell of all partitions of a Produce request that is larger than what was told; now, or when it is whole."""
@@ -478,7 +475,7 @@ class Downstream(Peer):
         if verdict is None or verdict is NEED_MORE:
             verdict = Replace(frame)
         if route.tap is not None and not isinstance(verdict, Hold):
-            self._note(route, correlation_id, came, frame, len(frame) - 4)
+            self._note(route, came, frame)
             if len(frame) > TAP_BYTES and route.acks is not None:
                 self._scan(route, correlation_id, came, frame, 0, len(frame))
         if isinstance(verdict, Hold):

@@ -106,7 +106,7 @@ class Gateway:
         self.leave.until = float("-inf")
         self.leave = Leave(float("inf"))
         for key, route in routes.items():
-            route.tap = self.tap
+            route.tell(self.tap)
             if key in self.routes:
                 route.go_on_counting(self.routes[key])
         self.routes.clear()
@@ -119,7 +119,7 @@ class Gateway:
         """Have this told of all traffic from now on."""
         self.tap = tap
         for route in self.routes.values():
-            route.tap = tap
+            route.tell(tap)
 
     def unknown_route(self, key: int) -> Route:
         """The route of what the table does not know. Raises MalformedFrame: no answer can be given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from isthmus_plugins.api import TAP_BYTES, TAP_MORE
+from isthmus_plugins.api import TAP_BYTES, TAP_HEAD, TAP_MORE
 from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import MalformedFrame
@@ -42,9 +42,9 @@ class TappedAnswer:
             data = data[: self._size - seen]
         self._seen += len(data)
         if 0 < seen < told:
-            more = data[: told - seen]
+            more = TAP_HEAD.pack(0, self._correlation_id) + data[: told - seen]
             now = monotonic()
-            tap.note((TAP_MORE, self._session, now, now, self._route.key, self._correlation_id, 0, more))
+            tap.note((TAP_MORE, self._session, now, now, self._route.key, more))
         if self._scan is not None and not self._scanned(self._scan, data):
             self._scan = None
         return self._seen < self._size and (self._seen < told or self._scan is not None)

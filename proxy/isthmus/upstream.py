@@ -11,7 +11,7 @@ from isthmus.dispatch import PROXY_TIME_EACH
 from isthmus.peer import Peer
 from isthmus.session import NO_ACKS0, SERVING, Pending, Session, SessionState
 from isthmus.tapped_answer import TappedAnswer
-from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_OWN_ANSWER, Gate
+from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_HEAD, TAP_OWN_ANSWER, Gate
 from isthmus_protocol.wire import MalformedFrame
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _response_head: Final = struct.Struct(">ii").unpack_from
 _RESPONSE_HEAD_SIZE: Final = 8
+_NO_FRAME: Final = -4
+"""Size of an answer that is not there yet."""
 
 
 class Upstream(Peer):
@@ -191,12 +193,12 @@ class Upstream(Peer):
                 send(self._streamed(data[position:] if position else data))
                 start = end = available
                 pending.popleft()
-            tap = of.tap
-            if tap is not None and own is None and not gated:
+            note = of.note
+            if note is not None and own is None and not gated:
                 told = of.tap_bytes
                 whole = end - position == available <= told
                 first = data if whole else data[position : min(end, position + told)]
-                tap.note((TAP_ANSWER, self._session_id, arrived, monotonic(), of.key, correlation_id, size, first))
+                note((TAP_ANSWER, self._session_id, arrived, monotonic(), of.key, first))
                 if size + 4 > TAP_BYTES or size + 4 > len(first):
                     self._note_rest(of, correlation_id, forwarded, size, data[position:end])
             position = end
@@ -226,10 +228,10 @@ class Upstream(Peer):
             route.proxy_time.observe(monotonic() - arrived)
 
     def _note(self, of: Route, kind: int, correlation_id: int, forwarded: float, at: float, frame: bytes) -> None:
-        assert of.tap is not None
+        assert of.note is not None
         size = len(frame) - 4
         first = frame[: of.tap_bytes]
-        of.tap.note((kind, self._session_id, at, monotonic(), of.key, correlation_id, size, first))
+        of.note((kind, self._session_id, at, monotonic(), of.key, first))
         if size + 4 > TAP_BYTES:
             self._note_rest(of, correlation_id, forwarded, size, frame)
 
@@ -254,7 +256,7 @@ class Upstream(Peer):
         while pending and (answer := pending[0][4]):
             correlation_id, route, forwarded, _, _ = pending.popleft()
             if route.tap is not None:
-                frame = b"" if isinstance(answer, Gate) else answer
+                frame = TAP_HEAD.pack(_NO_FRAME, correlation_id) if isinstance(answer, Gate) else answer
                 self._note(route, TAP_OWN_ANSWER, correlation_id, forwarded, monotonic(), frame)
             if self.session.acks0_behind > 0:
                 self.session.acks0_behind -= 1

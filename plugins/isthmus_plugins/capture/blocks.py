@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -100,6 +101,8 @@ class Layout:
         self.described = [[name, _NUMPY[kind]] for name, kind in fields]
         self.texts = tuple((name, at) for at, (name, _) in enumerate(fields) if name in texts)
         """Fields that stand for texts, and where they are."""
+        self.texts_of = itemgetter(*(at for _, at in self.texts))
+        """Their values in a row."""
 
 
 REQUESTS: Final = Layout(FIELDS, TEXTS)
@@ -118,21 +121,26 @@ class Block:
         self._layout = layout
         self._rows: list[bytes] = []
         self._tables: dict[str, dict[str, int]] = {name: {} for name, _ in layout.texts}
+        self._numbers: dict[tuple[str | None, ...], tuple[tuple[int, int], ...]] = {}
+        """By a row's texts where their numbers stand, and which: most rows have the same as others."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, values: list[Any]) -> None:
         """Add a row: the values of the layout's fields, in their order, texts as they are (None: none)."""
-        tables = self._tables
-        for name, at in self._layout.texts:
-            text = values[at]
-            if text is None:
-                values[at] = -1
-            else:
-                table = tables[name]
-                values[at] = table.setdefault(text, len(table))
+        texts = self._layout.texts_of(values)
+        numbers = self._numbers.get(texts)
+        if numbers is None:
+            numbers = self._numbers[texts] = tuple(self._numbered(texts))
+        for at, number in numbers:
+            values[at] = number
         self._rows.append(self._layout.row.pack(*values))
+
+    def _numbered(self, texts: Iterable[str | None]) -> Iterator[tuple[int, int]]:
+        for (name, at), text in zip(self._layout.texts, texts, strict=True):
+            table = self._tables[name]
+            yield at, -1 if text is None else table.setdefault(text, len(table))
 
     def sealed(self) -> bytes:
         """The block as it is written."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from isthmus_plugins.capture.notes import Note
 from isthmus_protocol import peeks, resources
 from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.locate import locator
@@ -30,6 +29,11 @@ _BATCH: Final = struct.Struct(">q13xh20xqhii")
 assert _BATCH.size == HEADER_SIZE
 _OLD_MESSAGE: Final = struct.Struct(">q9xB")
 """Of a message older than magic 2: offset, attributes."""
+_OFFSET_AND_TIME: Final = struct.Struct(">q8x")
+"""Of a partition in an answer to Produce: base offset, log append time. Before it: index and error code."""
+_INDEX_AND_ERROR: Final = 6
+_BEHIND_CORRELATION_ID: Final = 8
+_ONE_BYTE_LENGTHS: Final = 127
 Topic = bytes | str
 """Its name, or where a version has ids alone its id (16 bytes)."""
 
@@ -193,12 +197,47 @@ def _produced(topic: Topic, partition: int, size: int, data: bytes, position: in
 # ---- answers ----
 
 
-def response_facts(api_key: int, version: int, first: bytes, note: Note | None) -> ResponseFacts:
-    """What an answer's first bytes say."""
-    facts = ResponseFacts()
-    if note is None:
-        return facts
-    facts.partial = len(first) < note.size + 4
+class LoneAnswer(NamedTuple):
+    """What answers to Produce requests of one partition have in common that are the same but for offset and time."""
+
+    head: bytes
+    """From behind the correlation id up to the base offset."""
+    tail: bytes
+    """From behind the log append time on."""
+    part: PartFacts
+
+    def facts_of(self, first: bytes) -> ResponseFacts | None:
+        """What another answer says; None: it is not like these."""
+        head, tail, part = self
+        offset_at = _BEHIND_CORRELATION_ID + len(head)
+        is_like = len(first) == offset_at + _OFFSET_AND_TIME.size + len(tail) and first.endswith(tail)
+        if not is_like or not first.startswith(head, _BEHIND_CORRELATION_ID):
+            return None
+        (base_offset,) = _OFFSET_AND_TIME.unpack_from(first, offset_at)
+        return ResponseFacts(0, (PartFacts(part.topic, part.partition, error_code=0, base_offset=base_offset),))
+
+
+def lone_answer(version: int, first: bytes, facts: ResponseFacts) -> LoneAnswer | None:
+    """What a whole answer to a Produce request of one partition has in common with others, if there is no error."""
+    if facts.partial or facts.error_code != 0 or len(facts.parts) != 1:
+        return None
+    (part,) = facts.parts
+    named = len(part.topic if isinstance(part.topic, bytes) else str(part.topic).encode())
+    if request_flexible(ApiKey.PRODUCE, version):
+        lengths = 3 if isinstance(part.topic, bytes) else 4  # tags, topics, name, partitions: a byte of each
+        if named >= _ONE_BYTE_LENGTHS:
+            return None
+    else:
+        lengths = 10  # topics, name, partitions
+    offset_at = _BEHIND_CORRELATION_ID + lengths + named + _INDEX_AND_ERROR
+    head, tail = first[_BEHIND_CORRELATION_ID:offset_at], first[offset_at + _OFFSET_AND_TIME.size :]
+    lone = LoneAnswer(head, tail, part)
+    return lone if lone.facts_of(first) == facts else None
+
+
+def response_facts(api_key: int, version: int, first: bytes, size: int) -> ResponseFacts:
+    """What an answer's first bytes say; ``size``: of the whole frame."""
+    facts = ResponseFacts(partial=len(first) < size)
     try:
         if api_key == ApiKey.PRODUCE:
             by_id = peeks.topics_are_ids(ApiKey.PRODUCE, version)

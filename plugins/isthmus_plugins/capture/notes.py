@@ -1,21 +1,35 @@
 """What a proxy's sessions note of traffic, for the process that makes events of it (see docs/adr/0010).
 
-A note is a tuple (``api.TapNote``) in a list where the traffic is, and that is all that it costs there. Many are packed
-at a time: the size of what follows (4 bytes), and the list as ``marshal`` writes it, since both run the same Python.
+Where the traffic is, notes (``api.TapNote``) are values one behind the other in a list, and that is all that it costs
+there. Many are packed at a time: the size of what follows (4 bytes), and the list as ``marshal`` writes it, since both
+run the same Python.
 """
 
 from __future__ import annotations
 
 import marshal
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import Final, NamedTuple
+from time import monotonic
+from typing import Any, Final, NamedTuple
 
-from isthmus_plugins.api import TAP_ANSWER, TAP_GATED, TAP_MORE, TAP_OWN_ANSWER, TAP_REQUEST, TapNote
+from isthmus_plugins.api import (
+    TAP_ANSWER,
+    TAP_GATED,
+    TAP_HEAD,
+    TAP_MORE,
+    TAP_OWN_ANSWER,
+    TAP_REQUEST,
+    TapNote,
+)
 from isthmus_protocol.partition_scan import ScannedPartition
 
 _SIZE: Final = struct.Struct(">I")
+_REQUEST_HEAD: Final = struct.Struct(">i4xi")
+"""Size and correlation id."""
+VALUES: Final = 6
+"""Of a note, in a list."""
 
 
 class Kind(IntEnum):
@@ -90,7 +104,17 @@ def unpack_link(said: bytes) -> tuple[list[str | None], tuple[int, ...]]:
     return texts, _LINK_NUMBERS.unpack_from(said)
 
 
+def told(
+    kind: Kind, session: int, said: bytes = b"", *, number: int = 0, key: int = 0, correlation_id: int = 0
+) -> TapNote:
+    """A note of something else than a frame, which says ``said`` and a number."""
+    now = monotonic()
+    return int(kind), session, now, now, key, TAP_HEAD.pack(number, correlation_id) + said
+
+
 class Note(NamedTuple):
+    """What is read of a note."""
+
     kind: int
     session: int
     at_ns: int
@@ -98,12 +122,14 @@ class Note(NamedTuple):
     key: int
     correlation_id: int
     size: int
+    """Of a frame, without its size prefix; the number of another note."""
     first: bytes
+    """Of a frame, its first bytes; what another note says."""
 
 
-def pack(notes: Sequence[TapNote]) -> bytes:
-    """Of plain integers: no member of an enumeration."""
-    said = marshal.dumps(list(notes))
+def pack(values: list[Any]) -> bytes:
+    """Of the values of notes, one behind the other. Plain integers: no member of an enumeration."""
+    said = marshal.dumps(values)
     return _SIZE.pack(len(said)) + said
 
 
@@ -111,11 +137,22 @@ def unpack(data: bytes) -> Iterator[tuple[int, Note]]:
     """(Where what it was packed with ends, note) of all that was packed and is there as a whole."""
     position = 0
     while position + _SIZE.size <= len(data):
-        (size,) = _SIZE.unpack_from(data, position)
+        (packed,) = _SIZE.unpack_from(data, position)
         position += _SIZE.size
-        end = position + size
+        end = position + packed
         if end > len(data):
             return
-        for kind, session, at, noted, *rest in marshal.loads(data[position:end]):
-            yield end, Note(kind, session, int(at * 1e9), int((noted - at) * 1e9), *rest)
+        values = iter(marshal.loads(data[position:end]))
+        for kind, session, at, noted, key, first in zip(*[values] * VALUES, strict=True):
+            if kind == TAP_REQUEST:
+                size, correlation_id = _REQUEST_HEAD.unpack_from(first)
+            else:
+                size, correlation_id = TAP_HEAD.unpack_from(first)
+                if kind not in _FRAMES:
+                    first = first[TAP_HEAD.size :]
+            yield end, Note(kind, session, int(at * 1e9), int((noted - at) * 1e9), key, correlation_id, size, first)
         position = end
+
+
+_FRAMES: Final = frozenset((TAP_REQUEST, TAP_ANSWER, TAP_GATED, TAP_OWN_ANSWER))
+"""Notes of these have a frame's first bytes."""

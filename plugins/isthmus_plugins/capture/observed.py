@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from time import monotonic
 from typing import Final
 
 from isthmus_plugins.api import Client, Close, TapNote
-from isthmus_plugins.capture.notes import Kind, pack_link
+from isthmus_plugins.capture.notes import Kind, pack_link, told
 from isthmus_plugins.observers import LinkAppended, LinkConfirmed, LinkTold
 
 APPENDED: Final = "appended"
@@ -31,19 +30,19 @@ class ObservedConnections:
         return chain.from_iterable(self._notes.values())
 
     def opened(self, client: Client) -> Close | None:
-        note = _note(Kind.OPENED, client.session_id, client.address.encode(), client.broker_id)
+        note = told(Kind.OPENED, client.session_id, client.address.encode(), number=client.broker_id)
         self._notes[client.session_id] = [note]
         self._tell(note)
         return None
 
     def authenticated(self, client: Client) -> None:
-        note = _note(Kind.PRINCIPAL, client.session_id, (client.principal or "").encode())
+        note = told(Kind.PRINCIPAL, client.session_id, (client.principal or "").encode())
         self._notes.setdefault(client.session_id, []).append(note)
         self._tell(note)
 
     def closed(self, client: Client) -> None:
         self._notes.pop(client.session_id, None)
-        self._tell(_note(Kind.CLOSED, client.session_id))
+        self._tell(told(Kind.CLOSED, client.session_id))
 
     def _tell(self, note: TapNote) -> None:
         if self.told is not None:
@@ -96,13 +95,8 @@ class ObservedLinks:
 
     def _tell(self, texts: tuple[str | None, ...], numbers: tuple[int, ...]) -> None:
         if self.told is not None:
-            self.told(_note(Kind.LINK, 0, pack_link(texts, numbers)))
+            self.told(told(Kind.LINK, 0, pack_link(texts, numbers)))
 
 
 def _known(number: int | None) -> int:
     return _UNKNOWN if number is None else number
-
-
-def _note(kind: Kind, session: int, said: bytes = b"", size: int = 0) -> TapNote:
-    now = monotonic()
-    return int(kind), session, now, now, 0, 0, size, said

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from isthmus_plugins.api import TAP_BYTES, tap_answer_bytes
+from isthmus_plugins.api import (
+    TAP_ANSWER,
+    TAP_BYTES,
+    TAP_GATED,
+    TAP_OWN_ANSWER,
+    TAP_REQUEST,
+    tap_answer_bytes,
+)
 from isthmus_plugins.capture.first_bytes import (
     NOT_READ,
+    LoneAnswer,
     LoneProduce,
     RequestFacts,
     ResponseFacts,
+    Topic,
     fetched_facts,
+    lone_answer,
     lone_produce,
     produced_parts,
     request_facts,
@@ -24,6 +34,10 @@ from isthmus_protocol.partition_scan import ScannedPartition
 from isthmus_protocol.schema import ApiKey
 
 NO_ANSWER: Final = -1
+LONE_ANSWERS_MAX: Final = 100
+"""Partitions of a session of which is known what their answers have in common."""
+_NOT_ANSWERED: Final = ResponseFacts()
+_ANSWERS: Final = frozenset((TAP_ANSWER, TAP_GATED, TAP_OWN_ANSWER))
 
 
 class Event(NamedTuple):
@@ -72,7 +86,7 @@ class _Open:
     note: Note
     facts: RequestFacts
     answer: Note | None = None
-    scanned: list[ScannedPartition] = field(default_factory=list)
+    scanned: tuple[ScannedPartition, ...] = ()
     """Partitions of a Produce, or fetched ones, as far as they were told apart from first bytes."""
     told: ResponseFacts | None = None
     """What the answer says, where its first bytes do not say all."""
@@ -83,10 +97,10 @@ class _Open:
         answer = self.answer
         if answer is None or self.told is not None:
             return False
-        if answer.key >> 16 == ApiKey.FETCH and answer.size + 4 > TAP_BYTES:
+        size, said = answer.size + 4, len(answer.first)
+        if size > TAP_BYTES and answer.key >> 16 == ApiKey.FETCH:
             return True
-        said = len(answer.first)
-        return answer.kind == Kind.ANSWER and said < min(answer.size + 4, tap_answer_bytes(answer.key))
+        return answer.kind == TAP_ANSWER and said < size and said < tap_answer_bytes(answer.key)
 
 
 @dataclass(slots=True)
@@ -98,6 +112,8 @@ class _Session:
     open: deque[_Open] = field(default_factory=deque)
     lone: LoneProduce | None = None
     """What its last Produce request of one partition has in common with others."""
+    lone_answers: dict[tuple[int, Topic, int], LoneAnswer] = field(default_factory=dict)
+    """What answers to such requests have in common, by version, topic and partition."""
     unanswered: _Open | None = None
     """A Produce with acks=0, of which more may come."""
     gated: dict[int, _Open] = field(default_factory=dict)
@@ -114,43 +130,49 @@ class Pairing:
         self.unpaired = 0
         """Answers without a request: notes were dropped, or the capture began between the two."""
 
-    def take(self, note: Note) -> Iterator[Event]:
+    def take(self, note: Note) -> Sequence[Event]:
         """The events that are complete with this note."""
         session = self._sessions.get(note.session)
         if session is None:
             session = self._sessions[note.session] = _Session()
-        if note.kind == Kind.REQUEST:
-            facts = self._facts(session, note)
-            opened = _Open(note, facts)
-            yield from self._unanswered(session)
-            if facts.acks == 0 and note.key >> 16 == ApiKey.PRODUCE:
-                session.unanswered = opened
-                if not facts.partial:
-                    yield from self._unanswered(session)
-            else:
-                session.open.append(opened)
-        elif note.kind == Kind.PARTS:
-            yield from self._parts(session, note)
-        elif note.kind in (Kind.ANSWER, Kind.GATED, Kind.OWN_ANSWER):
-            yield from self._answered(session, note)
-        elif note.kind == Kind.MORE:
-            yield from self._more(session, note)
-        elif note.kind == Kind.SENT:
+        kind = note.kind
+        if kind == TAP_REQUEST:
+            return self._asked(session, note)
+        if kind in _ANSWERS:
+            return self._answered(session, note)
+        if kind == Kind.PARTS:
+            return self._parts(session, note)
+        if kind == Kind.MORE:
+            return self._more(session, note)
+        if kind == Kind.SENT:
             waited = session.gated.pop(note.correlation_id, None)
-            if waited is not None:
-                yield from self._events(session, waited, note.at_ns)
-        elif note.kind == Kind.OPENED:
+            return () if waited is None else self._events(session, waited, note.at_ns)
+        if kind == Kind.OPENED:
             session.address, session.broker_id = note.first.decode("utf-8", "replace"), note.size
-        elif note.kind == Kind.PRINCIPAL:
+        elif kind == Kind.PRINCIPAL:
             session.principal = note.first.decode("utf-8", "replace")
-        elif note.kind == Kind.CLOSED:
-            yield from self._unanswered(session)
-            yield from self._cut(session)
-            for opened in session.open:
-                yield from self._events(session, opened, None)
-            for opened in session.gated.values():  # nobody waits for them any more: that long they had
-                yield from self._events(session, opened, note.at_ns)
-            del self._sessions[note.session]
+        elif kind == Kind.CLOSED:
+            return self._closed(session, note)
+        return ()
+
+    def _closed(self, session: _Session, note: Note) -> Sequence[Event]:
+        events = [*self._unanswered(session), *self._cut(session)]
+        for opened in session.open:
+            events += self._events(session, opened, None)
+        for opened in session.gated.values():  # nobody waits for them any more: that long they had
+            events += self._events(session, opened, note.at_ns)
+        del self._sessions[note.session]
+        return events
+
+    def _asked(self, session: _Session, note: Note) -> Sequence[Event]:
+        facts = self._facts(session, note)
+        opened = _Open(note, facts)
+        events = self._unanswered(session)
+        if facts.acks != 0 or note.key >> 16 != ApiKey.PRODUCE:
+            session.open.append(opened)
+            return events
+        session.unanswered = opened
+        return events if facts.partial else [*events, *self._unanswered(session)]
 
     @staticmethod
     def _facts(session: _Session, note: Note) -> RequestFacts:
@@ -166,19 +188,17 @@ class Pairing:
             session.software = facts.software
         return facts
 
-    def _unanswered(self, session: _Session) -> Iterator[Event]:
+    def _unanswered(self, session: _Session) -> Sequence[Event]:
         """A request without an answer is complete: its parts are there, or another request is."""
         opened, session.unanswered = session.unanswered, None
-        if opened is not None:
-            yield from self._events(session, opened, None)
+        return () if opened is None else self._events(session, opened, None)
 
-    def _cut(self, session: _Session) -> Iterator[Event]:
+    def _cut(self, session: _Session) -> Sequence[Event]:
         """An answer is complete: all was told of it, or nothing more will be (the next one is there)."""
         opened, session.cut = session.cut, None
-        if opened is not None:
-            yield from self._events(session, opened, None)
+        return () if opened is None else self._events(session, opened, None)
 
-    def _parts(self, session: _Session, note: Note) -> Iterator[Event]:
+    def _parts(self, session: _Session, note: Note) -> Sequence[Event]:
         candidates: tuple[_Open | None, ...]
         if note.key >> 16 == ApiKey.FETCH:
             candidates = (session.cut, session.gated.get(note.correlation_id))
@@ -186,68 +206,88 @@ class Pairing:
             candidates = (session.unanswered, session.open[-1] if session.open else None)
         for opened in candidates:
             if opened is not None and opened.note.correlation_id == note.correlation_id:
-                opened.scanned += unpack_parts(note.first)
-                if note.size:
-                    yield from self._all_parts(session, opened, note)
-                return
+                opened.scanned += tuple(unpack_parts(note.first))
+                return self._all_parts(session, opened, note) if note.size else ()
+        return ()
 
-    def _all_parts(self, session: _Session, opened: _Open, last: Note) -> Iterator[Event]:
+    def _all_parts(self, session: _Session, opened: _Open, last: Note) -> Sequence[Event]:
         version, partial = last.key & 0xFFFF, len(opened.scanned) < last.size
         if opened.answer is not None:
             opened.told = fetched_facts(version, opened.scanned)
             opened.told.partial = partial
-            if opened is session.cut:
-                yield from self._cut(session)
-            return
+            return self._cut(session) if opened is session.cut else ()
         opened.facts.parts = produced_parts(version, opened.scanned)
         opened.facts.partial = partial
-        if opened is session.unanswered:
-            yield from self._unanswered(session)
+        return self._unanswered(session) if opened is session.unanswered else ()
 
-    def _answered(self, session: _Session, note: Note) -> Iterator[Event]:
-        yield from self._cut(session)
+    def _answered(self, session: _Session, note: Note) -> Sequence[Event]:
+        events = self._cut(session)
         while session.open and session.open[0].note.correlation_id != note.correlation_id:
             session.open.popleft()  # its answer's note was dropped
             self.unpaired += 1
         if not session.open:
             self.unpaired += 1
-            return
+            return events
         opened = session.open.popleft()
         opened.answer = note
-        if note.kind == Kind.GATED:
+        if note.kind == TAP_GATED:
             session.gated[note.correlation_id] = opened
         elif opened.awaits_more:
             session.cut = opened
         else:
-            yield from self._events(session, opened, None)
+            return [*events, *self._events(session, opened, None)]
+        return events
 
-    def _more(self, session: _Session, note: Note) -> Iterator[Event]:
+    def _more(self, session: _Session, note: Note) -> Sequence[Event]:
         opened = session.cut
         if opened is not None and opened.answer is not None and opened.answer.correlation_id == note.correlation_id:
             opened.answer = opened.answer._replace(first=opened.answer.first + note.first)
             if not opened.awaits_more:
-                yield from self._cut(session)
+                return self._cut(session)
+        return ()
 
-    def _events(self, session: _Session, opened: _Open, sent_ns: int | None) -> Iterator[Event]:
+    @staticmethod
+    def _told(session: _Session, opened: _Open) -> ResponseFacts:
+        """What an answer's first bytes say; of a Produce most are like one before."""
+        answer, parts = opened.answer, opened.facts.parts
+        if answer is None:
+            return _NOT_ANSWERED
+        api_key, version = opened.note.key >> 16, opened.note.key & 0xFFFF
+        if api_key != ApiKey.PRODUCE or len(parts) != 1 or parts[0].topic is None:
+            return response_facts(api_key, version, answer.first, answer.size + 4)
+        place = (version, parts[0].topic, parts[0].partition)
+        lone = session.lone_answers.get(place)
+        told = None if lone is None else lone.facts_of(answer.first)
+        if told is None:
+            told = response_facts(api_key, version, answer.first, answer.size + 4)
+            lone = lone_answer(version, answer.first, told)
+            if lone is not None:
+                if len(session.lone_answers) >= LONE_ANSWERS_MAX:
+                    session.lone_answers.clear()
+                session.lone_answers[place] = lone
+        return told
+
+    def _events(self, session: _Session, opened: _Open, sent_ns: int | None) -> Sequence[Event]:
         asked, facts, answer = opened.note, opened.facts, opened.answer
         api_key, version = asked.key >> 16, asked.key & 0xFFFF
-        told = opened.told or response_facts(api_key, version, b"" if answer is None else answer.first, answer)
+        told = opened.told or self._told(session, opened)
         broker_us = gate_us = response_bytes = NO_ANSWER
         proxy_ns = asked.took_ns
         if answer is not None:
             response_bytes = answer.size + 4
             proxy_ns += answer.took_ns
-            if answer.kind != Kind.OWN_ANSWER:
+            if answer.kind != TAP_OWN_ANSWER:
                 broker_us = max(0, answer.at_ns - asked.at_ns - asked.took_ns) // 1000
                 gate_us = 0 if sent_ns is None else max(0, sent_ns - answer.at_ns) // 1000
         parts, partial = facts.parts or (NOT_READ,), facts.partial or told.partial
         if api_key == ApiKey.FETCH:  # what comes back counts: a request may name a thousand, or be of a fetch session
             parts, partial = (told.parts, told.partial) if told.parts else (parts[:1], partial)
-        answers = {(part.topic, part.partition): part for part in told.parts}
+        answers = {part[:2]: part for part in told.parts}  # by topic and partition
+        events = []
         for number, part in enumerate(parts):
-            answered = answers.get((part.topic, part.partition), NOT_READ)
+            answered = answers.get(part[:2], NOT_READ)
             batch = part if part.batches >= 0 else answered
-            yield Event(
+            event = Event(
                 asked.at_ns,
                 asked.session,
                 asked.correlation_id,
@@ -281,6 +321,8 @@ class Pairing:
                 gate_us,
                 int(partial),
             )
+            events.append(event)
+        return events
 
     def _name(self, topic: bytes | str | None) -> str | bytes | None:
         return self._topic_name(topic) or topic if isinstance(topic, bytes) else topic

@@ -1,6 +1,6 @@
 """The proxy's side of captured traffic: takes notes on the traffic path, and hands them to a process that reads them.
 
-What happens there for a request and its answer is two tuples in a list; some milliseconds later they are packed, many
+What happens there for a request and its answer is some values in a list; some milliseconds later they are packed, many
 at a time, which is several times as quick as where each comes into cold caches. Nothing waits: where the other process
 does not keep up, notes are dropped and counted.
 """
@@ -18,7 +18,7 @@ from time import monotonic, time_ns
 from typing import Any, Final
 
 from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TapNote
-from isthmus_plugins.capture.notes import Kind, pack, pack_parts
+from isthmus_plugins.capture.notes import VALUES, Kind, pack, pack_parts, told
 from isthmus_plugins.capture.sampling import is_chosen
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.partition_scan import ScannedPartition
@@ -48,8 +48,9 @@ class Recorder:
         self._source = {"proxy": context.proxy_name, "cluster": context.cluster_id}
         self._directory = directory
         self._tasks = Tasks("capture")
-        self._notes: list[TapNote] = []
-        self.note: Callable[[TapNote], object] = self._notes.append
+        self._values: list[Any] = []
+        """Of notes, one behind the other."""
+        self.note: Callable[[TapNote], object] = self._values.extend
         self._process: Process | None = None
         self._settings: list[dict[str, Any]] = []
         self._sampling = 0.0
@@ -90,7 +91,7 @@ class Recorder:
     def _tell_settings(self) -> None:
         about = {"source": self._source, "namespaces": self._settings, "monotonic_ns": int(monotonic() * 1e9)}
         text = json.dumps({**about, "wall_ns": time_ns()}).encode()
-        self.note((int(Kind.SETTINGS), 0, 0.0, 0.0, 0, 0, 0, text))
+        self.note(told(Kind.SETTINGS, 0, text))
         self._flush(however_far_behind=True)
 
     async def _run_for_ever(self) -> None:
@@ -100,7 +101,9 @@ class Recorder:
             self._process = process
             begun = self._taken()
             self._tell_settings()
-            self._notes += [*self._connections, *begun]
+            for note in self._connections:
+                self.note(note)
+            self._values += begun
             assert process.stdout is not None
             async for line in process.stdout:
                 said = json.loads(line)
@@ -119,32 +122,31 @@ class Recorder:
                 log.warning("topic id not resolved", extra={"detail": str(error)})
                 return
             if name is not None:
-                text = topic_id + name.encode()
-                self.note((int(Kind.TOPIC), 0, 0.0, 0.0, 0, 0, 0, text))
+                self.note(told(Kind.TOPIC, 0, topic_id + name.encode()))
 
     async def _flush_for_ever(self) -> None:
         wait_s = FLUSH_S
         while True:
             await asyncio.sleep(wait_s)
-            count = len(self._notes)
+            count = len(self._values) // VALUES
             if self._process is not None or count > WAITING_MAX:
                 self._flush()
             wait_s = min(FLUSH_S, wait_s * FLUSH_NOTES / max(1, count))
 
     def _flush(self, however_far_behind: bool = False) -> None:
-        notes, process = self._taken(), self._process
-        if not notes:
+        values, process = self._taken(), self._process
+        if not values:
             return
         pipe = None if process is None else process.stdin
         if pipe is None or (pipe.transport.get_write_buffer_size() > BEHIND_BYTES_MAX and not however_far_behind):
-            self.dropped += len(notes)
+            self.dropped += len(values) // VALUES
         else:
-            pipe.write(pack(notes))
+            pipe.write(pack(values))
 
-    def _taken(self) -> list[TapNote]:
-        notes = self._notes.copy()
-        self._notes.clear()  # the list stays: ``note`` appends to it
-        return notes
+    def _taken(self) -> list[Any]:
+        values = self._values.copy()
+        self._values.clear()  # the list stays: ``note`` extends it
+        return values
 
     # ---- on the traffic path ----
 
@@ -154,13 +156,11 @@ class Recorder:
 
     def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
         """All partitions of a request or answer, of which the first bytes do not say all."""
-        now = monotonic()
         for at in range(0, len(found), PARTS_MAX):
             said = pack_parts(found[at : at + PARTS_MAX])
             count = len(found) if at + PARTS_MAX >= len(found) else 0
-            self.note((int(Kind.PARTS), session, now, now, key, correlation_id, count, said))
+            self.note(told(Kind.PARTS, session, said, number=count, key=key, correlation_id=correlation_id))
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that had waited at a gate goes out."""
-        now = monotonic()
-        self.note((int(Kind.SENT), session, now, now, 0, correlation_id, 0, b""))
+        self.note(told(Kind.SENT, session, correlation_id=correlation_id))

@@ -36,6 +36,9 @@ IDLE_S: Final = 0.25
 """Without notes, how often is looked at what is to be written."""
 UNNAMED_S: Final = 5.0
 """How long events wait for the name of a topic of which they have the id."""
+OUTPUTS_MAX: Final = 10_000
+"""Topics and groups of which is known where their events go."""
+_NOT_OF_SESSIONS: Final = frozenset(map(int, (Kind.SETTINGS, Kind.TOPIC, Kind.LINK)))
 HASHED: Final = frozenset(("client_id", "principal", "client_address"))
 
 
@@ -62,11 +65,12 @@ class Wanted:
     def kafka(self) -> tuple[str, str, str]:
         return self.kafka_servers, self.kafka_topic, self.kafka_client_file
 
-    def __contains__(self, event: Event) -> bool:
-        name = event.topic if self.type is ResourceType.TOPIC else event.group_id
+    def holds(self, topic: str | None, group: str | None) -> bool:
+        """Whether what names these belongs here."""
+        name = topic if self.type is ResourceType.TOPIC else group
         if name is None:
-            return not self.prefix and event.topic is None and event.group_id is None
-        return contains(self.type, self.prefix, str(name))
+            return not self.prefix and topic is None and group is None
+        return contains(self.type, self.prefix, name)
 
 
 class Output:
@@ -161,6 +165,8 @@ class Writer:
         self._root = root
         self._source: Mapping[str, Any] = {}
         self._outputs: dict[str, Output] = {}
+        self._outputs_of: dict[tuple[str | None, str | None], Output | None] = {}
+        """By topic and group, as far as they were asked for."""
         self._names: dict[bytes, str] = {}
         self._unnamed: dict[bytes, float] = {}
         self._waiting: list[tuple[float, Event]] = []
@@ -170,17 +176,8 @@ class Writer:
         self.counts = Counts()
 
     def take(self, note: Note) -> None:
-        if note.kind == Kind.SETTINGS:
-            self._configure(json.loads(note.first))
-            return
-        if note.kind == Kind.TOPIC:
-            topic_id, name = note.first[:16], note.first[16:].decode("utf-8", "replace")
-            self._names[topic_id] = name
-            self._unnamed.pop(topic_id, None)
-            self._look_again(monotonic())
-            return
-        if note.kind == Kind.LINK:
-            self._put_link(note)
+        if note.kind in _NOT_OF_SESSIONS:
+            self._learn(note)
             return
         for event in self._pairing.take(note):
             if isinstance(event.topic, bytes):
@@ -188,6 +185,17 @@ class Writer:
                 self._waiting.append((monotonic(), event))
             else:
                 self._put(event)
+
+    def _learn(self, note: Note) -> None:
+        if note.kind == Kind.SETTINGS:
+            self._configure(json.loads(note.first))
+        elif note.kind == Kind.TOPIC:
+            topic_id, name = note.first[:16], note.first[16:].decode("utf-8", "replace")
+            self._names[topic_id] = name
+            self._unnamed.pop(topic_id, None)
+            self._look_again(monotonic())
+        else:
+            self._put_link(note)
 
     def _configure(self, said: dict[str, Any]) -> None:
         if not self._source:
@@ -207,15 +215,28 @@ class Writer:
                 output.follow(each)
             outputs[each.directory] = output
         self._outputs = outputs
+        self._outputs_of.clear()
 
     def _put(self, event: Event) -> None:
         if event.client_id == CLIENT_ID:
             return
-        for output in self._outputs.values():
-            if event in output.wanted:
-                if is_chosen(output.wanted.sampling, event.session, event.correlation_id, event.time_ns):
-                    output.add(event, event.time_ns // 1000 + self._wall_us)
-                return
+        topic = event.topic
+        assert not isinstance(topic, bytes)
+        output = self._output_of(topic, event.group_id)
+        if output is None:
+            return
+        sampling = output.wanted.sampling
+        if sampling >= 1 or is_chosen(sampling, event.session, event.correlation_id, event.time_ns):
+            output.add(event, event.time_ns // 1000 + self._wall_us)
+
+    def _output_of(self, topic: str | None, group: str | None) -> Output | None:
+        known = self._outputs_of
+        if (topic, group) not in known:
+            if len(known) >= OUTPUTS_MAX:
+                known.clear()
+            outputs = (each for each in self._outputs.values() if each.wanted.holds(topic, group))
+            known[topic, group] = next(outputs, None)
+        return known[topic, group]
 
     def _put_link(self, note: Note) -> None:
         """What a link does with a topic belongs to the narrowest namespace that holds it, the rest to the widest."""

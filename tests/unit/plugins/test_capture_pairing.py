@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from isthmus_plugins.api import TAP_BYTES
-from isthmus_plugins.capture.notes import Kind, Note, pack, pack_parts, unpack
+from isthmus_plugins.capture.notes import Kind, Note, pack, pack_parts, told, unpack
 from isthmus_plugins.capture.pairing import Event, Pairing
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -350,7 +350,14 @@ def test_bytes_that_are_no_request_say_nothing(api_key: int) -> None:
 
 
 def test_notes_are_read_as_they_were_packed() -> None:
-    said = pack([(1, 2, 3.0, 3.5, 0xFFFFFFFF, -6, 7, b"abc")] * 2)
-    note = Note(1, 2, 3_000_000_000, 500_000_000, 0xFFFFFFFF, -6, 7, b"abc")
-    assert list(unpack(said + said[:-1])) == [(len(said), note)] * 2
+    request, answer = struct.pack(">iIi", 7, 0xFFFFFFFF, -6) + b"abc", struct.pack(">ii", 8, -6) + b"defg"
+    frames = [(Kind.REQUEST, request, 7), (Kind.ANSWER, answer, 8)]
+    said = pack([value for kind, frame, _ in frames for value in (int(kind), 2, 3.0, 3.5, 0xFFFFFFFF, frame)])
+    said += pack([*told(Kind.SENT, 2, b"abc", number=9, key=4, correlation_id=-6)])
+    ends, notes = zip(*unpack(said + said[:-1]), strict=True)
+    wanted = [Note(kind, 2, 3_000_000_000, 500_000_000, 0xFFFFFFFF, -6, size, frame) for kind, frame, size in frames]
+    wanted.append(Note(Kind.SENT, 2, notes[2].at_ns, 0, 4, -6, 9, b"abc"))
+    assert list(notes) == wanted + wanted[:2]
+    first = ends[0]
+    assert list(ends) == [first, first, len(said), len(said) + first, len(said) + first]
     assert not list(unpack(said[:3]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ def test_what_the_writer_is_behind_with_is_dropped_and_settings_never_are() -> N
         pipe, told = Pipe(), recorder()
         told._process = SimpleNamespace(stdin=pipe)  # type: ignore[assignment]
         pipe.behind = BEHIND_BYTES_MAX + 1
-        told.note((Kind.REQUEST, 1, 0.0, 0.0, 0, 5, 10, bytes(14)))
+        told.note((int(Kind.REQUEST), 1, 0.0, 0.0, 0, bytes(14)))
         told._flush()
         assert (told.dropped, pipe.data) == (1, b"")
         told.configure(wanted(1))
@@ -78,7 +79,7 @@ def test_partitions_are_wanted_of_requests_that_are_recorded() -> None:
 
 def is_written(sampling: float, session: int, at: float, number: int) -> bool:
     """As the writer sees it, which has the time of the note."""
-    ((_, note),) = unpack(pack([(int(Kind.REQUEST), session, at, at, 0, number, 0, b"")]))
+    ((_, note),) = unpack(pack([int(Kind.REQUEST), session, at, at, 0, struct.pack(">iii", 8, 0, number)]))
     return is_chosen(sampling, session, number, note.at_ns)
 
 

@@ -12,7 +12,7 @@ import pytest
 from isthmus_plugins.capture import files as module
 from isthmus_plugins.capture.blocks import LINKS, MAGIC, MAJOR, NewerFormat, whole_blocks
 from isthmus_plugins.capture.files import SEALED, SEALED_LINKS
-from isthmus_plugins.capture.notes import Kind, pack, pack_link
+from isthmus_plugins.capture.notes import Kind, pack, pack_link, told
 from isthmus_plugins.capture.writer import write
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -24,8 +24,12 @@ from isthmus_spark.blocks import NewerFormat as NewerRead
 SECRET = b"contents of a record"
 
 
-def note(kind: int, first: bytes = b"", at: int = 0, key: int = 0, correlation_id: int = 0, size: int = 0) -> bytes:
-    return pack([(int(kind), 1, at / 1e9, at / 1e9, int(key), correlation_id, size, first)])
+def note(kind: Kind, said: bytes = b"", at: int = 0) -> bytes:
+    return of_a_frame(kind, told(kind, 1, said)[-1], at, 0)
+
+
+def of_a_frame(kind: Kind, first: bytes, at: int, key: int) -> bytes:
+    return pack([int(kind), 1, at / 1e9, at / 1e9, int(key), first])
 
 
 def settings(*namespaces: dict[str, Any]) -> bytes:
@@ -42,9 +46,9 @@ def commits(topic: str, count: int = 1, begin: int = 0) -> bytes:
     for number in range(begin, begin + count):
         values = {"group_id": "g", "topics": [{"name": topic, "partitions": [{"committed_metadata": SECRET.decode()}]}]}
         asked = encode_request(build_request(ApiKey.OFFSET_COMMIT, 8, values), number, "client")
-        told = encode_response(build(schema.response_type(ApiKey.OFFSET_COMMIT, 8), {}), number)
-        notes += note(Kind.REQUEST, asked, number * 1_000_000, key, number, len(asked) - 4)
-        notes += note(Kind.ANSWER, told, number * 1_000_000 + 500_000, key, number, len(told) - 4)
+        answered = encode_response(build(schema.response_type(ApiKey.OFFSET_COMMIT, 8), {}), number)
+        notes += of_a_frame(Kind.REQUEST, asked, number * 1_000_000, key)
+        notes += of_a_frame(Kind.ANSWER, answered, number * 1_000_000 + 500_000, key)
     return notes
 
 
@@ -160,13 +164,13 @@ def test_events_wait_for_the_names_of_topics(tmp_path: Path) -> None:
 
     data = [{"topic_id": uuid.UUID(bytes=topic_id), "partition_data": [{"index": 0, "records": b""}]}]
     asked = encode_request(build_request(ApiKey.PRODUCE, 13, {"topic_data": data}), 1, "me")
-    told = encode_response(build(schema.response_type(ApiKey.PRODUCE, 13), {}), 1)
+    answered = encode_response(build(schema.response_type(ApiKey.PRODUCE, 13), {}), 1)
     key = ApiKey.PRODUCE << 16 | 13
     reports: list[dict[str, Any]] = []
     chunks = [
         settings({"prefix": "pay-"})
-        + note(Kind.REQUEST, asked, 0, key, 1, len(asked) - 4)
-        + note(Kind.ANSWER, told, 0, key, 1, len(told) - 4),
+        + of_a_frame(Kind.REQUEST, asked, 0, key)
+        + of_a_frame(Kind.ANSWER, answered, 0, key),
         note(Kind.TOPIC, topic_id + b"pay-t"),
     ]
     write(chunks, tmp_path, reports.append)
