@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from isthmus_protocol import peeks, resources
@@ -58,6 +59,8 @@ class PartFacts(NamedTuple):
 
 
 NOT_READ: Final = PartFacts()
+_facts: Final = partial(tuple.__new__, PartFacts)
+"""Of all values at once: half of what calling the class takes."""
 
 
 @dataclass(slots=True)
@@ -191,7 +194,7 @@ def _produced(topic: Topic, partition: int, size: int, data: bytes, position: in
         return PartFacts(topic, partition, 0, 0, 0)
     _, attributes, producer_id, epoch, sequence, records = _BATCH.unpack_from(data, position)
     compression = attributes & COMPRESSION_MASK
-    return PartFacts(topic, partition, records, 1, size, compression, producer_id, epoch, sequence)
+    return _facts((topic, partition, records, 1, size, compression, producer_id, epoch, sequence, None, NONE))
 
 
 # ---- answers ----
@@ -214,7 +217,7 @@ class LoneAnswer(NamedTuple):
         if not is_like or not first.startswith(head, _BEHIND_CORRELATION_ID):
             return None
         (base_offset,) = _OFFSET_AND_TIME.unpack_from(first, offset_at)
-        return ResponseFacts(0, (PartFacts(part.topic, part.partition, error_code=0, base_offset=base_offset),))
+        return ResponseFacts(0, (_facts((*part[:-1], base_offset)),))
 
 
 def lone_answer(version: int, first: bytes, facts: ResponseFacts) -> LoneAnswer | None:

@@ -11,6 +11,7 @@ import marshal
 import struct
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -127,14 +128,18 @@ class Note(NamedTuple):
     """Of a frame, its first bytes; what another note says."""
 
 
+_note: Final = partial(tuple.__new__, Note)
+"""Of all its values at once: half of what calling the class takes."""
+
+
 def pack(values: list[Any]) -> bytes:
     """Of the values of notes, one behind the other. Plain integers: no member of an enumeration."""
     said = marshal.dumps(values)
     return _SIZE.pack(len(said)) + said
 
 
-def unpack(data: bytes) -> Iterator[tuple[int, Note]]:
-    """(Where what it was packed with ends, note) of all that was packed and is there as a whole."""
+def unpack(data: bytes) -> Iterator[tuple[int, list[Note]]]:
+    """Notes that were packed together, and where they end, as far as they are there as a whole."""
     position = 0
     while position + _SIZE.size <= len(data):
         (packed,) = _SIZE.unpack_from(data, position)
@@ -143,6 +148,7 @@ def unpack(data: bytes) -> Iterator[tuple[int, Note]]:
         if end > len(data):
             return
         values = iter(marshal.loads(data[position:end]))
+        notes = []
         for kind, session, at, noted, key, first in zip(*[values] * VALUES, strict=True):
             if kind == TAP_REQUEST:
                 size, correlation_id = _REQUEST_HEAD.unpack_from(first)
@@ -150,7 +156,9 @@ def unpack(data: bytes) -> Iterator[tuple[int, Note]]:
                 size, correlation_id = TAP_HEAD.unpack_from(first)
                 if kind not in _FRAMES:
                     first = first[TAP_HEAD.size :]
-            yield end, Note(kind, session, int(at * 1e9), int((noted - at) * 1e9), key, correlation_id, size, first)
+            took_ns = int((noted - at) * 1e9)
+            notes.append(_note((kind, session, int(at * 1e9), took_ns, key, correlation_id, size, first)))
+        yield end, notes
         position = end
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from isthmus_plugins.api import (
@@ -77,6 +78,10 @@ class Event(NamedTuple):
     broker_us: int
     gate_us: int
     partial: int
+
+
+_event: Final = partial(tuple.__new__, Event)
+"""Of all its values at once: half of what calling the class takes."""
 
 
 @dataclass(slots=True)
@@ -287,7 +292,7 @@ class Pairing:
         for number, part in enumerate(parts):
             answered = answers.get(part[:2], NOT_READ)
             batch = part if part.batches >= 0 else answered
-            event = Event(
+            values = (
                 asked.at_ns,
                 asked.session,
                 asked.correlation_id,
@@ -321,7 +326,7 @@ class Pairing:
                 gate_us,
                 int(partial),
             )
-            events.append(event)
+            events.append(_event(values))
         return events
 
     def _name(self, topic: bytes | str | None) -> str | bytes | None:

@@ -294,11 +294,12 @@ def write(notes: Iterable[bytes], root: Path, report: Any) -> None:
     for chunk in notes:
         data = rest + chunk if rest else chunk
         taken = 0
-        for number, (end, note) in enumerate(unpack(data)):
-            writer.take(note)
+        for end, together in unpack(data):
+            for number, note in enumerate(together):
+                writer.take(note)
+                if number % GIVE_WAY_NOTES == 0:
+                    os.sched_yield()
             taken = end
-            if number % GIVE_WAY_NOTES == 0:
-                os.sched_yield()
         rest = data[taken:]
         now = monotonic()
         writer.tend(now)

@@ -354,10 +354,9 @@ def test_notes_are_read_as_they_were_packed() -> None:
     frames = [(Kind.REQUEST, request, 7), (Kind.ANSWER, answer, 8)]
     said = pack([value for kind, frame, _ in frames for value in (int(kind), 2, 3.0, 3.5, 0xFFFFFFFF, frame)])
     said += pack([*told(Kind.SENT, 2, b"abc", number=9, key=4, correlation_id=-6)])
-    ends, notes = zip(*unpack(said + said[:-1]), strict=True)
+    (first, two), (whole, one), (again, more) = unpack(said + said[:-1])
     wanted = [Note(kind, 2, 3_000_000_000, 500_000_000, 0xFFFFFFFF, -6, size, frame) for kind, frame, size in frames]
-    wanted.append(Note(Kind.SENT, 2, notes[2].at_ns, 0, 4, -6, 9, b"abc"))
-    assert list(notes) == wanted + wanted[:2]
-    first = ends[0]
-    assert list(ends) == [first, first, len(said), len(said) + first, len(said) + first]
+    assert two == more == wanted
+    assert one == [Note(Kind.SENT, 2, one[0].at_ns, 0, 4, -6, 9, b"abc")]
+    assert (whole, again) == (len(said), len(said) + first)
     assert not list(unpack(said[:3]))

@@ -40,7 +40,7 @@ def test_settings_of_many_namespaces_are_told() -> None:
         pipe, told = Pipe(), recorder()
         told._process = SimpleNamespace(stdin=pipe)  # type: ignore[assignment]
         told.configure(wanted(2000))
-        ((_, note),) = unpack(pipe.data)
+        ((_, (note,)),) = unpack(pipe.data)
         assert note.kind == Kind.SETTINGS
         assert len(json.loads(note.first)["namespaces"]) == 2000
 
@@ -57,7 +57,7 @@ def test_what_the_writer_is_behind_with_is_dropped_and_settings_never_are() -> N
         assert (told.dropped, pipe.data) == (1, b"")
         told.configure(wanted(1))
         assert told.dropped == 1
-        assert [note.kind for _, note in unpack(pipe.data)] == [Kind.SETTINGS]
+        assert [note.kind for _, notes in unpack(pipe.data) for note in notes] == [Kind.SETTINGS]
 
     asyncio.run(run())
 
@@ -79,7 +79,7 @@ def test_partitions_are_wanted_of_requests_that_are_recorded() -> None:
 
 def is_written(sampling: float, session: int, at: float, number: int) -> bool:
     """As the writer sees it, which has the time of the note."""
-    ((_, note),) = unpack(pack([int(Kind.REQUEST), session, at, at, 0, struct.pack(">iii", 8, 0, number)]))
+    ((_, (note,)),) = unpack(pack([int(Kind.REQUEST), session, at, at, 0, struct.pack(">iii", 8, 0, number)]))
     return is_chosen(sampling, session, number, note.at_ns)
 
 

@@ -61,7 +61,7 @@ class Tapped:
 
     @property
     def notes(self) -> list[Note]:
-        return [note for _, note in unpack(pack(self.recorder._values))]
+        return [note for _, notes in unpack(pack(self.recorder._values)) for note in notes]
 
     def events(self) -> list[Event]:
         pairing = Pairing({}.get)
