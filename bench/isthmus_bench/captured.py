@@ -147,6 +147,7 @@ class Stream:
         clients = [f"{prefix or 'admin-'}{'writer' if n < PRODUCERS else 'reader'}-{n}" for n in range(CLIENTS)]
         addresses = [f"10.{number}.0.{n + 1}:{40_000 + n}" for n in range(CLIENTS)]
         self.tables |= {"client_id": [*clients, STRAY], "client_address": [*addresses, f"10.{number}.9.9:50000"]}
+        self.tables["listener"] = [f"10.0.0.{proxy + 1}:9092"]
         self.tables["software"] = ["apache-kafka-java 4.3.0", "librdkafka 2.6.0"]
         self.tables["group_id"] = [f"{prefix}group-{n}" for n in range(4)]
         self.tables["topic"] = [*(f"{prefix}topic-{n}" for n in range(TOPICS)), FOLLOWER_TOPIC] if prefix else []
@@ -192,7 +193,7 @@ class Stream:
         us = START_US + (begin + first + random.random(requests)) * self._us_per_row
         rows["time_us"], rows["api_key"] = us.astype(np.int64)[request], keys[request]
         rows["client_id"] = rows["client_address"] = client[request]
-        rows["software"] = client[request] % 2
+        rows["software"], rows["listener"] = client[request] % 2, 0
         rows["session"] = 1 + self._number * (CLIENTS + 1) + client[request]
         rows["correlation_id"] = (self._correlation + request) % 2**31
         self._correlation += requests

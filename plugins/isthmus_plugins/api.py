@@ -161,13 +161,15 @@ class Leave:
 class Client:
     """Who sent a request: one downstream connection."""
 
-    __slots__ = ("address", "broker_id", "principal", "session_id")
+    __slots__ = ("address", "broker_id", "listener", "principal", "session_id")
 
-    def __init__(self, session_id: int, address: str, broker_id: int) -> None:
+    def __init__(self, session_id: int, address: str, broker_id: int, listener: str = "") -> None:
         self.session_id = session_id
         self.address = address
         self.broker_id = broker_id
         """The broker behind this connection; -1 while it is a bootstrap connection to any of them."""
+        self.listener = listener
+        """The proxy's own address that it came to, as it is bound (``host:port``)."""
         self.principal: str | None = None
         """Who it is, with its type (``User:app-1``); None: it has not authenticated, or not in a way that is read."""
 

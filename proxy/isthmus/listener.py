@@ -127,8 +127,9 @@ class Gateway:
             return self._newer_api_versions  # not kept for each version: there are too many
         raise MalformedFrame(f"{describe_key(key)} is not served here")
 
-    def open_session(self, downstream: Downstream, client_address: str, broker_id: int) -> Session:
-        session = Session(self, Client(next(self._session_ids), client_address, broker_id), downstream)
+    def open_session(self, downstream: Downstream, client_address: str, broker_id: int, listener: str) -> Session:
+        client = Client(next(self._session_ids), client_address, broker_id, listener)
+        session = Session(self, client, downstream)
         self.sessions.add(session)
         self.connections_opened += 1
         return session
@@ -280,7 +281,7 @@ class Listener:
         gateway = self.gateway
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if peer else ""
-        session = gateway.open_session(downstream, address, self.broker_id)
+        session = gateway.open_session(downstream, address, self.broker_id, str(self.bind))
         if len(gateway.sessions) > gateway.limits.connections_max:
             if gateway.closed_by_cause["connection limit"] % CONNECTION_LIMIT_LOGGED_EACH == 0:
                 limit = gateway.limits.connections_max

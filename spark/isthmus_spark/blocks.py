@@ -23,7 +23,10 @@ MAJOR: Final = 1
 _HEAD: Final = struct.Struct(">8sHHII")
 _CRC: Final = struct.Struct(">I")
 
-TEXTS: Final = ("client_address", "client_id", "software", "principal", "topic", "group_id", "transactional_id")
+TEXTS: Final = (
+    *("listener", "client_address", "client_id", "software", "principal"),
+    *("topic", "group_id", "transactional_id"),
+)
 SOURCES: Final = ("cluster", "proxy", "namespace", "namespace_type")
 """The same for all rows of a block."""
 NUMBERS: Final = {

@@ -91,7 +91,9 @@ def test_what_clients_did_is_in_the_files_and_contents_are_not(setup: Setup) -> 
         assert [offset for offset, _ in written] == [
             sum(count for _, count in written[:at]) for at in range(len(written))
         ]
+    brokers = setup.side.admin().list_topics(timeout=30).brokers.values()
     for row in produced(found):
+        assert row["listener"] in {f"{broker.host}:{broker.port}" for broker in brokers}
         assert (row["error_code"], row["batches"], row["acks"], row["namespace"]) == (0, 1, -1, setup.prefix)
         assert row["client_id"] == "rdkafka"
         assert "kafka" in row["software"]

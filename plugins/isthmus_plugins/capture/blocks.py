@@ -25,7 +25,7 @@ from crc32c import crc32c
 
 MAGIC: Final = b"ISTHMCAP"
 MAJOR: Final = 1
-MINOR: Final = 0
+MINOR: Final = 1
 _HEAD: Final = struct.Struct(">8sHHII")
 _CRC: Final = struct.Struct(">I")
 
@@ -36,6 +36,7 @@ FIELDS: Final = (
     ("api_key", "h"),
     ("api_version", "h"),
     ("broker_id", "i"),  # behind the connection; -1: a bootstrap connection
+    ("listener", "i"),  # the proxy's own address that the client came to
     ("client_address", "i"),
     ("client_id", "i"),
     ("software", "i"),
@@ -64,7 +65,7 @@ FIELDS: Final = (
     ("partial", "h"),  # 1: not all of it was seen
 )
 TEXTS: Final = frozenset(
-    ("client_address", "client_id", "software", "principal", "topic", "group_id", "transactional_id")
+    ("listener", "client_address", "client_id", "software", "principal", "topic", "group_id", "transactional_id")
 )
 """Fields that stand for texts."""
 

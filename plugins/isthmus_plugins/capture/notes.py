@@ -46,7 +46,7 @@ class Kind(IntEnum):
     SENT = 4
     """An answer that had waited at a gate has gone out."""
     OPENED = 5
-    """A connection: its client's address, and the broker's id as ``size``."""
+    """A connection: its client's address, NUL, the listener; the broker's id is its number."""
     CLOSED = 6
     PRINCIPAL = 7
     """Who authenticated on the connection."""

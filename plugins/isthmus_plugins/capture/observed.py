@@ -30,7 +30,8 @@ class ObservedConnections:
         return chain.from_iterable(self._notes.values())
 
     def opened(self, client: Client) -> Close | None:
-        note = told(Kind.OPENED, client.session_id, client.address.encode(), number=client.broker_id)
+        said = f"{client.address}\0{client.listener}".encode()
+        note = told(Kind.OPENED, client.session_id, said, number=client.broker_id)
         self._notes[client.session_id] = [note]
         self._tell(note)
         return None

@@ -51,6 +51,7 @@ class Event(NamedTuple):
     api_key: int
     api_version: int
     broker_id: int
+    listener: str | None
     client_address: str | None
     client_id: str | None
     software: str | None
@@ -111,6 +112,7 @@ class _Open:
 @dataclass(slots=True)
 class _Session:
     address: str | None = None
+    listener: str | None = None
     broker_id: int = -1
     principal: str | None = None
     software: str | None = None
@@ -153,7 +155,8 @@ class Pairing:
             waited = session.gated.pop(note.correlation_id, None)
             return () if waited is None else self._events(session, waited, note.at_ns)
         if kind == Kind.OPENED:
-            session.address, session.broker_id = note.first.decode("utf-8", "replace"), note.size
+            session.address, _, session.listener = note.first.decode("utf-8", "replace").partition("\0")
+            session.broker_id = note.size
         elif kind == Kind.PRINCIPAL:
             session.principal = note.first.decode("utf-8", "replace")
         elif kind == Kind.CLOSED:
@@ -299,6 +302,7 @@ class Pairing:
                 api_key,
                 version,
                 session.broker_id,
+                session.listener,
                 session.address,
                 facts.client_id,
                 session.software,

@@ -71,7 +71,7 @@ def produced(*parts: tuple[str, int, bytes], version: int = 9, acks: int = -1) -
 
 def test_a_produce_request_of_several_partitions_is_an_event_for_each() -> None:
     proxy = Proxy()
-    proxy.note(Kind.OPENED, b"10.0.0.1:5")
+    proxy.note(Kind.OPENED, b"10.0.0.1:5\x0010.0.0.9:9092")
     proxy.note(Kind.PRINCIPAL, b"User:app")
     proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(2, b"s")), ("t", 3, batch(5, b"s"))))
     assert proxy.events == []
@@ -83,6 +83,7 @@ def test_a_produce_request_of_several_partitions_is_an_event_for_each() -> None:
     assert (first.error_code, first.base_offset, second.error_code, second.base_offset) == (0, 100, 6, -1)
     assert (first.producer_id, first.producer_epoch, first.base_sequence, first.acks) == (9, 3, 40, -1)
     assert (first.client_id, first.client_address, first.principal) == ("me", "10.0.0.1:5", "User:app")
+    assert first.listener == "10.0.0.9:9092"
     assert (first.proxy_us, first.broker_us, first.gate_us, first.partial) == (50, 980, 0, 0)
     assert first.batch_bytes == len(batch(2, b"s"))
 
