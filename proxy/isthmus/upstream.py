@@ -256,7 +256,8 @@ class Upstream(Peer):
         while pending and (answer := pending[0][4]):
             correlation_id, route, forwarded, _, _ = pending.popleft()
             if route.tap is not None:
-                frame = TAP_HEAD.pack(_NO_FRAME, correlation_id) if isinstance(answer, Gate) else answer
+                head = TAP_HEAD.pack(_NO_FRAME, correlation_id)
+                frame = head if isinstance(answer, Gate) or len(answer) < len(head) else answer
                 self._note(route, TAP_OWN_ANSWER, correlation_id, forwarded, monotonic(), frame)
             if self.session.acks0_behind > 0:
                 self.session.acks0_behind -= 1

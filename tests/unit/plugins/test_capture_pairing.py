@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -361,3 +362,27 @@ def test_notes_are_read_as_they_were_packed() -> None:
     assert one == [Note(Kind.SENT, 2, one[0].at_ns, 0, 4, -6, 9, b"abc")]
     assert (whole, again) == (len(said), len(said) + first)
     assert not list(unpack(said[:3]))
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+@pytest.mark.parametrize("topic", ["t", "t" * 126, "t" * 127, "t" * 200])
+def test_answers_like_one_before_say_what_each_says(version: int, topic: str) -> None:
+    """Of one session, in which they are recognised, and each of a session of its own."""
+    together, apart = Proxy(), []
+    plain = [(partition, {"base_offset": offset}) for partition in (0, 1) for offset in (0, 7, 2**40)]
+    failed = {"base_offset": -1, "error_code": 6}
+    late = {"base_offset": 9, "log_append_time": datetime(2026, 1, 1, tzinfo=UTC)}
+    for partition, said in [*plain, (0, failed), (1, late), (0, {"base_offset": 8}), (2, {"base_offset": 0})]:
+        named = {"name": topic} if version < 13 else {"topic_id": ID}
+        answer = {"responses": [{**named, "partition_responses": [{"index": partition, **said}]}]}
+        apart.append(Proxy())
+        for proxy in (together, apart[-1]):
+            proxy.ask(ApiKey.PRODUCE, version, produced((topic, partition, batch(2)), version=version))
+            proxy.answer(ApiKey.PRODUCE, version, answer)
+        assert together.events[-1].base_offset == said["base_offset"]
+        assert together.events[-1].error_code == said.get("error_code", 0)
+    told = [each._replace(time_ns=0) for proxy in apart for each in proxy.events]
+    assert [each._replace(time_ns=0) for each in together.events] == told
+    assert len(told) == 10
+    recognised = together.pairing._sessions[1].lone_answers
+    assert bool(recognised) is not (9 <= version < 13 and len(topic) > 126)
