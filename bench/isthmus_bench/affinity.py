@@ -29,7 +29,11 @@ def core_of_its_own(pid: int, others: Iterable[int]) -> Iterator[None]:
 
 def children_of(pid: int) -> list[int]:
     """The processes that one has started and that have not been waited for."""
-    return [int(child) for task in _tasks(pid) for child in (task / "children").read_text().split()]
+    found: list[int] = []
+    for task in _tasks(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread ended meanwhile
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def _run_on(cores: Collection[int], pids: Iterable[int]) -> None:
