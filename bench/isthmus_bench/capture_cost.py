@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run."""
+    """Two runs: one for CPU time, one for what clients see."""
 
     cpu_us: float
     """Of the proxy's process, a request: the median of slices (:data:`SLICE_S`), on a core of its own."""

@@ -237,14 +237,13 @@ def test_producers(kafka: KafkaCluster) -> None:
         assert identity.producer_epoch == 0
         name = await new_topic(cluster)
         one = TopicPartition(name, 0)
-        now_ms = int(time.time() * 1000)
-        batch = batch_of([b"a", b"b"], producer_id=identity.producer_id, sequence=0, timestamp_ms=now_ms)
+        batch = batch_of([b"a", b"b"], producer_id=identity.producer_id, sequence=0)
         for _ in range(2):  # the second one is a duplicate, acked with the first one's offset
             produced = await cluster.produce_raw({one: batch})
             assert (produced[one].base_offset, produced[one].error) == (0, None)
         (state,) = (await cluster.describe_producers([one]))[one].states
         assert (state.producer_id, state.producer_epoch, state.last_sequence) == (identity.producer_id, 0, 1)
-        assert (state.last_timestamp_ms, state.current_txn_start_offset) == (now_ms, -1)
+        assert (state.last_timestamp_ms, state.current_txn_start_offset) == (NOW_MS, -1)
         transactional = unique("tx-")
         first = await cluster.init_producer_id(transactional)
         second = await cluster.init_producer_id(transactional)

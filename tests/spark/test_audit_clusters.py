@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from support.groups import offsets
-from support.kafka import unique
+from support.kafka import NOW_MS, unique
 from support.links import linked, taking_transactions, until
 
 from isthmus_bench.kafka import KafkaCluster
@@ -28,7 +27,6 @@ pytestmark = pytest.mark.brokers
 Pair = tuple[KafkaCluster, KafkaCluster]
 Row = dict[str, Any]
 
-NOW_MS: Final = int(time.time() * 1000)
 WIDTH: Final = 100
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from isthmus_plugins.api import TAP_HEAD
 from isthmus_protocol import peeks, resources
 from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.locate import locator
@@ -33,7 +34,6 @@ _OLD_MESSAGE: Final = struct.Struct(">q9xB")
 _OFFSET_AND_TIME: Final = struct.Struct(">q8x")
 """Of a partition in an answer to Produce: base offset, log append time. Before it: index and error code."""
 _INDEX_AND_ERROR: Final = 6
-_BEHIND_CORRELATION_ID: Final = 8
 _ONE_BYTE_LENGTHS: Final = 127
 Topic = bytes | str
 """Its name, or where a version has ids alone its id (16 bytes)."""
@@ -212,9 +212,9 @@ class LoneAnswer(NamedTuple):
     def facts_of(self, first: bytes) -> ResponseFacts | None:
         """What another answer says; None: it is not like these."""
         head, tail, part = self
-        offset_at = _BEHIND_CORRELATION_ID + len(head)
+        offset_at = TAP_HEAD.size + len(head)
         is_like = len(first) == offset_at + _OFFSET_AND_TIME.size + len(tail) and first.endswith(tail)
-        if not is_like or not first.startswith(head, _BEHIND_CORRELATION_ID):
+        if not is_like or not first.startswith(head, TAP_HEAD.size):
             return None
         (base_offset,) = _OFFSET_AND_TIME.unpack_from(first, offset_at)
         return ResponseFacts(0, (_facts((*part[:-1], base_offset)),))
@@ -232,8 +232,8 @@ def lone_answer(version: int, first: bytes, facts: ResponseFacts) -> LoneAnswer 
             return None
     else:
         lengths = 10  # topics, name, partitions
-    offset_at = _BEHIND_CORRELATION_ID + lengths + named + _INDEX_AND_ERROR
-    head, tail = first[_BEHIND_CORRELATION_ID:offset_at], first[offset_at + _OFFSET_AND_TIME.size :]
+    offset_at = TAP_HEAD.size + lengths + named + _INDEX_AND_ERROR
+    head, tail = first[TAP_HEAD.size : offset_at], first[offset_at + _OFFSET_AND_TIME.size :]
     lone = LoneAnswer(head, tail, part)
     return lone if lone.facts_of(first) == facts else None
 

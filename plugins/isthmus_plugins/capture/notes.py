@@ -29,6 +29,8 @@ from isthmus_protocol.partition_scan import ScannedPartition
 _SIZE: Final = struct.Struct(">I")
 _REQUEST_HEAD: Final = struct.Struct(">i4xi")
 """Size and correlation id."""
+ANSWERS: Final = frozenset((TAP_ANSWER, TAP_GATED, TAP_OWN_ANSWER))
+"""Kinds of notes that have an answer's first bytes."""
 VALUES: Final = 6
 """Of a note, in a list."""
 
@@ -154,13 +156,9 @@ def unpack(data: bytes) -> Iterator[tuple[int, list[Note]]]:
                 size, correlation_id = _REQUEST_HEAD.unpack_from(first)
             else:
                 size, correlation_id = TAP_HEAD.unpack_from(first)
-                if kind not in _FRAMES:
+                if kind not in ANSWERS:
                     first = first[TAP_HEAD.size :]
             took_ns = int((noted - at) * 1e9)
             notes.append(_note((kind, session, int(at * 1e9), took_ns, key, correlation_id, size, first)))
         yield end, notes
         position = end
-
-
-_FRAMES: Final = frozenset((TAP_REQUEST, TAP_ANSWER, TAP_GATED, TAP_OWN_ANSWER))
-"""Notes of these have a frame's first bytes."""

@@ -30,7 +30,7 @@ from isthmus_plugins.capture.first_bytes import (
     request_facts,
     response_facts,
 )
-from isthmus_plugins.capture.notes import Kind, Note, unpack_parts
+from isthmus_plugins.capture.notes import ANSWERS, Kind, Note, unpack_parts
 from isthmus_protocol.partition_scan import ScannedPartition
 from isthmus_protocol.schema import ApiKey
 
@@ -38,7 +38,6 @@ NO_ANSWER: Final = -1
 LONE_ANSWERS_MAX: Final = 100
 """Partitions of a session of which is known what their answers have in common."""
 _NOT_ANSWERED: Final = ResponseFacts()
-_ANSWERS: Final = frozenset((TAP_ANSWER, TAP_GATED, TAP_OWN_ANSWER))
 
 
 class Event(NamedTuple):
@@ -145,7 +144,7 @@ class Pairing:
         kind = note.kind
         if kind == TAP_REQUEST:
             return self._asked(session, note)
-        if kind in _ANSWERS:
+        if kind in ANSWERS:
             return self._answered(session, note)
         if kind == Kind.PARTS:
             return self._parts(session, note)

@@ -13,6 +13,7 @@ import select
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
@@ -165,8 +166,7 @@ class Writer:
         self._root = root
         self._source: Mapping[str, Any] = {}
         self._outputs: dict[str, Output] = {}
-        self._outputs_of: dict[tuple[str | None, str | None], Output | None] = {}
-        """By topic and group, as far as they were asked for."""
+        self._output_of = lru_cache(OUTPUTS_MAX)(self._find_output)
         self._names: dict[bytes, str] = {}
         self._unnamed: dict[bytes, float] = {}
         self._waiting: list[tuple[float, Event]] = []
@@ -215,7 +215,7 @@ class Writer:
                 output.follow(each)
             outputs[each.directory] = output
         self._outputs = outputs
-        self._outputs_of.clear()
+        self._output_of.cache_clear()
 
     def _put(self, event: Event) -> None:
         if event.client_id == CLIENT_ID:
@@ -225,18 +225,11 @@ class Writer:
         output = self._output_of(topic, event.group_id)
         if output is None:
             return
-        sampling = output.wanted.sampling
-        if sampling >= 1 or is_chosen(sampling, event.session, event.correlation_id, event.time_ns):
+        if is_chosen(output.wanted.sampling, event.session, event.correlation_id, event.time_ns):
             output.add(event, event.time_ns // 1000 + self._wall_us)
 
-    def _output_of(self, topic: str | None, group: str | None) -> Output | None:
-        known = self._outputs_of
-        if (topic, group) not in known:
-            if len(known) >= OUTPUTS_MAX:
-                known.clear()
-            outputs = (each for each in self._outputs.values() if each.wanted.holds(topic, group))
-            known[topic, group] = next(outputs, None)
-        return known[topic, group]
+    def _find_output(self, topic: str | None, group: str | None) -> Output | None:
+        return next((each for each in self._outputs.values() if each.wanted.holds(topic, group)), None)
 
     def _put_link(self, note: Note) -> None:
         """What a link does with a topic belongs to the narrowest namespace that holds it, the rest to the widest."""
