@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+from support.block_files import row
 
-from isthmus_plugins.capture.blocks import FIELDS, TEXTS, Block
+from isthmus_plugins.capture.blocks import Block
 from isthmus_spark.blocks import EVENTS
 from isthmus_spark.source import FORMAT, REMEMBERED_MS, CaptureStream, Spans
 
@@ -20,9 +21,7 @@ NOW_MS = 1_767_225_600_000
 def sealed(directory: Path, begun_ms: int, proxy: str = "p", namespace: str = "topic=pay-") -> Path:
     """A file with one event, whose broker id tells when it was begun."""
     block = Block({"proxy": proxy, "cluster": "c", "namespace": "pay-", "namespace_type": "topic"})
-    known = {"time_us": begun_ms * 1000, "broker_id": begun_ms - NOW_MS}
-    values = {name: None if name in TEXTS else -1 for name, _ in FIELDS} | known
-    block.add([values[name] for name, _ in FIELDS])
+    block.add(*row({"time_us": begun_ms * 1000, "broker_id": begun_ms - NOW_MS}))
     path = directory / namespace / f"{begun_ms}-{proxy}-0000abcd.capture"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(block.sealed())

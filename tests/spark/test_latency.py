@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.block_files import row
 from support.captured import event, frame
 
-from isthmus_plugins.capture.blocks import FIELDS, TEXTS, Block
+from isthmus_plugins.capture.blocks import Block
 from isthmus_spark.jobs.latency import latency
 from isthmus_spark.source import FORMAT
 
@@ -72,12 +73,10 @@ def captured(directory: Path, blocks: int, rows: int) -> None:
     """Sealed files as a proxy's writer makes them: the same time for each request of a block."""
     for number in range(blocks):
         block = Block({"proxy": "p", "cluster": "c", "namespace": "pay-", "namespace_type": "topic"})
-        for row in range(rows):
-            values: dict[str, Any] = {name: None if name in TEXTS else -1 for name, _ in FIELDS}
-            values |= {"time_us": 1_700_000_000_000_000 + row, "part": 0, "parts": 1, "api_key": 0, "error_code": 0}
-            values |= {"client_id": f"app-{row % 3}", "topic": "pay-t"}
+        for request in range(rows):
+            values = {"time_us": 1_700_000_000_000_000 + request, "part": 0, "parts": 1, "api_key": 0, "error_code": 0}
             values |= {"proxy_us": 10, "broker_us": 990 + 1000 * number, "gate_us": 0}
-            block.add([values[name] for name, _ in FIELDS])
+            block.add(*row({**values, "client_id": f"app-{request % 3}", "topic": "pay-t"}))
         (directory / f"{number}.capture").write_bytes(block.sealed())
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from isthmus_plugins.capture.blocks import FIELDS, TEXTS, Block
+from isthmus_plugins.capture.blocks import COMMON_FIELDS, FIELDS, TEXTS, Block
 
 HOUR_US = 3_600_000_000
 START_US = 1_767_225_600_000_000
 """2026-01-01."""
+
+
+def row(known: dict[str, Any]) -> tuple[list[int], tuple[Any, ...]]:
+    """What a block takes for an event of which this is known."""
+    own = [known.get(name, -1) for name, _ in FIELDS]
+    return own, tuple(known.get(name, None if name in TEXTS else -1) for name, _ in COMMON_FIELDS)
 
 
 def write_files(
@@ -30,11 +36,9 @@ def write_files(
         for _ in range(blocks):
             block = Block({"proxy": "p", "cluster": "c", "namespace": namespace, "namespace_type": "topic"})
             for _ in range(rows):
-                values: dict[str, Any] = {name: None if name in TEXTS else -1 for name, _ in FIELDS}
-                values |= {"time_us": start_us + file * HOUR_US + session, "session": session, "part": 0, "parts": 1}
+                values = {"time_us": start_us + file * HOUR_US + session, "session": session, "part": 0, "parts": 1}
                 values |= {"api_key": 0, "error_code": 0, "proxy_us": 10, "broker_us": 990, "gate_us": 0}
-                values |= {"client_id": "app", "topic": "pay-t"}
-                block.add([values[name] for name, _ in FIELDS])
+                block.add(*row({**values, "client_id": "app", "topic": "pay-t"}))
                 session += 1
             data += block.sealed()
         path = directory / f"{first:06d}-{file:03d}-p.capture"

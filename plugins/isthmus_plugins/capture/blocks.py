@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -31,8 +30,21 @@ _CRC: Final = struct.Struct(">I")
 
 FIELDS: Final = (
     ("time_us", "q"),  # when the request came, wall clock
-    ("session", "q"),
     ("correlation_id", "i"),
+    ("request_bytes", "i"),
+    ("response_bytes", "i"),
+    ("records", "i"),  # in its batches; -1: not known
+    ("batches", "i"),
+    ("batch_bytes", "i"),
+    ("base_sequence", "i"),
+    ("base_offset", "q"),
+    ("proxy_us", "i"),  # from the request's arrival to when it was forwarded
+    ("broker_us", "i"),  # from there to the first bytes of the broker's answer; -1: the proxy answered
+    ("gate_us", "i"),  # from there to when the answer could go out
+)
+"""What differs from one request to the next."""
+COMMON_FIELDS: Final = (
+    ("session", "q"),
     ("api_key", "h"),
     ("api_version", "h"),
     ("broker_id", "i"),  # behind the connection; -1: a bootstrap connection
@@ -47,23 +59,14 @@ FIELDS: Final = (
     ("partition", "i"),
     ("group_id", "i"),
     ("transactional_id", "i"),
-    ("request_bytes", "i"),
-    ("response_bytes", "i"),
     ("acks", "h"),
     ("error_code", "h"),
-    ("records", "i"),  # in its batches; -1: not known
-    ("batches", "i"),
-    ("batch_bytes", "i"),
     ("compression", "h"),
     ("producer_id", "q"),
     ("producer_epoch", "h"),
-    ("base_sequence", "i"),
-    ("base_offset", "q"),
-    ("proxy_us", "i"),  # from the request's arrival to when it was forwarded
-    ("broker_us", "i"),  # from there to the first bytes of the broker's answer; -1: the proxy answered
-    ("gate_us", "i"),  # from there to when the answer could go out
     ("partial", "h"),  # 1: not all of it was seen
 )
+"""What many requests of a connection have in common."""
 TEXTS: Final = frozenset(
     ("listener", "client_address", "client_id", "software", "principal", "topic", "group_id", "transactional_id")
 )
@@ -71,14 +74,6 @@ TEXTS: Final = frozenset(
 
 LINK_FIELDS: Final = (
     ("time_us", "q"),
-    ("kind", "i"),  # appended, confirmed, state
-    ("link", "i"),
-    ("role", "i"),  # of the partition here; none: the link as a whole
-    ("remote_cluster", "i"),
-    ("topic", "i"),
-    ("partition", "i"),
-    ("state", "i"),
-    ("reason", "i"),
     ("base_offset", "q"),  # appended, confirmed: from here
     ("end_offset", "q"),  # to here, exclusive
     ("source_end", "q"),  # state: where both logs end
@@ -89,25 +84,40 @@ LINK_FIELDS: Final = (
     ("lag", "q"),  # state: offsets that the follower lacks
     ("lag_ms", "q"),  # age of the oldest of them
 )
+LINK_COMMON_FIELDS: Final = (
+    ("kind", "i"),  # appended, confirmed, state
+    ("link", "i"),
+    ("role", "i"),  # of the partition here; none: the link as a whole
+    ("remote_cluster", "i"),
+    ("topic", "i"),
+    ("state", "i"),
+    ("reason", "i"),
+    ("partition", "i"),
+)
 LINK_TEXTS: Final = frozenset(("kind", "link", "role", "remote_cluster", "topic", "state", "reason"))
 _NUMPY: Final = {"q": ">i8", "i": ">i4", "h": ">i2"}
+Fields = Sequence[tuple[str, str]]
 
 
 class Layout:
-    """What a row is."""
+    """What a row is: numbers of its own, and behind them what it has in common with others, which is packed once."""
 
-    def __init__(self, fields: Sequence[tuple[str, str]], texts: frozenset[str]) -> None:
-        self.fields = fields
-        self.row = struct.Struct(">" + "".join(kind for _, kind in fields))
-        self.described = [[name, _NUMPY[kind]] for name, kind in fields]
-        self.texts = tuple((name, at) for at, (name, _) in enumerate(fields) if name in texts)
-        """Fields that stand for texts, and where they are."""
-        self.texts_of = itemgetter(*(at for _, at in self.texts))
-        """Their values in a row."""
+    def __init__(self, own: Fields, common: Fields, texts: frozenset[str]) -> None:
+        self.fields = (*own, *common)
+        self.own = _packed_as(own)
+        self.common = _packed_as(common)
+        self.row = _packed_as(self.fields)
+        self.described = [[name, _NUMPY[kind]] for name, kind in self.fields]
+        self.texts = tuple((name, at) for at, (name, _) in enumerate(common) if name in texts)
+        """Fields that stand for texts, and where they are in what is common."""
 
 
-REQUESTS: Final = Layout(FIELDS, TEXTS)
-LINKS: Final = Layout(LINK_FIELDS, LINK_TEXTS)
+def _packed_as(fields: Fields) -> struct.Struct:
+    return struct.Struct(">" + "".join(kind for _, kind in fields))
+
+
+REQUESTS: Final = Layout(FIELDS, COMMON_FIELDS, TEXTS)
+LINKS: Final = Layout(LINK_FIELDS, LINK_COMMON_FIELDS, LINK_TEXTS)
 
 
 class NewerFormat(Exception):
@@ -120,28 +130,32 @@ class Block:
     def __init__(self, source: Mapping[str, Any], layout: Layout = REQUESTS) -> None:
         self._source = source
         self._layout = layout
+        self._pack_own = layout.own.pack
         self._rows: list[bytes] = []
         self._tables: dict[str, dict[str, int]] = {name: {} for name, _ in layout.texts}
-        self._numbers: dict[tuple[str | None, ...], tuple[tuple[int, int], ...]] = {}
-        """By a row's texts where their numbers stand, and which: most rows have the same as others."""
+        self._packed: dict[tuple[Any, ...], bytes] = {}
+        """What rows have in common, as it stands in them."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, values: list[Any]) -> None:
-        """Add a row: the values of the layout's fields, in their order, texts as they are (None: none)."""
-        texts = self._layout.texts_of(values)
-        numbers = self._numbers.get(texts)
-        if numbers is None:
-            numbers = self._numbers[texts] = tuple(self._numbered(texts))
-        for at, number in numbers:
-            values[at] = number
-        self._rows.append(self._layout.row.pack(*values))
+    def add(self, own: Iterable[int], common: tuple[Any, ...]) -> int:
+        """Add a row: the values of the layout's fields, in their order, texts as they are (None: none).
 
-    def _numbered(self, texts: Iterable[str | None]) -> Iterator[tuple[int, int]]:
-        for (name, at), text in zip(self._layout.texts, texts, strict=True):
-            table = self._tables[name]
-            yield at, -1 if text is None else table.setdefault(text, len(table))
+        Returns how many there are now."""
+        packed = self._packed.get(common)
+        if packed is None:
+            packed = self._packed[common] = self._layout.common.pack(*self._numbered(common))
+        rows = self._rows
+        rows.append(self._pack_own(*own) + packed)
+        return len(rows)
+
+    def _numbered(self, common: Iterable[Any]) -> list[Any]:
+        values = list(common)
+        for name, at in self._layout.texts:
+            table, text = self._tables[name], values[at]
+            values[at] = -1 if text is None else table.setdefault(text, len(table))
+        return values
 
     def sealed(self) -> bytes:
         """The block as it is written."""

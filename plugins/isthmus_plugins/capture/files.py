@@ -6,7 +6,7 @@ import errno
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
@@ -63,12 +63,12 @@ class BlockFiles:
         self._begun_at = 0.0
         self._size = 0
 
-    def add(self, values: list[Any]) -> None:
+    def add(self, own: Iterable[int], common: tuple[Any, ...]) -> None:
         """Add a row: see :meth:`Block.add`."""
-        if not len(self._block):
+        rows = self._block.add(own, common)
+        if rows == 1:
             self._block_at = monotonic()
-        self._block.add(values)
-        if len(self._block) >= BLOCK_ROWS:
+        elif rows >= BLOCK_ROWS:
             self.write()
 
     def write(self) -> None:

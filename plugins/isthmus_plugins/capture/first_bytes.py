@@ -9,32 +9,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, NamedTuple
 
-from isthmus_plugins.api import TAP_HEAD
+from isthmus_plugins.capture.events import NONE
 from isthmus_protocol import peeks, resources
 from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.locate import locator
 from isthmus_protocol.partition_scan import ScannedPartition
 from isthmus_protocol.produce_scan import ProduceScan
 from isthmus_protocol.records import COMPRESSION_MASK, HEADER_SIZE
-from isthmus_protocol.schema import ApiKey, message_spec, request_flexible
-from isthmus_protocol.wire import MalformedFrame, NeedMore, read_uvarint
+from isthmus_protocol.schema import ApiKey, message_spec
+from isthmus_protocol.wire import MalformedFrame, NeedMore
 
-NONE: Final = -1
 _INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
-_CLIENT_ID_AT: Final = 12
 _BATCH: Final = struct.Struct(">q13xh20xqhii")
 """Of a batch's header: base offset, attributes, producer id and epoch, first sequence, count of records."""
 assert _BATCH.size == HEADER_SIZE
 _OLD_MESSAGE: Final = struct.Struct(">q9xB")
 """Of a message older than magic 2: offset, attributes."""
-_OFFSET_AND_TIME: Final = struct.Struct(">q8x")
-"""Of a partition in an answer to Produce: base offset, log append time. Before it: index and error code."""
-_INDEX_AND_ERROR: Final = 6
-_ONE_BYTE_LENGTHS: Final = 127
 Topic = bytes | str
 """Its name, or where a version has ids alone its id (16 bytes)."""
 
@@ -59,8 +51,6 @@ class PartFacts(NamedTuple):
 
 
 NOT_READ: Final = PartFacts()
-_facts: Final = partial(tuple.__new__, PartFacts)
-"""Of all values at once: half of what calling the class takes."""
 
 
 @dataclass(slots=True)
@@ -133,44 +123,6 @@ def _others(facts: RequestFacts, api_key: int, version: int, first: bytes) -> No
         facts.parts += tuple(PartFacts(each) for each in ids)
 
 
-class LoneProduce(NamedTuple):
-    """What Produce requests of one partition have in common whose first bytes are the same."""
-
-    version: int
-    head: bytes
-    """These bytes, from the client id on."""
-    facts: RequestFacts
-    topic: Topic
-    flexible: bool
-
-    def facts_of(self, version: int, first: bytes) -> RequestFacts | None:
-        """What another request says; None: it is not like these."""
-        if version != self.version or not first.startswith(self.head, _CLIENT_ID_AT):
-            return None
-        position = _CLIENT_ID_AT + len(self.head)
-        try:
-            (partition,) = _INT32.unpack_from(first, position)
-            if self.flexible:
-                size, position = read_uvarint(first, position + 4)
-                size -= 1
-            else:
-                (size,) = _INT32.unpack_from(first, position + 4)
-                position += 8
-            part = _produced(self.topic, partition, size, first, position)
-        except (struct.error, IndexError, MalformedFrame):
-            return None
-        known = self.facts
-        return RequestFacts(known.client_id, None, known.transactional_id, None, known.acks, (part,))
-
-
-def lone_produce(version: int, first: bytes, facts: RequestFacts) -> LoneProduce | None:
-    """What a Produce request has in common with others like it, if it has one partition."""
-    if facts.lone_head_end is None or not facts.parts or facts.parts[0].topic is None:
-        return None
-    head = first[_CLIENT_ID_AT : facts.lone_head_end]
-    return LoneProduce(version, head, facts, facts.parts[0].topic, request_flexible(ApiKey.PRODUCE, version))
-
-
 def _produce(facts: RequestFacts, version: int, first: bytes) -> None:
     scan = ProduceScan(version)
     scan.feed(first)
@@ -185,57 +137,18 @@ def _produce(facts: RequestFacts, version: int, first: bytes) -> None:
 def produced_parts(version: int, found: Iterable[ScannedPartition]) -> tuple[PartFacts, ...]:
     """What is known of the partitions of a Produce request."""
     by_id = peeks.topics_are_ids(ApiKey.PRODUCE, version)
-    return tuple(_produced(_named(part.topic, by_id), part.partition, part.size, part.header, 0) for part in found)
+    return tuple(_produced(_named(part.topic, by_id), part) for part in found)
 
 
-def _produced(topic: Topic, partition: int, size: int, data: bytes, position: int) -> PartFacts:
-    """A partition whose records begin at ``position``. Raises struct.error: their header is not there."""
-    if size < HEADER_SIZE:
-        return PartFacts(topic, partition, 0, 0, 0)
-    _, attributes, producer_id, epoch, sequence, records = _BATCH.unpack_from(data, position)
+def _produced(topic: Topic, part: ScannedPartition) -> PartFacts:
+    if part.size < HEADER_SIZE:
+        return PartFacts(topic, part.partition, 0, 0, 0)
+    _, attributes, producer_id, epoch, sequence, records = _BATCH.unpack(part.header)
     compression = attributes & COMPRESSION_MASK
-    return _facts((topic, partition, records, 1, size, compression, producer_id, epoch, sequence, None, NONE))
+    return PartFacts(topic, part.partition, records, 1, part.size, compression, producer_id, epoch, sequence)
 
 
 # ---- answers ----
-
-
-class LoneAnswer(NamedTuple):
-    """What answers to Produce requests of one partition have in common that are the same but for offset and time."""
-
-    head: bytes
-    """From behind the correlation id up to the base offset."""
-    tail: bytes
-    """From behind the log append time on."""
-    part: PartFacts
-
-    def facts_of(self, first: bytes) -> ResponseFacts | None:
-        """What another answer says; None: it is not like these."""
-        head, tail, part = self
-        offset_at = TAP_HEAD.size + len(head)
-        is_like = len(first) == offset_at + _OFFSET_AND_TIME.size + len(tail) and first.endswith(tail)
-        if not is_like or not first.startswith(head, TAP_HEAD.size):
-            return None
-        (base_offset,) = _OFFSET_AND_TIME.unpack_from(first, offset_at)
-        return ResponseFacts(0, (_facts((*part[:-1], base_offset)),))
-
-
-def lone_answer(version: int, first: bytes, facts: ResponseFacts) -> LoneAnswer | None:
-    """What a whole answer to a Produce request of one partition has in common with others, if there is no error."""
-    if facts.partial or facts.error_code != 0 or len(facts.parts) != 1:
-        return None
-    (part,) = facts.parts
-    named = len(part.topic if isinstance(part.topic, bytes) else str(part.topic).encode())
-    if request_flexible(ApiKey.PRODUCE, version):
-        lengths = 3 if isinstance(part.topic, bytes) else 4  # tags, topics, name, partitions: a byte of each
-        if named >= _ONE_BYTE_LENGTHS:
-            return None
-    else:
-        lengths = 10  # topics, name, partitions
-    offset_at = TAP_HEAD.size + lengths + named + _INDEX_AND_ERROR
-    head, tail = first[TAP_HEAD.size : offset_at], first[offset_at + _OFFSET_AND_TIME.size :]
-    lone = LoneAnswer(head, tail, part)
-    return lone if lone.facts_of(first) == facts else None
 
 
 def response_facts(api_key: int, version: int, first: bytes, size: int) -> ResponseFacts:

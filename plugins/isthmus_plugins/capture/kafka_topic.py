@@ -93,7 +93,7 @@ class KafkaTopic:
 
     # ---- the writer's thread ----
 
-    def add(self, layout: Layout, source: Mapping[str, Any], values: list[Any]) -> None:
+    def add(self, layout: Layout, source: Mapping[str, Any], values: tuple[Any, ...]) -> None:
         """Add an event: the values of the layout's fields, texts as they are."""
         known = {
             name: value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import marshal
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from functools import partial
 from time import monotonic
@@ -116,21 +116,29 @@ def told(
 
 
 class Note(NamedTuple):
-    """What is read of a note."""
+    """A note as it is read: the values of ``api.TapNote``, and what they say."""
 
     kind: int
     session: int
-    at_ns: int
-    took_ns: int
+    at: float
+    """Monotonic seconds, as ``noted``."""
+    noted: float
     key: int
-    correlation_id: int
-    size: int
-    """Of a frame, without its size prefix; the number of another note."""
     first: bytes
-    """Of a frame, its first bytes; what another note says."""
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """Of a frame its size without the prefix, of another note a number; the correlation id."""
+        size, correlation_id = (_REQUEST_HEAD if self.kind == TAP_REQUEST else TAP_HEAD).unpack_from(self.first)
+        return size, correlation_id
+
+    @property
+    def said(self) -> bytes:
+        """What a note says that has no frame's first bytes, and those that are told later."""
+        return self.first[TAP_HEAD.size :]
 
 
-_note: Final = partial(tuple.__new__, Note)
+_note: Final[Callable[[tuple[Any, ...]], Note]] = partial(tuple.__new__, Note)
 """Of all its values at once: half of what calling the class takes."""
 
 
@@ -140,7 +148,7 @@ def pack(values: list[Any]) -> bytes:
     return _SIZE.pack(len(said)) + said
 
 
-def unpack(data: bytes) -> Iterator[tuple[int, list[Note]]]:
+def unpack(data: bytes) -> Iterator[tuple[int, Iterable[Note]]]:
     """Notes that were packed together, and where they end, as far as they are there as a whole."""
     position = 0
     while position + _SIZE.size <= len(data):
@@ -150,15 +158,5 @@ def unpack(data: bytes) -> Iterator[tuple[int, list[Note]]]:
         if end > len(data):
             return
         values = iter(marshal.loads(data[position:end]))
-        notes = []
-        for kind, session, at, noted, key, first in zip(*[values] * VALUES, strict=True):
-            if kind == TAP_REQUEST:
-                size, correlation_id = _REQUEST_HEAD.unpack_from(first)
-            else:
-                size, correlation_id = TAP_HEAD.unpack_from(first)
-                if kind not in ANSWERS:
-                    first = first[TAP_HEAD.size :]
-            took_ns = int((noted - at) * 1e9)
-            notes.append(_note((kind, session, int(at * 1e9), took_ns, key, correlation_id, size, first)))
-        yield end, notes
+        yield end, map(_note, zip(*[values] * VALUES, strict=True))
         position = end

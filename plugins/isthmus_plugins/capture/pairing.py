@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import Final
 
 from isthmus_plugins.api import (
     TAP_ANSWER,
@@ -16,16 +16,13 @@ from isthmus_plugins.api import (
     TAP_REQUEST,
     tap_answer_bytes,
 )
+from isthmus_plugins.capture.alike import CLIENT_ID_AT, Alike
+from isthmus_plugins.capture.events import NONE, Common, Event, event_of, times
 from isthmus_plugins.capture.first_bytes import (
     NOT_READ,
-    LoneAnswer,
-    LoneProduce,
     RequestFacts,
     ResponseFacts,
-    Topic,
     fetched_facts,
-    lone_answer,
-    lone_produce,
     produced_parts,
     request_facts,
     response_facts,
@@ -34,67 +31,29 @@ from isthmus_plugins.capture.notes import ANSWERS, Kind, Note, unpack_parts
 from isthmus_protocol.partition_scan import ScannedPartition
 from isthmus_protocol.schema import ApiKey
 
-NO_ANSWER: Final = -1
-LONE_ANSWERS_MAX: Final = 100
-"""Partitions of a session of which is known what their answers have in common."""
+ALIKE_MAX: Final = 8
+"""Kinds of requests of a session that are known by their first bytes, such as those for one topic."""
 _NOT_ANSWERED: Final = ResponseFacts()
 
 
-class Event(NamedTuple):
-    """A request with its answer, for one of its partitions. Fields are those of ``blocks.FIELDS`` by the same names."""
-
-    time_ns: int
-    """Monotonic."""
-    session: int
-    correlation_id: int
-    api_key: int
-    api_version: int
-    broker_id: int
-    listener: str | None
-    client_address: str | None
-    client_id: str | None
-    software: str | None
-    principal: str | None
-    part: int
-    parts: int
-    topic: str | bytes | None
-    """Bytes: the id of one of which the name is not known."""
-    partition: int
-    group_id: str | None
-    transactional_id: str | None
-    request_bytes: int
-    response_bytes: int
-    acks: int
-    error_code: int
-    records: int
-    batches: int
-    batch_bytes: int
-    compression: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    base_offset: int
-    proxy_us: int
-    broker_us: int
-    gate_us: int
-    partial: int
-
-
-_event: Final = partial(tuple.__new__, Event)
-"""Of all its values at once: half of what calling the class takes."""
-
-
-@dataclass(slots=True)
 class _Open:
-    """A request that has no answer yet."""
+    """A request that has no answer yet, or of whose answer is not told all."""
 
-    note: Note
-    facts: RequestFacts
     answer: Note | None = None
     scanned: tuple[ScannedPartition, ...] = ()
     """Partitions of a Produce, or fetched ones, as far as they were told apart from first bytes."""
     told: ResponseFacts | None = None
     """What the answer says, where its first bytes do not say all."""
+
+    def __init__(self, note: Note, alike: Alike | None) -> None:
+        self.note = note
+        self.alike = alike
+        """Requests like this one, of which most need not be read."""
+
+    @cached_property
+    def facts(self) -> RequestFacts:
+        note = self.note
+        return request_facts(note.key >> 16, note.key & 0xFFFF, note.first, note.head[0] + 4)
 
     @property
     def awaits_more(self) -> bool:
@@ -102,7 +61,7 @@ class _Open:
         answer = self.answer
         if answer is None or self.told is not None:
             return False
-        size, said = answer.size + 4, len(answer.first)
+        size, said = answer.head[0] + 4, len(answer.first)
         if size > TAP_BYTES and answer.key >> 16 == ApiKey.FETCH:
             return True
         return answer.kind == TAP_ANSWER and said < size and said < tap_answer_bytes(answer.key)
@@ -112,14 +71,12 @@ class _Open:
 class _Session:
     address: str | None = None
     listener: str | None = None
-    broker_id: int = -1
+    broker_id: int = NONE
     principal: str | None = None
     software: str | None = None
     open: deque[_Open] = field(default_factory=deque)
-    lone: LoneProduce | None = None
-    """What its last Produce request of one partition has in common with others."""
-    lone_answers: dict[tuple[int, Topic, int], LoneAnswer] = field(default_factory=dict)
-    """What answers to such requests have in common, by version, topic and partition."""
+    alike: list[Alike] = field(default_factory=list)
+    """Kinds of requests that were read before."""
     unanswered: _Open | None = None
     """A Produce with acks=0, of which more may come."""
     gated: dict[int, _Open] = field(default_factory=dict)
@@ -151,13 +108,14 @@ class Pairing:
         if kind == Kind.MORE:
             return self._more(session, note)
         if kind == Kind.SENT:
-            waited = session.gated.pop(note.correlation_id, None)
-            return () if waited is None else self._events(session, waited, note.at_ns)
+            waited = session.gated.pop(note.head[1], None)
+            return () if waited is None else self._events(session, waited, note.at)
         if kind == Kind.OPENED:
-            session.address, _, session.listener = note.first.decode("utf-8", "replace").partition("\0")
-            session.broker_id = note.size
+            session.address, _, session.listener = note.said.decode("utf-8", "replace").partition("\0")
+            session.broker_id = note.head[0]
         elif kind == Kind.PRINCIPAL:
-            session.principal = note.first.decode("utf-8", "replace")
+            session.principal = note.said.decode("utf-8", "replace")
+            session.alike.clear()  # they have another one
         elif kind == Kind.CLOSED:
             return self._closed(session, note)
         return ()
@@ -167,33 +125,27 @@ class Pairing:
         for opened in session.open:
             events += self._events(session, opened, None)
         for opened in session.gated.values():  # nobody waits for them any more: that long they had
-            events += self._events(session, opened, note.at_ns)
+            events += self._events(session, opened, note.at)
         del self._sessions[note.session]
         return events
 
     def _asked(self, session: _Session, note: Note) -> Sequence[Event]:
-        facts = self._facts(session, note)
-        opened = _Open(note, facts)
-        events = self._unanswered(session)
-        if facts.acks != 0 or note.key >> 16 != ApiKey.PRODUCE:
-            session.open.append(opened)
-            return events
-        session.unanswered = opened
-        return events if facts.partial else [*events, *self._unanswered(session)]
-
-    @staticmethod
-    def _facts(session: _Session, note: Note) -> RequestFacts:
-        api_key, version = note.key >> 16, note.key & 0xFFFF
-        if api_key == ApiKey.PRODUCE and session.lone is not None:  # most are like the one before
-            known = session.lone.facts_of(version, note.first)
-            if known is not None:
-                return known
-        facts = request_facts(api_key, version, note.first, note.size + 4)
-        if api_key == ApiKey.PRODUCE:
-            session.lone = lone_produce(version, note.first, facts)
+        key, first = note.key, note.first
+        events = self._unanswered(session) if session.unanswered is not None else ()
+        for alike in session.alike:
+            if key == alike.key and first.startswith(alike.head, CLIENT_ID_AT):
+                session.open.append(_Open(note, alike))
+                return events
+        opened = _Open(note, None)
+        facts = opened.facts
         if facts.software is not None:
             session.software = facts.software
-        return facts
+            session.alike.clear()
+        if key >> 16 == ApiKey.PRODUCE and facts.acks == 0:
+            session.unanswered = opened
+            return events if facts.partial else [*events, *self._unanswered(session)]
+        session.open.append(opened)
+        return events
 
     def _unanswered(self, session: _Session) -> Sequence[Event]:
         """A request without an answer is complete: its parts are there, or another request is."""
@@ -206,19 +158,21 @@ class Pairing:
         return () if opened is None else self._events(session, opened, None)
 
     def _parts(self, session: _Session, note: Note) -> Sequence[Event]:
+        found, correlation_id = note.head
         candidates: tuple[_Open | None, ...]
         if note.key >> 16 == ApiKey.FETCH:
-            candidates = (session.cut, session.gated.get(note.correlation_id))
+            candidates = (session.cut, session.gated.get(correlation_id))
         else:
             candidates = (session.unanswered, session.open[-1] if session.open else None)
         for opened in candidates:
-            if opened is not None and opened.note.correlation_id == note.correlation_id:
-                opened.scanned += tuple(unpack_parts(note.first))
-                return self._all_parts(session, opened, note) if note.size else ()
+            if opened is not None and opened.note.head[1] == correlation_id:
+                opened.scanned += tuple(unpack_parts(note.said))
+                return self._all_parts(session, opened, note.key & 0xFFFF, found) if found else ()
         return ()
 
-    def _all_parts(self, session: _Session, opened: _Open, last: Note) -> Sequence[Event]:
-        version, partial = last.key & 0xFFFF, len(opened.scanned) < last.size
+    def _all_parts(self, session: _Session, opened: _Open, version: int, count: int) -> Sequence[Event]:
+        partial = len(opened.scanned) < count
+        opened.alike = None
         if opened.answer is not None:
             opened.told = fetched_facts(version, opened.scanned)
             opened.told.partial = partial
@@ -228,8 +182,9 @@ class Pairing:
         return self._unanswered(session) if opened is session.unanswered else ()
 
     def _answered(self, session: _Session, note: Note) -> Sequence[Event]:
-        events = self._cut(session)
-        while session.open and session.open[0].note.correlation_id != note.correlation_id:
+        events = self._cut(session) if session.cut is not None else ()
+        correlation_id = note.first[4:8]
+        while session.open and session.open[0].note.first[8:12] != correlation_id:
             session.open.popleft()  # its answer's note was dropped
             self.unpaired += 1
         if not session.open:
@@ -238,66 +193,75 @@ class Pairing:
         opened = session.open.popleft()
         opened.answer = note
         if note.kind == TAP_GATED:
-            session.gated[note.correlation_id] = opened
-        elif opened.awaits_more:
-            session.cut = opened
-        else:
-            return [*events, *self._events(session, opened, None)]
-        return events
+            session.gated[note.head[1]] = opened
+            return events
+        told = self._known(opened, None)
+        if not told:
+            if opened.awaits_more:
+                session.cut = opened
+                return events
+            told = self._learned(session, opened, None)
+        return [*events, *told] if events else told
 
     def _more(self, session: _Session, note: Note) -> Sequence[Event]:
         opened = session.cut
-        if opened is not None and opened.answer is not None and opened.answer.correlation_id == note.correlation_id:
-            opened.answer = opened.answer._replace(first=opened.answer.first + note.first)
+        if opened is not None and opened.answer is not None and opened.answer.first[4:8] == note.first[4:8]:
+            opened.answer = opened.answer._replace(first=opened.answer.first + note.said)
             if not opened.awaits_more:
                 return self._cut(session)
         return ()
 
-    @staticmethod
-    def _told(session: _Session, opened: _Open) -> ResponseFacts:
-        """What an answer's first bytes say; of a Produce most are like one before."""
-        answer, parts = opened.answer, opened.facts.parts
-        if answer is None:
-            return _NOT_ANSWERED
-        api_key, version = opened.note.key >> 16, opened.note.key & 0xFFFF
-        if api_key != ApiKey.PRODUCE or len(parts) != 1 or parts[0].topic is None:
-            return response_facts(api_key, version, answer.first, answer.size + 4)
-        place = (version, parts[0].topic, parts[0].partition)
-        lone = session.lone_answers.get(place)
-        told = None if lone is None else lone.facts_of(answer.first)
-        if told is None:
-            told = response_facts(api_key, version, answer.first, answer.size + 4)
-            lone = lone_answer(version, answer.first, told)
-            if lone is not None:
-                if len(session.lone_answers) >= LONE_ANSWERS_MAX:
-                    session.lone_answers.clear()
-                session.lone_answers[place] = lone
-        return told
+    def _events(self, session: _Session, opened: _Open, sent: float | None) -> Sequence[Event]:
+        return self._known(opened, sent) or self._learned(session, opened, sent)
 
-    def _events(self, session: _Session, opened: _Open, sent_ns: int | None) -> Sequence[Event]:
+    def _learned(self, session: _Session, opened: _Open, sent: float | None) -> Sequence[Event]:
+        """The events of an exchange that has to be read; others like it will not have to be."""
+        events = self._read(session, opened, sent)
+        asked, answer, head_end = opened.note, opened.answer, opened.facts.lone_head_end
+        if head_end is not None and len(events) == 1 and answer is not None and answer.kind != TAP_OWN_ANSWER:
+            alike = opened.alike or self._alike(session, asked, head_end)
+            alike.learn(asked, answer, sent, events[0])
+        return events
+
+    @staticmethod
+    def _known(opened: _Open, sent: float | None) -> Sequence[Event]:
+        """The event of an exchange that is like one before; none: it has to be read."""
+        alike, answer = opened.alike, opened.answer
+        if alike is None or answer is None or answer.kind == TAP_OWN_ANSWER:
+            return ()
+        event = alike.event(opened.note, answer, sent)
+        return () if event is None else (event,)
+
+    @staticmethod
+    def _alike(session: _Session, asked: Note, head_end: int) -> Alike:
+        head = asked.first[CLIENT_ID_AT:head_end]
+        found = next((each for each in session.alike if (each.key, each.head) == (asked.key, head)), None)
+        if found is None:
+            found = Alike(asked.key, head)
+            session.alike = [found, *session.alike[: ALIKE_MAX - 1]]
+        return found
+
+    def _read(self, session: _Session, opened: _Open, sent: float | None) -> Sequence[Event]:
+        """The events of a request with its answer, whatever they are."""
         asked, facts, answer = opened.note, opened.facts, opened.answer
         api_key, version = asked.key >> 16, asked.key & 0xFFFF
-        told = opened.told or self._told(session, opened)
-        broker_us = gate_us = response_bytes = NO_ANSWER
-        proxy_ns = asked.took_ns
+        told = opened.told or _NOT_ANSWERED
+        response_bytes = NONE
         if answer is not None:
-            response_bytes = answer.size + 4
-            proxy_ns += answer.took_ns
-            if answer.kind != TAP_OWN_ANSWER:
-                broker_us = max(0, answer.at_ns - asked.at_ns - asked.took_ns) // 1000
-                gate_us = 0 if sent_ns is None else max(0, sent_ns - answer.at_ns) // 1000
+            response_bytes = answer.head[0] + 4
+            told = opened.told or response_facts(api_key, version, answer.first, response_bytes)
         parts, partial = facts.parts or (NOT_READ,), facts.partial or told.partial
         if api_key == ApiKey.FETCH:  # what comes back counts: a request may name a thousand, or be of a fetch session
             parts, partial = (told.parts, told.partial) if told.parts else (parts[:1], partial)
         answers = {part[:2]: part for part in told.parts}  # by topic and partition
+        size, correlation_id = asked.head
+        took = times(asked, answer, sent)
         events = []
         for number, part in enumerate(parts):
             answered = answers.get(part[:2], NOT_READ)
             batch = part if part.batches >= 0 else answered
-            values = (
-                asked.at_ns,
+            common = Common(
                 asked.session,
-                asked.correlation_id,
                 api_key,
                 version,
                 session.broker_id,
@@ -312,24 +276,15 @@ class Pairing:
                 part.partition,
                 facts.group_id,
                 facts.transactional_id,
-                asked.size + 4,
-                response_bytes,
                 facts.acks,
                 answered.error_code if answered.error_code is not None else told.error_code,
-                batch.records,
-                batch.batches,
-                batch.batch_bytes,
                 batch.compression,
                 batch.producer_id,
                 batch.producer_epoch,
-                batch.base_sequence,
-                answered.base_offset,
-                proxy_ns // 1000,
-                broker_us,
-                gate_us,
                 int(partial),
             )
-            events.append(_event(values))
+            counts = (batch.records, batch.batches, batch.batch_bytes, batch.base_sequence, answered.base_offset)
+            events.append(event_of((asked.at, correlation_id, size + 4, response_bytes, *counts, *took, common)))
         return events
 
     def _name(self, topic: bytes | str | None) -> str | bytes | None:

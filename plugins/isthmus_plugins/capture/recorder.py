@@ -152,7 +152,7 @@ class Recorder:
 
     def wants_parts(self, session: int, at: float, correlation_id: int) -> bool:
         """Whether a request may become events. One that was held may be chosen in spite of that: it is partial then."""
-        return is_chosen(self._sampling, session, correlation_id, int(at * 1e9))
+        return is_chosen(self._sampling, session, correlation_id, at)
 
     def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
         """All partitions of a request or answer, of which the first bytes do not say all."""

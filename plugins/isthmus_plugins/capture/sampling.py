@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 
 
-def is_chosen(sampling: float, session: int, correlation_id: int, at_ns: int) -> bool:
-    """Whether a request, as a whole, belongs to a part of all. ``at_ns``: when it arrived."""
-    return sampling >= 1 or is_in(sampling, b"%d %d %d" % (session, correlation_id, at_ns))
+def is_chosen(sampling: float, session: int, correlation_id: int, at: float) -> bool:
+    """Whether a request, as a whole, belongs to a part of all. ``at``: when it arrived (monotonic)."""
+    return sampling >= 1 or is_in(sampling, b"%d %d %d" % (session, correlation_id, int(at * 1e9)))
 
 
 def is_in(sampling: float, which: bytes) -> bool:

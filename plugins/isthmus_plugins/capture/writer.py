@@ -21,15 +21,16 @@ from typing import Any, Final
 
 from isthmus_control.model import ResourceType, contains
 from isthmus_plugins.capture.blocks import LINKS, REQUESTS, Layout
+from isthmus_plugins.capture.events import Common, Event
 from isthmus_plugins.capture.files import BlockFiles, Bounds, Counts, seal_left_over
 from isthmus_plugins.capture.kafka_topic import CLIENT_ID, KafkaTopic
 from isthmus_plugins.capture.notes import Kind, Note, unpack, unpack_link
 from isthmus_plugins.capture.observed import STATE
-from isthmus_plugins.capture.pairing import Event, Pairing
+from isthmus_plugins.capture.pairing import Pairing
 from isthmus_plugins.capture.sampling import is_chosen, is_in
 
 READ_BYTES: Final = 1024 * 1024
-GIVE_WAY_NOTES: Final = 8
+GIVE_WAY_NOTES: Final = 16
 """After so many notes, a tenth of a millisecond, whoever else wants the core gets it: a kernel that preempts lazily
 (Linux 6.12 and later) interrupts nobody in mid-computation before the next tick, not even a task of the idle class."""
 REPORT_S: Final = 1.0
@@ -110,25 +111,26 @@ class Output:
                 self._topic = KafkaTopic(*wanted.kafka, str(self._source["proxy"]))
 
     def add(self, event: Event, wall_us: int) -> None:
-        values = list(event)
-        values[0] = wall_us
+        """``wall_us``: the wall clock less the monotonic one."""
+        at, *numbers, common = event
         if self.wanted.hash_clients:
-            for name, at in REQUESTS.texts:
-                if name in HASHED and values[at] is not None:
-                    values[at] = self._hashed(str(values[at]))
-        self._put(REQUESTS, values)
+            common = self._hashed(common)
+        self._put(REQUESTS, (int(at * 1e6) + wall_us, *numbers), common)
 
-    def add_link(self, values: list[Any]) -> None:
-        self._put(LINKS, values)
+    def add_link(self, own: tuple[int, ...], common: tuple[Any, ...]) -> None:
+        self._put(LINKS, own, common)
 
-    def _put(self, layout: Layout, values: list[Any]) -> None:
+    def _put(self, layout: Layout, own: tuple[int, ...], common: tuple[Any, ...]) -> None:
         if self._topic is not None:
-            self._topic.add(layout, self._source, values)
+            self._topic.add(layout, self._source, (*own, *common))
         if self._files:
-            self._files[layout].add(values)
+            self._files[layout].add(own, common)
 
-    def _hashed(self, text: str) -> str:
-        return blake2b(text.encode(), key=self.wanted.salt.encode()[:64], digest_size=8).hexdigest()
+    def _hashed(self, common: Common) -> Common:
+        key = self.wanted.salt.encode()[:64]
+        texts = {name: text for name in HASHED if (text := getattr(common, name)) is not None}
+        hashed: Any = {name: blake2b(text.encode(), key=key, digest_size=8).hexdigest() for name, text in texts.items()}
+        return common._replace(**hashed)
 
     def tend(self, now: float) -> None:
         """Write and seal what has waited for long enough."""
@@ -180,17 +182,18 @@ class Writer:
             self._learn(note)
             return
         for event in self._pairing.take(note):
-            if isinstance(event.topic, bytes):
-                self._unnamed.setdefault(event.topic, monotonic())
+            topic = event.common.topic
+            if isinstance(topic, bytes):
+                self._unnamed.setdefault(topic, monotonic())
                 self._waiting.append((monotonic(), event))
             else:
                 self._put(event)
 
     def _learn(self, note: Note) -> None:
         if note.kind == Kind.SETTINGS:
-            self._configure(json.loads(note.first))
+            self._configure(json.loads(note.said))
         elif note.kind == Kind.TOPIC:
-            topic_id, name = note.first[:16], note.first[16:].decode("utf-8", "replace")
+            topic_id, name = note.said[:16], note.said[16:].decode("utf-8", "replace")
             self._names[topic_id] = name
             self._unnamed.pop(topic_id, None)
             self._look_again(monotonic())
@@ -218,40 +221,42 @@ class Writer:
         self._output_of.cache_clear()
 
     def _put(self, event: Event) -> None:
-        if event.client_id == CLIENT_ID:
+        common = event.common
+        if common.client_id == CLIENT_ID:
             return
-        topic = event.topic
+        topic = common.topic
         assert not isinstance(topic, bytes)
-        output = self._output_of(topic, event.group_id)
+        output = self._output_of(topic, common.group_id)
         if output is None:
             return
-        if is_chosen(output.wanted.sampling, event.session, event.correlation_id, event.time_ns):
-            output.add(event, event.time_ns // 1000 + self._wall_us)
+        if is_chosen(output.wanted.sampling, common.session, event.correlation_id, event.at):
+            output.add(event, self._wall_us)
 
     def _find_output(self, topic: str | None, group: str | None) -> Output | None:
         return next((each for each in self._outputs.values() if each.wanted.holds(topic, group)), None)
 
     def _put_link(self, note: Note) -> None:
         """What a link does with a topic belongs to the narrowest namespace that holds it, the rest to the widest."""
-        texts, numbers = unpack_link(note.first)
+        texts, numbers = unpack_link(note.said)
         kind, _, _, _, topic, _, _ = texts
         outputs = [each for each in self._outputs.values() if each.wanted.type is ResourceType.TOPIC]
         if topic is not None:
             outputs = [each for each in outputs if contains(ResourceType.TOPIC, each.wanted.prefix, topic)][:1]
         for output in outputs[-1:]:
-            if kind == STATE or is_in(output.wanted.sampling, b"%d %d" % (note.at_ns, numbers[1])):
-                output.add_link([note.at_ns // 1000 + self._wall_us, *texts[:5], numbers[0], *texts[5:], *numbers[1:]])
+            if kind == STATE or is_in(output.wanted.sampling, b"%d %d" % (int(note.at * 1e9), numbers[1])):
+                output.add_link((int(note.at * 1e6) + self._wall_us, *numbers[1:]), (*texts, numbers[0]))
 
     def _look_again(self, now: float) -> None:
         """Events that waited for names."""
         waiting, self._waiting = self._waiting, []
         for since, event in waiting:
-            assert isinstance(event.topic, bytes)
-            name = self._names.get(event.topic)
+            topic = event.common.topic
+            assert isinstance(topic, bytes)
+            name = self._names.get(topic)
             if name is None and now < since + UNNAMED_S:
                 self._waiting.append((since, event))
             else:
-                self._put(event._replace(topic=name or event.topic.hex()))
+                self._put(event._replace(common=event.common._replace(topic=name or topic.hex())))
 
     def tend(self, now: float) -> None:
         if self._waiting and now > self._waiting[0][0] + UNNAMED_S:

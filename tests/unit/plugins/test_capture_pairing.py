@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 import struct
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
+from support.flat_events import flat
 
-from isthmus_plugins.api import TAP_BYTES
+from isthmus_plugins.api import TAP_BYTES, TAP_HEAD
+from isthmus_plugins.capture import pairing as pairing_module
 from isthmus_plugins.capture.notes import Kind, Note, pack, pack_parts, told, unpack
-from isthmus_plugins.capture.pairing import Event, Pairing
+from isthmus_plugins.capture.pairing import Pairing
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.fetch_scan import FetchScan
@@ -24,7 +27,7 @@ from isthmus_protocol.records import BatchHeader, Compression
 from isthmus_protocol.schema import ApiKey
 
 ID = UUID(int=77)
-MS = 1_000_000
+MS = 1e-3
 
 
 def batch(values: int, value: bytes = b"secret", compression: int = 0) -> bytes:
@@ -37,27 +40,34 @@ class Proxy:
 
     def __init__(self) -> None:
         self.pairing = Pairing({ID.bytes: "by-id"}.get)
-        self.now = 0
-        self.events: list[Event] = []
+        self.now = 0.0
+        self.events: list[SimpleNamespace] = []
 
-    def note(self, kind: int, frame: bytes = b"", key: int = 0, correlation_id: int = 5, took: int = 0) -> None:
+    def note(self, kind: int, frame: bytes, key: int = 0, took: float = 0.0) -> None:
+        """Of a frame."""
         self.now += MS
-        note = Note(kind, 1, self.now, took, key, correlation_id, len(frame) - 4, frame[:TAP_BYTES])
-        self.events += self.pairing.take(note)
+        self.take(Note(kind, 1, self.now, self.now + took, key, frame[:TAP_BYTES]))
+
+    def tell(self, kind: Kind, said: bytes = b"", number: int = 0, key: int = 0, *, correlation_id: int = 5) -> None:
+        """Something else than a frame."""
+        self.now += MS
+        self.take(Note(kind, 1, self.now, self.now, key, TAP_HEAD.pack(number, correlation_id) + said))
+
+    def take(self, note: Note) -> None:
+        self.events += map(flat, self.pairing.take(note))
 
     def parts(self, api_key: int, version: int, found: list[ScannedPartition], total: int = 0) -> None:
-        note = Note(Kind.PARTS, 1, self.now, 0, api_key << 16 | version, 5, total, pack_parts(found))
-        self.events += self.pairing.take(note)
+        self.tell(Kind.PARTS, pack_parts(found), total, api_key << 16 | version)
 
     def ask(self, api_key: int, version: int, values: dict[str, Any], correlation_id: int = 5) -> None:
         frame = encode_request(build_request(ApiKey(api_key), version, values), correlation_id, "me")
-        self.note(Kind.REQUEST, frame, api_key << 16 | version, correlation_id, took=20_000)
+        self.note(Kind.REQUEST, frame, api_key << 16 | version, took=20e-6)
 
     def answer(
         self, api_key: int, version: int, values: dict[str, Any], kind: int = Kind.ANSWER, correlation_id: int = 5
     ) -> None:
         frame = encode_response(build(schema.response_type(api_key, version), values), correlation_id)
-        self.note(kind, frame, api_key << 16 | version, correlation_id, took=30_000)
+        self.note(kind, frame, api_key << 16 | version, took=30e-6)
 
 
 def produced(*parts: tuple[str, int, bytes], version: int = 9, acks: int = -1) -> dict[str, Any]:
@@ -72,8 +82,8 @@ def produced(*parts: tuple[str, int, bytes], version: int = 9, acks: int = -1) -
 
 def test_a_produce_request_of_several_partitions_is_an_event_for_each() -> None:
     proxy = Proxy()
-    proxy.note(Kind.OPENED, b"10.0.0.1:5\x0010.0.0.9:9092")
-    proxy.note(Kind.PRINCIPAL, b"User:app")
+    proxy.tell(Kind.OPENED, b"10.0.0.1:5\x0010.0.0.9:9092")
+    proxy.tell(Kind.PRINCIPAL, b"User:app")
     proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(2, b"s")), ("t", 3, batch(5, b"s"))))
     assert proxy.events == []
     said = [{"index": 0, "base_offset": 100}, {"index": 3, "error_code": 6, "base_offset": -1}]
@@ -145,7 +155,8 @@ def test_a_request_like_the_one_before_says_what_it_would_say_alone(version: int
             answer = {"responses": [{**told, "partition_responses": parts}]}
             proxy.answer(ApiKey.PRODUCE, version, answer, correlation_id=number)
         (event,) = alone.events
-        assert together.events[-1] == event._replace(time_ns=together.events[-1].time_ns)
+        event.at = together.events[-1].at
+        assert together.events[-1] == event
 
 
 def test_an_unanswered_request_whose_partitions_never_came_is_an_event_all_the_same() -> None:
@@ -212,7 +223,7 @@ def test_all_partitions_of_a_large_fetch_are_known(version: int, kind: Kind) -> 
     assert proxy.events == [], "it waits for its partitions"
     proxy.parts(ApiKey.FETCH, version, parts[2:], 3)
     if kind == Kind.GATED:
-        proxy.note(Kind.SENT)
+        proxy.tell(Kind.SENT)
     assert [
         (each.topic, each.partition, each.part, each.parts, each.error_code, each.partial) for each in proxy.events
     ] == [("by-id", 2, 0, 3, 0, 0), ("by-id", 3, 1, 3, 6, 0), ("by-id", 4, 2, 3, 0, 0)]
@@ -260,10 +271,10 @@ def test_first_bytes_that_come_in_pieces_are_put_together() -> None:
     assert len(frame) < TAP_BYTES
     for begin, end in ((0, 60), (60, 80), (80, len(frame))):
         assert proxy.events == []
-        kind = Kind.MORE if begin else Kind.ANSWER
-        size = 0 if begin else len(frame) - 4
-        proxy.now += MS
-        proxy.events += proxy.pairing.take(Note(kind, 1, proxy.now, 0, key, 5, size, frame[begin:end]))
+        if begin:
+            proxy.tell(Kind.MORE, frame[begin:end], key=key)
+        else:
+            proxy.note(Kind.ANSWER, frame[:end], key)
     (event,) = proxy.events
     assert (event.topic, event.records, event.partial, event.broker_us) == ("by-id", 3, 0, 980)
 
@@ -275,7 +286,7 @@ def test_an_answer_whose_partitions_never_came_is_an_event_of_what_was_seen(how:
     proxy.answer(ApiKey.FETCH, 17, fetched(17, (2, 0, batch(3, bytes(900)) + batch(1)), (3, 0, batch(1, bytes(9)))))
     assert proxy.events == []
     if how == "the connection ends":
-        proxy.note(Kind.CLOSED)
+        proxy.tell(Kind.CLOSED)
     else:
         proxy.ask(ApiKey.HEARTBEAT, 4, {"group_id": "g"}, correlation_id=6)
         proxy.answer(ApiKey.HEARTBEAT, 4, {}, correlation_id=6)
@@ -293,7 +304,7 @@ def test_an_answer_behind_a_gate_is_an_event_when_it_goes_out() -> None:
     proxy.answer(ApiKey.HEARTBEAT, 3, {"error_code": 27}, correlation_id=6)
     (heartbeat,) = proxy.events
     assert (heartbeat.group_id, heartbeat.error_code, heartbeat.topic, heartbeat.parts) == ("g", 27, None, 1)
-    proxy.note(Kind.SENT)
+    proxy.tell(Kind.SENT)
     assert (proxy.events[1].gate_us, proxy.events[1].broker_us, proxy.events[1].base_offset) == (3000, 980, 4)
 
 
@@ -302,7 +313,7 @@ def test_an_answer_whose_client_went_had_waited_until_then() -> None:
     proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(1))))
     proxy.answer(ApiKey.PRODUCE, 9, {}, kind=Kind.GATED)
     proxy.now += 70 * MS
-    proxy.note(Kind.CLOSED)
+    proxy.tell(Kind.CLOSED)
     (event,) = proxy.events
     assert event.gate_us == 71_000
 
@@ -321,7 +332,7 @@ def test_what_has_no_answer() -> None:
     assert (proxy.events[0].acks, proxy.events[0].response_bytes) == (0, -1)
     proxy.ask(ApiKey.API_VERSIONS, 3, {"client_software_name": "lib", "client_software_version": "1.2"}, 6)
     proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 1, batch(1))), 7)
-    proxy.note(Kind.CLOSED)
+    proxy.tell(Kind.CLOSED)
     versions, produce = proxy.events[1:]
     assert (versions.software, produce.software, produce.response_bytes, produce.error_code) == (
         "lib 1.2",
@@ -333,7 +344,7 @@ def test_what_has_no_answer() -> None:
 
 def test_notes_that_were_dropped_are_counted_and_what_comes_behind_is_paired() -> None:
     proxy = Proxy()
-    proxy.note(Kind.ANSWER, struct.pack(">ii", 4, 99), correlation_id=99)
+    proxy.note(Kind.ANSWER, struct.pack(">ii", 4, 99))
     proxy.ask(ApiKey.HEARTBEAT, 3, {"group_id": "lost"}, 1)
     proxy.ask(ApiKey.HEARTBEAT, 3, {"group_id": "g"}, 2)
     proxy.answer(ApiKey.HEARTBEAT, 3, {}, correlation_id=2)
@@ -357,9 +368,12 @@ def test_notes_are_read_as_they_were_packed() -> None:
     said = pack([value for kind, frame, _ in frames for value in (int(kind), 2, 3.0, 3.5, 0xFFFFFFFF, frame)])
     said += pack([*told(Kind.SENT, 2, b"abc", number=9, key=4, correlation_id=-6)])
     (first, two), (whole, one), (again, more) = unpack(said + said[:-1])
-    wanted = [Note(kind, 2, 3_000_000_000, 500_000_000, 0xFFFFFFFF, -6, size, frame) for kind, frame, size in frames]
-    assert two == more == wanted
-    assert one == [Note(Kind.SENT, 2, one[0].at_ns, 0, 4, -6, 9, b"abc")]
+    both = list(two)
+    assert both == list(more) == [Note(kind, 2, 3.0, 3.5, 0xFFFFFFFF, frame) for kind, frame, _ in frames]
+    assert [note.head for note in both] == [(size, -6) for _, _, size in frames]
+    (sent,) = one
+    assert (sent.kind, sent.session, sent.noted - sent.at, sent.key) == (Kind.SENT, 2, 0.0, 4)
+    assert (sent.head, sent.said) == ((9, -6), b"abc")
     assert (whole, again) == (len(said), len(said) + first)
     assert not list(unpack(said[:3]))
 
@@ -381,8 +395,65 @@ def test_answers_like_one_before_say_what_each_says(version: int, topic: str) ->
             proxy.answer(ApiKey.PRODUCE, version, answer)
         assert together.events[-1].base_offset == said["base_offset"]
         assert together.events[-1].error_code == said.get("error_code", 0)
-    told = [each._replace(time_ns=0) for proxy in apart for each in proxy.events]
-    assert [each._replace(time_ns=0) for each in together.events] == told
+    told = [event for proxy in apart for event in proxy.events]
     assert len(told) == 10
-    recognised = together.pairing._sessions[1].lone_answers
-    assert bool(recognised) is not (9 <= version < 13 and len(topic) > 126)
+    for event, alone in zip(together.events, told, strict=True):
+        alone.at = event.at
+        assert event == alone
+
+
+def appended(version: int, topic: str, partition: int, offset: int) -> dict[str, Any]:
+    named = {"name": topic} if version < 13 else {"topic_id": ID}
+    return {"responses": [{**named, "partition_responses": [{"index": partition, "base_offset": offset}]}]}
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
+@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.GATED])
+def test_exchanges_like_one_before_are_not_read(version: int, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        reads.append(1)
+        return request_facts(*args)
+
+    request_facts = pairing_module.request_facts
+    monkeypatch.setattr(pairing_module, "request_facts", counted)
+    proxy = Proxy()
+    topics = ["by-id"] if version >= 13 else ["by-id", "another"]
+    for number in range(1, 301):
+        topic, partition = topics[number % len(topics)], number % 3
+        proxy.ask(ApiKey.PRODUCE, version, produced((topic, partition, batch(number % 5 + 1)), version=version), number)
+        proxy.answer(ApiKey.PRODUCE, version, appended(version, topic, partition, 1000 + number), kind, number)
+        if kind is Kind.GATED:
+            proxy.tell(Kind.SENT, correlation_id=number)
+        event = proxy.events[-1]
+        assert (event.topic, event.partition, event.base_offset) == (topic, partition, 1000 + number)
+        assert (event.records, event.correlation_id) == (number % 5 + 1, number)
+        assert event.gate_us == (1000 if kind is Kind.GATED else 0)
+    assert len(proxy.events) == 300
+    assert len(reads) <= 6, "once for each partition"
+
+
+def test_who_authenticates_again_is_named_from_then_on() -> None:
+    proxy = Proxy()
+    for name in ("ann", "ben"):
+        proxy.tell(Kind.PRINCIPAL, name.encode())
+        for offset in (7, 8):
+            proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, batch(1))))
+            proxy.answer(ApiKey.PRODUCE, 9, appended(9, "t", 0, offset))
+    assert [(event.principal, event.base_offset) for event in proxy.events] == [
+        ("ann", 7),
+        ("ann", 8),
+        ("ben", 7),
+        ("ben", 8),
+    ]
+
+
+def test_another_producer_of_the_same_connection_is_told_from_the_first() -> None:
+    proxy = Proxy()
+    for producer_id in (9, 9, 10, 10, 9):
+        header = BatchHeader(0, 0, 0, 2, 0, 0, 0, 1, 1, producer_id, 3, 40, 1)
+        records = encode_batch([Record(0, 1, b"key", b"value")], header)
+        proxy.ask(ApiKey.PRODUCE, 9, produced(("t", 0, records)))
+        proxy.answer(ApiKey.PRODUCE, 9, appended(9, "t", 0, 5))
+    assert [event.producer_id for event in proxy.events] == [9, 9, 10, 10, 9]

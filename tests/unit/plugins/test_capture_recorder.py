@@ -42,7 +42,7 @@ def test_settings_of_many_namespaces_are_told() -> None:
         told.configure(wanted(2000))
         ((_, (note,)),) = unpack(pipe.data)
         assert note.kind == Kind.SETTINGS
-        assert len(json.loads(note.first)["namespaces"]) == 2000
+        assert len(json.loads(note.said)["namespaces"]) == 2000
 
     asyncio.run(run())
 
@@ -80,7 +80,7 @@ def test_partitions_are_wanted_of_requests_that_are_recorded() -> None:
 def is_written(sampling: float, session: int, at: float, number: int) -> bool:
     """As the writer sees it, which has the time of the note."""
     ((_, (note,)),) = unpack(pack([int(Kind.REQUEST), session, at, at, 0, struct.pack(">iii", 8, 0, number)]))
-    return is_chosen(sampling, session, number, note.at_ns)
+    return is_chosen(sampling, session, number, note.at)
 
 
 def test_settings_before_there_is_a_process_are_not_counted_as_dropped() -> None:

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.flat_events import flat
 from support.sessions import Front, Wire, answer, fetched, fronted, hook, request, run, until
 
 from isthmus_plugins.api import Answer, Gate, Replace, Request
 from isthmus_plugins.capture.notes import Kind, Note, pack, unpack
-from isthmus_plugins.capture.pairing import Event, Pairing
+from isthmus_plugins.capture.pairing import Pairing
 from isthmus_plugins.capture.recorder import Recorder
 from isthmus_protocol import peeks, schema
 from isthmus_protocol.bodies import build
@@ -63,9 +64,9 @@ class Tapped:
     def notes(self) -> list[Note]:
         return [note for _, notes in unpack(pack(self.recorder._values)) for note in notes]
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[SimpleNamespace]:
         pairing = Pairing({}.get)
-        return [event for note in self.notes for event in pairing.take(note)]
+        return [flat(event) for note in self.notes for event in pairing.take(note)]
 
     def counts(self) -> list[Counts]:
         assert {each.partial for each in self.events()} <= {0}
