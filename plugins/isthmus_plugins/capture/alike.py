@@ -52,6 +52,7 @@ class Alike:
         """``key``: API key << 16 | version."""
         self.key = key
         self.head = head
+        self._part_at = CLIENT_ID_AT + len(head)
         self._flexible = request_flexible(ApiKey.PRODUCE, key & 0xFFFF)
         self._answers: dict[_Which, _Answers] = {}
 
@@ -96,7 +97,7 @@ class Alike:
 
     def _read(self, request: bytes) -> tuple[_Which, int, int, int] | None:
         """Which these are of; size of the batch, its first sequence, count of its records. None: there is no batch."""
-        position = CLIENT_ID_AT + len(self.head)
+        position = self._part_at
         try:
             (partition,) = _INT32.unpack_from(request, position)
             if self._flexible:

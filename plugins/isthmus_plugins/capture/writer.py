@@ -30,7 +30,7 @@ from isthmus_plugins.capture.pairing import Pairing
 from isthmus_plugins.capture.sampling import is_chosen, is_in
 
 READ_BYTES: Final = 1024 * 1024
-GIVE_WAY_NOTES: Final = 16
+GIVE_WAY_NOTES: Final = 32
 """After so many notes, a tenth of a millisecond, whoever else wants the core gets it: a kernel that preempts lazily
 (Linux 6.12 and later) interrupts nobody in mid-computation before the next tick, not even a task of the idle class."""
 REPORT_S: Final = 1.0
@@ -177,17 +177,16 @@ class Writer:
         """Wall clock less monotonic clock."""
         self.counts = Counts()
 
-    def take(self, note: Note) -> None:
-        if note.kind in _NOT_OF_SESSIONS:
-            self._learn(note)
-            return
-        for event in self._pairing.take(note):
-            topic = event.common.topic
-            if isinstance(topic, bytes):
-                self._unnamed.setdefault(topic, monotonic())
-                self._waiting.append((monotonic(), event))
+    def take(self, notes: Iterable[Note]) -> None:
+        paired = self._pairing.take
+        for number, note in enumerate(notes):
+            if note.kind in _NOT_OF_SESSIONS:
+                self._learn(note)
             else:
-                self._put(event)
+                for event in paired(note):
+                    self._put(event)
+            if number % GIVE_WAY_NOTES == 0:
+                os.sched_yield()
 
     def _learn(self, note: Note) -> None:
         if note.kind == Kind.SETTINGS:
@@ -222,12 +221,13 @@ class Writer:
 
     def _put(self, event: Event) -> None:
         common = event.common
-        if common.client_id == CLIENT_ID:
-            return
         topic = common.topic
-        assert not isinstance(topic, bytes)
+        if isinstance(topic, bytes):
+            self._unnamed.setdefault(topic, monotonic())
+            self._waiting.append((monotonic(), event))
+            return
         output = self._output_of(topic, common.group_id)
-        if output is None:
+        if output is None or common.client_id == CLIENT_ID:
             return
         if is_chosen(output.wanted.sampling, common.session, event.correlation_id, event.at):
             output.add(event, self._wall_us)
@@ -293,10 +293,7 @@ def write(notes: Iterable[bytes], root: Path, report: Any) -> None:
         data = rest + chunk if rest else chunk
         taken = 0
         for end, together in unpack(data):
-            for number, note in enumerate(together):
-                writer.take(note)
-                if number % GIVE_WAY_NOTES == 0:
-                    os.sched_yield()
+            writer.take(together)
             taken = end
         rest = data[taken:]
         now = monotonic()
