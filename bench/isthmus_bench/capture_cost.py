@@ -6,7 +6,8 @@ too; at a steady rate that shows as what it is, a longer tail.
 
 CPU time is taken while the proxy has a core to itself, and what else runs has the others. Where cores are shared, a
 process takes a twentieth more or less from one run to the next, by what it finds in caches: that is more than what an
-event costs. The tail is taken while all share all cores.
+event costs. Other connections change it, too: capture goes on and off while the same ones send. The tail is taken while
+all share all cores.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from isthmus_bench.sync_figures import Verdict
 from isthmus_bench.sync_load import Shape
 from isthmus_bench.sync_report import verdict_rows
 from isthmus_bench.tables import Table, number
+from isthmus_plugins.capture.files import OPEN, SEALED
 
 Say = Callable[[str], None]
 
@@ -41,6 +43,10 @@ TOPIC: Final = f"{PREFIX}orders"
 CPU_US_MAX: Final = 2.0
 TAIL_RATIO_MAX: Final = 1.1
 WARM_MAX: Final = 12
+SWITCH_S: Final = 5.0
+"""So long it may take until capture is on or off, and the process that writes events has written some. That one gives
+way to everybody, so where cores are busy it takes seconds to start, which costs more than what it does later."""
+POLL_S: Final = 0.05
 SLICE_S: Final = 0.25
 """CPU time is taken of so long at a time: a machine that is shared takes the core away now and then, and that counts as
 time of whoever had it. Some hand-overs of notes are in each."""
@@ -51,8 +57,8 @@ class Plan:
     rate: int = 2_000
     rounds: int = 10
     seconds: float = 3.0
-    settle_s: float = 1.5
-    """Of requests that do not count: the process that writes events has started then."""
+    settle_s: float = 1.0
+    """Of requests that do not count, each time."""
     connections: int = 10
     record_bytes: int = 100
     warm_max: int = WARM_MAX
@@ -63,7 +69,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Two runs: one for CPU time, one for what clients see."""
+    """What one proxy takes, and what its clients see."""
 
     cpu_us: float
     """Of the proxy's process, a request: the median of slices (:data:`SLICE_S`), on a core of its own."""
@@ -103,15 +109,16 @@ def run(plan: Plan, say: Say) -> Report:
             ProxyProcess(cluster.bootstrap_servers, name="bench", directory=directory, broker_id=1, extra=extra)
         )
         proxy.cli("namespace", "create", PREFIX)
-        measured = Measured(plan, proxy, stack.enter_context(Child("isthmus_bench.sync_load")), cluster.pids)
+        generator = stack.enter_context(Child("isthmus_bench.sync_load"))
+        measured = Measured(plan, proxy, directory / "data", generator, cluster.pids)
         measured.warm_up(Compilers(cluster.pids), say)
         samples: tuple[list[Sample], list[Sample]] = ([], [])
         for each in range(plan.rounds):
             say(f"round {each + 1} of {plan.rounds}")
-            for on in (False, True) if each % 2 == 0 else (True, False):
-                samples[on].append(measured.sample(on))
+            for on, sample in measured.round(each % 2 == 1).items():
+                samples[on].append(sample)
         measured.capture(False)  # files are sealed
-        captured = sum(file.stat().st_size for file in (directory / "data").rglob("*.capture"))
+        captured = sum(file.stat().st_size for file in (directory / "data").rglob(f"*{SEALED}"))
         if not captured:
             raise ChildFailed("nothing was captured")
     return Report({**machine(), "idle cores": idle_cores}, plan.rate, *samples, captured, verdicts_of(*samples))
@@ -120,8 +127,12 @@ def run(plan: Plan, say: Say) -> Report:
 class Measured:
     """One proxy, whose traffic is captured or not."""
 
-    def __init__(self, plan: Plan, proxy: ProxyProcess, generator: Child, broker_pids: Sequence[int]) -> None:
+    def __init__(
+        self, plan: Plan, proxy: ProxyProcess, data: Path, generator: Child, broker_pids: Sequence[int]
+    ) -> None:
+        """``data``: the proxy's directory."""
         self._broker_pids = broker_pids
+        self._data = data
         self._plan = plan
         self._proxy = proxy
         self._generator = generator
@@ -141,21 +152,41 @@ class Measured:
         self.capture(True)
         for _ in range(self._plan.warm_max):
             say("warming up")
-            self._start()
+            self._load(self._plan.seconds)
             self._generator.read()
             if compilers.share() <= COMPILING_MAX:
                 break
 
-    def sample(self, on: bool) -> Sample:
+    def round(self, first: bool) -> dict[bool, Sample]:
+        """With capture and without: which is ``first`` changes, and each pair is taken from the same requests."""
+        order = (first, not first)
+        cpu_us = self._cpu_us(order)
+        tails = {on: self._tail(on) for on in reversed(order)}
+        return {on: Sample(cpu_us[on], *tails[on]) for on in order}
+
+    def _cpu_us(self, order: Sequence[bool]) -> dict[bool, float]:
+        plan, found = self._plan, {}
+        seconds = len(order) * (SWITCH_S + plan.settle_s + plan.seconds)
+        end = monotonic() + plan.settle_s + seconds
+        self._load(seconds)
+        for on in order:
+            self.capture(on)
+            if on:
+                self._wait_for_writer()
+            with core_of_its_own(self._proxy.pid, self._others()):
+                sleep(plan.settle_s)
+                found[on] = statistics.median(self._slices()) / plan.rate * 1e6
+        if monotonic() > end:
+            raise ChildFailed(f"capture was not on and off within {SWITCH_S:.0f} s each: lower the rate")
+        self._generator.read()
+        return found
+
+    def _tail(self, on: bool) -> tuple[float, float, float]:
+        """p50, p99 and p99.9, us."""
         self.capture(on)
-        self._start()
-        sleep(self._plan.settle_s)
-        with core_of_its_own(self._proxy.pid, self._others()):
-            cpu_us = statistics.median(self._slices()) / self._plan.rate * 1e6
-            self._generator.read()
-        self._start()
+        self._load(self._plan.seconds)
         said = self._generator.read()
-        return Sample(cpu_us, *(said[f"{name}_ms"] * 1000 for name in ("p50", "p99", "p999")))
+        return said["p50_ms"] * 1000, said["p99_ms"] * 1000, said["p999_ms"] * 1000
 
     def _others(self) -> list[int]:
         """What shares the machine with the proxy: the process that writes its events, too."""
@@ -171,15 +202,23 @@ class Measured:
             yield (used - before) / (now - begun)
             before, begun = used, now
 
-    def _start(self) -> None:
-        """Requests begin to come; what became of them is read from the generator when all are answered."""
+    def _wait_for_writer(self) -> None:
+        """Raises ChildFailed."""
+        deadline = monotonic() + SWITCH_S
+        while not any(file.stat().st_size for file in self._data.rglob(f"*{OPEN}")):
+            if monotonic() > deadline:
+                raise ChildFailed(f"no event was written within {SWITCH_S:.0f} s: lower the rate")
+            sleep(POLL_S)
+
+    def _load(self, seconds: float) -> None:
+        """Requests come from now on; what became of them is read from the generator when all are answered."""
         plan = self._plan
         shape = Shape(
             rate=plan.rate,
             connections=plan.connections,
             record_bytes=plan.record_bytes,
             warmup_s=plan.settle_s,
-            seconds=plan.seconds,
+            seconds=seconds,
         )
         self._generator.tell(do="open", target=asdict(self._target), shape=asdict(shape), pids={})
 

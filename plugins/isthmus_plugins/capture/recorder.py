@@ -25,10 +25,11 @@ from isthmus_protocol.partition_scan import ScannedPartition
 
 log = logging.getLogger("isthmus_plugins.capture")
 
-FLUSH_S: Final = 0.1
-"""So long notes wait to be handed over at most."""
-FLUSH_NOTES: Final = 500
-"""So many are packed at a time, about: traffic waits meanwhile, a fraction of a millisecond."""
+FLUSH_S: Final = 0.2
+"""So long notes wait to be handed over. What costs is how often, and not how many: a tenth of it cost twice as much of
+the traffic path at 5,000 requests/s."""
+FLUSH_NOTES: Final = 1000
+"""So many are packed at a time: traffic waits meanwhile, a tenth of a millisecond."""
 BEHIND_BYTES_MAX: Final = 16 * 1024 * 1024
 """When the other process has so much to read yet, notes are dropped."""
 PARTS_MAX: Final = 1000
@@ -125,16 +126,18 @@ class Recorder:
                 self.note(told(Kind.TOPIC, 0, topic_id + name.encode()))
 
     async def _flush_for_ever(self) -> None:
-        wait_s = FLUSH_S
         while True:
-            await asyncio.sleep(wait_s)
-            count = len(self._values) // VALUES
-            if self._process is not None or count > WAITING_MAX:
-                self._flush()
-            wait_s = min(FLUSH_S, wait_s * FLUSH_NOTES / max(1, count))
+            await asyncio.sleep(FLUSH_S)
+            noted = len(self._values)
+            if self._process is None and noted <= WAITING_MAX * VALUES:
+                continue
+            for _ in range(0, noted, FLUSH_NOTES * VALUES):
+                self._flush(FLUSH_NOTES)
+                await asyncio.sleep(0)  # traffic that came meanwhile is first
 
-    def _flush(self, however_far_behind: bool = False) -> None:
-        values, process = self._taken(), self._process
+    def _flush(self, count: int | None = None, however_far_behind: bool = False) -> None:
+        """Hand over so many of the oldest notes, or all."""
+        values, process = self._taken(count), self._process
         if not values:
             return
         pipe = None if process is None else process.stdin
@@ -143,9 +146,10 @@ class Recorder:
         else:
             pipe.write(pack(values))
 
-    def _taken(self) -> list[Any]:
-        values = self._values.copy()
-        self._values.clear()  # the list stays: ``note`` extends it
+    def _taken(self, count: int | None = None) -> list[Any]:
+        end = None if count is None else count * VALUES
+        values = self._values[:end]
+        del self._values[:end]  # the list stays: ``note`` extends it
         return values
 
     # ---- on the traffic path ----

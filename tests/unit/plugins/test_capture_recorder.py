@@ -9,6 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from isthmus_plugins.capture import recorder as module
 from isthmus_plugins.capture.notes import Kind, pack, unpack
 from isthmus_plugins.capture.recorder import BEHIND_BYTES_MAX, Recorder
 from isthmus_plugins.capture.sampling import is_chosen
@@ -88,5 +91,37 @@ def test_settings_before_there_is_a_process_are_not_counted_as_dropped() -> None
         told = recorder()
         told.configure(wanted(1))
         assert told.dropped == 0
+
+    asyncio.run(run())
+
+
+def test_many_notes_are_packed_some_at_a_time_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.001)
+    monkeypatch.setattr(module, "FLUSH_NOTES", 10)
+
+    async def run() -> None:
+        told, all_there = recorder(), asyncio.Event()
+
+        class Noted(Pipe):
+            def write(self, data: bytes) -> None:
+                if not self.data:
+                    note(range(95, 100))  # while the others are handed over
+                super().write(data)
+                if not told._values:
+                    all_there.set()
+
+        def note(sessions: range) -> None:
+            for session in sessions:
+                told.note((int(Kind.REQUEST), session, 0.0, 0.0, 0, bytes(14)))
+
+        pipe = Noted()
+        told._process = SimpleNamespace(stdin=pipe)  # type: ignore[assignment]
+        note(range(95))
+        told._tasks.start("flush", told._flush_for_ever())
+        await all_there.wait()
+        await told._tasks.close()
+        packed = [[note.session for note in notes] for _, notes in unpack(pipe.data)]
+        assert [session for each in packed for session in each] == list(range(100))
+        assert max(map(len, packed)) == 10
 
     asyncio.run(run())
