@@ -20,7 +20,7 @@ from isthmus_bench.proxies import ProxyFailed
 def capture(
     rate: Annotated[int | None, typer.Option("--rate", min=1, help="Requests a second (default: 2,000).")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds; figures are medians.")] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="Of each measurement.")] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="Of CPU time, each time.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only to see that it works.")] = False,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables into this file, too.")] = None,
     awake: Annotated[
@@ -32,7 +32,7 @@ def capture(
 
     On an embedded broker. Takes five and a half minutes. Exit code 1 if a target is missed (not with --quick).
     """
-    plan = measured.Plan(rounds=1, seconds=0.5, settle_s=0.5, warm_max=1) if quick else measured.Plan()
+    plan = measured.Plan(rounds=1, seconds=0.5, tail_s=1.0, settle_s=0.5, warm_max=1) if quick else measured.Plan()
     chosen: dict[str, Any] = {"rate": rate, "rounds": rounds, "seconds": seconds}
     plan = replace(plan, awake=awake, **{name: value for name, value in chosen.items() if value is not None})
     carry_out(

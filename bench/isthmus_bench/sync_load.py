@@ -300,7 +300,16 @@ def open_loop(target: Target, shape: Shape, pids: Pids) -> dict[str, Any]:
         took = max(shape.seconds, (clock() - schedule.due_ns(schedule.warmup) - min(latencies, default=0)) / 1e9)
     finally:
         producing.close()
-    return said_of(latencies, took, cpu, late_p99_ms=percentile(sorted(late), 99) / 1e6)
+    return said_of(
+        latencies,
+        took,
+        cpu,
+        late_p99_ms=percentile(sorted(late), 99) / 1e6,
+        p999_each_s_ms=[
+            percentile(sorted(latencies[at : at + shape.rate]), 99.9) / 1e6
+            for at in range(0, max(1, len(latencies) + 1 - shape.rate), shape.rate)
+        ],
+    )
 
 
 # ---- coordinators ----

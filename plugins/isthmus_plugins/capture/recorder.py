@@ -28,8 +28,8 @@ log = logging.getLogger("isthmus_plugins.capture")
 FLUSH_S: Final = 0.2
 """So long notes wait to be handed over. What costs is how often, and not how many: a tenth of it cost twice as much of
 the traffic path at 5,000 requests/s."""
-FLUSH_NOTES: Final = 1000
-"""So many are packed at a time: traffic waits meanwhile, a tenth of a millisecond."""
+FLUSH_NOTES: Final = 500
+"""So many are packed at a time: traffic waits meanwhile, some 60 microseconds."""
 BEHIND_BYTES_MAX: Final = 16 * 1024 * 1024
 """When the other process has so much to read yet, notes are dropped."""
 PARTS_MAX: Final = 1000

@@ -30,8 +30,8 @@ from isthmus_plugins.capture.pairing import Pairing
 from isthmus_plugins.capture.sampling import is_chosen, is_in
 
 READ_BYTES: Final = 1024 * 1024
-GIVE_WAY_NOTES: Final = 32
-"""After so many notes, a tenth of a millisecond, whoever else wants the core gets it: a kernel that preempts lazily
+GIVE_WAY_NOTES: Final = 8
+"""After so many notes, some 30 microseconds, whoever else wants the core gets it: a kernel that preempts lazily
 (Linux 6.12 and later) interrupts nobody in mid-computation before the next tick, not even a task of the idle class."""
 REPORT_S: Final = 1.0
 IDLE_S: Final = 0.25
