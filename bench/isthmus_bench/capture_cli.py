@@ -30,7 +30,7 @@ def capture(
 ) -> None:
     """Measure what capture costs a proxy: CPU of an event, and the tail of latency, with it and without in turns.
 
-    On an embedded broker. Takes five and a half minutes. Exit code 1 if a target is missed (not with --quick).
+    On an embedded broker. Takes five minutes. Exit code 1 if a target is missed (not with --quick).
     """
     plan = measured.Plan(rounds=1, seconds=0.5, tail_s=1.0, settle_s=0.5, warm_max=1) if quick else measured.Plan()
     chosen: dict[str, Any] = {"rate": rate, "rounds": rounds, "seconds": seconds}

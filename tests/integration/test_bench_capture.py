@@ -47,8 +47,7 @@ def test_a_quick_run(tmp_path: Path) -> None:
     assert report["rate"] == 500
     for sample in (*report["off"], *report["on"]):
         assert sample["cpu_us"] > 0
-        assert 0 < sample["p50_us"] <= sample["p99_us"]
-        assert all(each >= sample["p50_us"] for each in sample["p999_us"])
-        assert len(sample["p999_us"]) == 1
+        (p999_us,) = sample["p999_us"]
+        assert 0 < sample["p50_us"] <= sample["p99_us"] <= p999_us
     assert len(report["off"]) == len(report["on"]) == 2
     assert "| with capture |" in markdown.read_text()

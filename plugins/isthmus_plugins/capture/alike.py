@@ -20,7 +20,6 @@ CLIENT_ID_AT: Final = 12
 """Before it a request has its size, key, version and correlation id."""
 ANSWERS_MAX: Final = 100
 """Partitions, and producers, of which is known what answers have in common."""
-_SIZE_AND_ID: Final = struct.Struct(">i4xi")
 _INT32: Final = struct.Struct(">i")
 _BATCH: Final = struct.Struct(">21xh20xqhii")
 """Of a batch's header: attributes, producer id and epoch, first sequence, count of records."""
@@ -69,9 +68,9 @@ class Alike:
         size, head, tail, common = known
         if len(answered) != size or not answered.startswith(head, TAP_HEAD.size) or not answered.endswith(tail):
             return None
-        request_bytes, correlation_id = _SIZE_AND_ID.unpack_from(asked.first)
+        request_size, correlation_id = asked.head
         (base_offset,) = _OFFSET_AND_TIME.unpack_from(answered, TAP_HEAD.size + len(head))
-        counts = (correlation_id, request_bytes + 4, size, records, 1, batch_bytes, sequence, base_offset)
+        counts = (correlation_id, request_size + 4, size, records, 1, batch_bytes, sequence, base_offset)
         return event_of((asked.at, *counts, *times(asked, answer, sent), common))
 
     def learn(self, asked: Note, answer: Note, sent: float | None, event: Event) -> None:

@@ -131,7 +131,7 @@ class Pairing:
 
     def _asked(self, session: _Session, note: Note) -> Sequence[Event]:
         key, first = note.key, note.first
-        events = self._unanswered(session) if session.unanswered is not None else ()
+        events = self._unanswered(session)
         for alike in session.alike:
             if key == alike.key and first.startswith(alike.head, CLIENT_ID_AT):
                 session.open.append(_Open(note, alike))
@@ -182,7 +182,7 @@ class Pairing:
         return self._unanswered(session) if opened is session.unanswered else ()
 
     def _answered(self, session: _Session, note: Note) -> Sequence[Event]:
-        events = self._cut(session) if session.cut is not None else ()
+        events = self._cut(session)
         correlation_id = note.first[4:8]
         while session.open and session.open[0].note.first[8:12] != correlation_id:
             session.open.popleft()  # its answer's note was dropped

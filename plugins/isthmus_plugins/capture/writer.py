@@ -75,6 +75,15 @@ class Wanted:
         return contains(self.type, self.prefix, name)
 
 
+@lru_cache(OUTPUTS_MAX)
+def hashed(common: Common, salt: str) -> Common:
+    """The same without the names of who sent it."""
+    key = salt.encode()[:64]
+    texts = {name: text for name in HASHED if (text := getattr(common, name)) is not None}
+    hashes: Any = {name: blake2b(text.encode(), key=key, digest_size=8).hexdigest() for name, text in texts.items()}
+    return common._replace(**hashes)
+
+
 class Output:
     """Where the events of one namespace go."""
 
@@ -114,7 +123,7 @@ class Output:
         """``wall_us``: the wall clock less the monotonic one."""
         at, *numbers, common = event
         if self.wanted.hash_clients:
-            common = self._hashed(common)
+            common = hashed(common, self.wanted.salt)
         self._put(REQUESTS, (int(at * 1e6) + wall_us, *numbers), common)
 
     def add_link(self, own: tuple[int, ...], common: tuple[Any, ...]) -> None:
@@ -125,12 +134,6 @@ class Output:
             self._topic.add(layout, self._source, (*own, *common))
         if self._files:
             self._files[layout].add(own, common)
-
-    def _hashed(self, common: Common) -> Common:
-        key = self.wanted.salt.encode()[:64]
-        texts = {name: text for name in HASHED if (text := getattr(common, name)) is not None}
-        hashed: Any = {name: blake2b(text.encode(), key=key, digest_size=8).hexdigest() for name, text in texts.items()}
-        return common._replace(**hashed)
 
     def tend(self, now: float) -> None:
         """Write and seal what has waited for long enough."""
@@ -221,13 +224,15 @@ class Writer:
 
     def _put(self, event: Event) -> None:
         common = event.common
+        if common.client_id == CLIENT_ID:
+            return
         topic = common.topic
         if isinstance(topic, bytes):
             self._unnamed.setdefault(topic, monotonic())
             self._waiting.append((monotonic(), event))
             return
         output = self._output_of(topic, common.group_id)
-        if output is None or common.client_id == CLIENT_ID:
+        if output is None:
             return
         if is_chosen(output.wanted.sampling, common.session, event.correlation_id, event.at):
             output.add(event, self._wall_us)
