@@ -7,7 +7,8 @@ RUN := $(VENV)/bin
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python 3.11 or later, this is " + sys.version.split()[0] + ": set PYTHON=" if sys.version_info < (3, 11) else 0)'
-	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV) || \
+	    { $(PYTHON) -m venv --without-pip $(VENV) && python3 -m pip --python $(RUN)/python install --quiet pip; }
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@

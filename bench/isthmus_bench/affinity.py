@@ -20,11 +20,29 @@ def core_of_its_own(pid: int, others: Iterable[int]) -> Iterator[None]:
     everybody = (pid, *others)
     try:
         if rest:
-            _run_on(alone, [pid])
-            _run_on(rest, everybody[1:])
+            run_on(alone, [pid])
+            run_on(rest, everybody[1:])
         yield
     finally:
-        _run_on(cores, everybody)
+        run_on(cores, everybody)
+
+
+def two_sites() -> tuple[set[int], set[int]]:
+    """The cores of each of two sites: half of them, or the only one for both."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    return set(cores[:half] or cores), set(cores[half:])
+
+
+@contextmanager
+def started_on(cores: Collection[int]) -> Iterator[None]:
+    """What is started meanwhile runs on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def children_of(pid: int) -> list[int]:
@@ -36,7 +54,8 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def _run_on(cores: Collection[int], pids: Iterable[int]) -> None:
+def run_on(cores: Collection[int], pids: Iterable[int]) -> None:
+    """Have processes run on these cores, with all their threads and what those will start."""
     for pid in pids:
         for task in _tasks(pid):
             with contextlib.suppress(ProcessLookupError):  # a thread ended meanwhile

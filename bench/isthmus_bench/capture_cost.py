@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from isthmus_bench.affinity import children_of, core_of_its_own
 from isthmus_bench.awake import cores_awake
@@ -37,15 +37,17 @@ from isthmus_bench.tables import Table, number
 from isthmus_plugins.capture.files import OPEN, SEALED
 
 Say = Callable[[str], None]
+R = TypeVar("R")
 
 PREFIX: Final = "captured-"
 TOPIC: Final = f"{PREFIX}orders"
 CPU_US_MAX: Final = 2.0
 TAIL_RATIO_MAX: Final = 1.1
 WARM_MAX: Final = 12
-SWITCH_S: Final = 4.0
-"""So long it may take until capture is on or off, and the process that writes events has written some. That one gives
-way to everybody, so where cores are busy it takes seconds to start, which costs more than what it does later."""
+SWITCHES_S: Final = (4.0, 16.0, 64.0)
+"""So long it may take until capture is on or off, and the process that writes events has written some; longer when that
+was not enough. That process gives way to everybody, so where cores are busy it takes seconds to start, which costs more
+than what it does later."""
 POLL_S: Final = 0.05
 SLICE_S: Final = 0.25
 """CPU time is taken of so long at a time: a machine that is shared takes the core away now and then, and that counts as
@@ -128,6 +130,10 @@ def run(plan: Plan, say: Say) -> Report:
     return Report({**machine(), "idle cores": idle_cores}, plan.rate, *samples, captured, verdicts_of(*samples))
 
 
+class _TooLate(Exception):
+    """Capture was not on or off in time. Requests still come."""
+
+
 class Measured:
     """One proxy, whose traffic is captured or not."""
 
@@ -169,29 +175,46 @@ class Measured:
         return {on: Sample(cpu_us[on], *tails[on]) for on in order}
 
     def _cpu_us(self, order: Sequence[bool]) -> dict[bool, float]:
+        return self._in_time(lambda switch_s: self._cpu_us_within(order, switch_s))
+
+    def _in_time(self, measure: Callable[[float], R]) -> R:
+        """What is measured under requests that come until capture is on or off. Raises ChildFailed."""
+        for switch_s in SWITCHES_S:
+            try:
+                return measure(switch_s)
+            except _TooLate:
+                self._generator.read()
+        raise ChildFailed(f"capture was not on and off within {SWITCHES_S[-1]:.0f} s each: lower the rate")
+
+    def _cpu_us_within(self, order: Sequence[bool], switch_s: float) -> dict[bool, float]:
+        """Raises _TooLate."""
         plan, found = self._plan, {}
-        seconds = len(order) * (SWITCH_S + plan.settle_s + plan.seconds)
+        seconds = len(order) * (switch_s + plan.settle_s + plan.seconds)
         end = monotonic() + plan.settle_s + seconds
         self._load(seconds)
         for on in order:
-            self._switch(on)
+            self._switch(on, switch_s)
             with core_of_its_own(self._proxy.pid, self._others()):
                 sleep(plan.settle_s)
                 found[on] = statistics.median(self._slices()) / plan.rate * 1e6
         if monotonic() > end:
-            raise ChildFailed(f"capture was not on and off within {SWITCH_S:.0f} s each: lower the rate")
+            raise _TooLate
         self._generator.read()
         return found
 
     def _tail(self, on: bool) -> tuple[float, float, tuple[float, ...]]:
         """p50, p99 and the p99.9 of each second, us."""
         if on is not self._captured:
-            self._load(SWITCH_S)
-            self._switch(on)
-            self._generator.read()
+            self._in_time(lambda switch_s: self._switched_within(on, switch_s))
         self._load(self._plan.tail_s)
         said = self._generator.read()
         return said["p50_ms"] * 1000, said["p99_ms"] * 1000, tuple(each * 1000 for each in said["p999_each_s_ms"])
+
+    def _switched_within(self, on: bool, switch_s: float) -> None:
+        """Raises _TooLate."""
+        self._load(switch_s)
+        self._switch(on, switch_s)
+        self._generator.read()
 
     def _others(self) -> list[int]:
         """What shares the machine with the proxy: the process that writes its events, too."""
@@ -207,15 +230,15 @@ class Measured:
             yield (used - before) / (now - begun)
             before, begun = used, now
 
-    def _switch(self, on: bool) -> None:
-        """Returns when events are written, or none are any more. Raises ChildFailed."""
+    def _switch(self, on: bool, switch_s: float) -> None:
+        """Returns when events are written, or none are any more. Raises _TooLate."""
         self.capture(on)
         if not on:
             return
-        deadline = monotonic() + SWITCH_S
+        deadline = monotonic() + switch_s
         while not any(file.stat().st_size for file in self._data.rglob(f"*{OPEN}")):
             if monotonic() > deadline:
-                raise ChildFailed(f"no event was written within {SWITCH_S:.0f} s: lower the rate")
+                raise _TooLate
             sleep(POLL_S)
 
     def _load(self, seconds: float) -> None:

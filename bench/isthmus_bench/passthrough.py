@@ -31,6 +31,7 @@ from typing import Any, Final, Literal
 from isthmus_bench import load as load_module
 from isthmus_bench import produce_hook
 from isthmus_bench.children import Child, open_descriptors, resident_bytes
+from isthmus_bench.command import python_build
 from isthmus_bench.kafka import DEFAULT_VERSION, Authority, KafkaCluster
 from isthmus_bench.load import Load, LoadError, RawClient, Target, newest_versions
 from isthmus_bench.proxies import ProxyProcess
@@ -340,7 +341,7 @@ def run(plan: Plan, say: Say) -> Report:
             _round(plan, number, paths, load, samples, say)
         figures = figures_of(samples, {path.name: path.floor for path in paths})
         carried = [_carried(plan, path, load, say) for path in between if path.name in (RELAY, PROXY, PROXY + TLS)]
-        machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+        machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {python_build()}"
         return Report(broker, machine, plan.rounds, plan.seconds, figures, idle, carried, verdicts_of(figures, idle))
 
 

@@ -36,6 +36,7 @@ import httpx
 
 from isthmus_bench import mirror_maker
 from isthmus_bench.children import Child, cpu_seconds, resident_bytes
+from isthmus_bench.command import python_build
 from isthmus_bench.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster
 from isthmus_bench.load import RawClient, Target, newest_versions, wait_for_topic
 from isthmus_bench.mirror_maker import MirrorMaker
@@ -464,7 +465,7 @@ def run(plan: Plan, say: Say) -> Report:
     ordered, idle = run_contest(plan, say) if plan.contestants else ({}, [])
     catch_up, lags = catch_up_figures(ordered), lag_figures(ordered, plan.rates)
     return Report(
-        f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
+        f"{os.cpu_count()} cores, Linux {platform.release()}, Python {python_build()}",
         f"Kafka {plan.version}, one broker for each cluster",
         plan.rounds,
         plan.backlog_mb,

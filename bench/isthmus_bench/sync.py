@@ -6,8 +6,9 @@ other: two clusters of a broker each, with a proxy in front of each and a link o
 in the first site, and so are the coordinators that are used. In an environment, every *load* goes through each of its
 *scenarios* in turn.
 
-Everything is real: brokers, proxies, TCP over the WAN. What is on this machine is shared by all of it: CPU shares stand
-in the report.
+Everything is real: brokers, proxies, TCP over the WAN. Each site has half of the machine's cores, as a machine of its
+own: left to the kernel, both sites' threads would follow each other over all cores, and find the other site's data in
+the caches. What else is on this machine is shared by all of it: CPU shares stand in the report.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Any, Final
 
+from isthmus_bench.affinity import run_on, started_on, two_sites
 from isthmus_bench.awake import cores_awake
 from isthmus_bench.children import Child, ChildFailed
+from isthmus_bench.command import python_build
 from isthmus_bench.compilers import COMPILING_MAX, Compilers
 from isthmus_bench.kafka import ToolFailed, run_tool
 from isthmus_bench.kafka.jars import parse_version
@@ -97,7 +100,14 @@ def _run(plan: Plan, say: Say, idle_cores: str) -> Report:
         figures += measured.figures(chosen)
         missing += measured.missing
     return Report(
-        machine(idle_cores), plan.version, plan.rounds, plan.seconds, wans, figures, missing, list(verdicts_of(figures))
+        machine(idle_cores, plan.sites_apart),
+        plan.version,
+        plan.rounds,
+        plan.seconds,
+        wans,
+        figures,
+        missing,
+        list(verdicts_of(figures)),
     )
 
 
@@ -123,6 +133,11 @@ class Measured:
             generator = stack.enter_context(Child("isthmus_bench.sync_load"))
             try:
                 self._warm_up(environment, generator, self._plan.warmed(scenarios))
+                if self._plan.sites_apart:  # from now on: compilers had all cores
+                    near, far = two_sites()
+                    environment.place(near, far)
+                    run_on(near, [generator.pid])
+                    stack.enter_context(started_on(near))
                 for load in self._loads:
                     for scenario in scenarios:
                         if scenario.loads is not None and load.name not in scenario.loads:
@@ -209,18 +224,19 @@ class Measured:
         return WanFigure(self._rtt_ms, probed, statistics.median(self._late_us or [0.0]))
 
 
-def machine(idle_cores: str) -> dict[str, str]:
-    """What this was measured on; what its idle cores did."""
+def machine(idle_cores: str, sites_apart: bool) -> dict[str, str]:
+    """What this was measured on; what its idle cores did, and whether each site had its own."""
     kernel = FilePath("/proc/sys/net")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     models = re.findall(r"^model name\s*: (.*)$", FilePath("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "cores": str(os.cpu_count()),
         "idle cores": idle_cores,
+        "cores of each site": " and ".join(str(len(each)) for each in two_sites()) if sites_apart else "all",
         "processor": models[0] if models else platform.machine(),
         "memory": f"{memory:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
-        "Python": platform.python_version(),
+        "Python": python_build(),
         "TCP congestion control": (kernel / "ipv4/tcp_congestion_control").read_text().strip(),
         "net.core.rmem_max": (kernel / "core/rmem_max").read_text().strip(),
         "net.core.wmem_max": (kernel / "core/wmem_max").read_text().strip(),

@@ -51,6 +51,13 @@ def sync(
             "in the figures otherwise.",
         ),
     ] = True,
+    sites_apart: Annotated[
+        bool,
+        typer.Option(
+            "--sites-apart/--sites-mixed",
+            help="Give each site half of the cores, as machines of their own would be; mixed, the kernel chooses.",
+        ),
+    ] = True,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Measure what an ack costs that means both sites have it: links and a stretched cluster over a WAN, in one run.
@@ -83,7 +90,12 @@ def sync(
     }
     version = version or DEFAULT_VERSION
     plan = Plan.quick(version) if quick else Plan(version)
-    plan = replace(plan, awake=awake, **{name: value for name, value in chosen.items() if value is not None})
+    plan = replace(
+        plan,
+        awake=awake,
+        sites_apart=sites_apart,
+        **{name: value for name, value in chosen.items() if value is not None},
+    )
 
     def measure(say: measured.Say) -> Report:
         report = measured.run(plan, say)

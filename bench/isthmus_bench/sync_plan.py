@@ -175,6 +175,8 @@ class Plan:
 
     awake: bool = True
     """Whether cores are kept from sleeping."""
+    sites_apart: bool = True
+    """Whether each site has cores of its own."""
 
     def warmed(self, scenarios: Sequence[Scenario]) -> list[Scenario]:
         """Of those that share an environment: the others send nothing that these have not sent before."""

@@ -60,6 +60,7 @@ class MessageType(IntEnum):
     HEARTBEAT = 21
 
 
+_TYPES: Final = {int(each): each for each in MessageType}
 HANDSHAKE: Final = frozenset(
     {MessageType.HELLO, MessageType.CHALLENGE, MessageType.PROOF, MessageType.WELCOME, MessageType.REJECT}
 )
@@ -168,10 +169,9 @@ class Splitter:
             if end > len(chunk):
                 self._wanted = 4 + size
                 break
-            try:
-                message_type = MessageType(kind)
-            except ValueError:
-                raise MalformedFrame(f"a link frame of unknown type {kind}") from None
+            message_type = _TYPES.get(kind)
+            if message_type is None:
+                raise MalformedFrame(f"a link frame of unknown type {kind}")
             yield message_type, view[position + _HEAD.size : end]
             position = end
         else:

@@ -39,6 +39,11 @@ def setting(kafka: KafkaCluster) -> str | None:
     return found
 
 
+def wait_for_setting(kafka: KafkaCluster, value: str | None) -> None:
+    """A broker tells what it has heard of, a moment after the controller has it."""
+    until(f"the setting is {value}", lambda: setting(kafka) == value)
+
+
 def change(kafka: KafkaCluster, value: str | None, validate_only: bool = False) -> None:
     ask(kafka, lambda cluster: cluster.alter_cluster_config(TRANSACTION_VERIFICATION, value, validate_only))
 
@@ -48,6 +53,7 @@ def test_brokers_of_each_version_have_the_setting_and_act_on_it(kafka_of_each_ve
     former = setting(kafka)
     for chosen, effective in (("false", "false"), ("true", "true"), (None, "true"), (former, former or "true")):
         change(kafka, chosen)
+        wait_for_setting(kafka, chosen)
         until(
             f"the brokers act on {chosen}",
             lambda effective=effective: (
@@ -55,7 +61,6 @@ def test_brokers_of_each_version_have_the_setting_and_act_on_it(kafka_of_each_ve
                 == {effective}
             ),
         )
-        assert setting(kafka) == chosen
     change(kafka, "false", validate_only=True)
     assert setting(kafka) == former
 

@@ -428,6 +428,8 @@ class FollowerLog:
         operation = self._in_flight[0]
         if before is None or self._runs or not isinstance(operation, Append) or self.renumbering:
             return more
+        if len(self._queue) == 1:  # the one that was taken
+            return more
         if operation.filler or before.next_offset != operation.first_offset or self.start >= self.end:
             return more
         size = 0

@@ -2,7 +2,8 @@
 
 One long poll for the streams in which nothing happens, and a second one for those that are busy, so that a record costs
 a read of the busy partitions and not of all. Batches go out as the log has them, without waiting for the answers to
-earlier ones.
+earlier ones. Of an asynchronous link, what comes within 5 ms of a read is read together: a read for each record takes
+cores from the clients that wait for the broker, and nobody waits for the copy.
 
 Where the cleaner comes by, a committed transaction may lose its marker and keep records. Below the last stable offset
 of a compacted topic, records of committed transactions are therefore sent as plain ones (a *settling* stream, which
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from isthmus_control.model import LinkMode
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.api import (
     BrokerUnavailable,
@@ -49,6 +51,8 @@ TAIL_WAIT_MS: Final = 500
 """An idle link costs one read a broker in this time."""
 BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
+GATHERING_S: Final = 0.005
+"""From the beginning of a read of busy streams to that of the next one, where no ack waits for the link."""
 FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
 OFFSET_OUT_OF_RANGE: Final = 1
 _RESOLVE_AGAIN: Final = frozenset({3, 5, 6, 9, 74, 75, 76, 100, 103})
@@ -115,6 +119,7 @@ class Tail:
                 continue
             turn = (turn + 1) % len(streams)
             connection: FetchConnection | None = None
+            began = monotonic()
             try:
                 connection = await self._context.cluster.fetch_connection(
                     self._broker_id, f"tail-{self._link_name}-{lane.value}"
@@ -126,6 +131,15 @@ class Tail:
                     connection.close()
                 self._end.wake()
                 await asyncio.sleep(REOPEN_DELAY_S)
+            else:
+                rest = began + GATHERING_S - monotonic()
+                if rest > 0 and lane is Lane.BUSY and not self._synchronous:
+                    await asyncio.sleep(rest)
+
+    @property
+    def _synchronous(self) -> bool:
+        found = self._context.control.state.links.get(self._link_name)
+        return found is not None and found.mode is LinkMode.SYNCHRONOUS
 
     def _take_over_idle(self, now: float) -> None:
         """The read that begins now has the streams in which nothing happened lately; the busy one drops them after."""

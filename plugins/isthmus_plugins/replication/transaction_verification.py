@@ -167,6 +167,7 @@ class TransactionVerification:
                 log.info("transaction verification switched off", extra={"setting": TRANSACTION_VERIFICATION})
         elif held is not None:
             await cluster.alter_cluster_config(TRANSACTION_VERIFICATION, held.former)
+            await self._restored(held.former)  # else what is held next would have our value as the former one
             await self._append(ReleaseBrokerConfig(TRANSACTION_VERIFICATION))
             log.info(
                 "transaction verification restored",
@@ -186,6 +187,14 @@ class TransactionVerification:
         values = await self._context.cluster.broker_configs(TRANSACTION_VERIFICATION)
         self.enabled = any(value == "true" for value in values.values())
         return self.enabled
+
+    async def _restored(self, former: str | None) -> None:
+        """Return when the brokers tell what was restored."""
+        deadline = monotonic() + EFFECTIVE_WAIT_S
+        while await self._context.cluster.cluster_config(TRANSACTION_VERIFICATION) != former:
+            if monotonic() > deadline:
+                raise BrokerUnavailable(f"{TRANSACTION_VERIFICATION} was restored, and the brokers do not tell so")
+            await asyncio.sleep(EFFECTIVE_POLL_S)
 
     async def _effective(self) -> None:
         """Return when every broker acts on the setting."""

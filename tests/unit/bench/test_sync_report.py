@@ -29,7 +29,14 @@ from isthmus_bench.tables import text_lines
 from isthmus_bench.wan import RoundTrips, swapped
 
 FIGURE = Figure(20.0, SYNC, "depth-1", 500, 47.0, 21.0, 22.0, 25.0, 30.0, 31.0, None, {"brokers": 0.2, "load": 0.1}, 3)
-MACHINE = {"cores": "2", "idle cores": "polling", "memory": "4 GiB", "kernel": "Linux 6", "Python": "3.11"}
+MACHINE = {
+    "cores": "2",
+    "idle cores": "polling",
+    "cores of each site": "1 and 1",
+    "memory": "4 GiB",
+    "kernel": "Linux 6",
+    "Python": "3.11",
+}
 
 
 def judged(*figures: Figure) -> dict[str, Verdict]:

@@ -6,13 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.fake_cluster import FakeFetchConnection
 from support.partition_log import batch
 from support.replicas import LINK, Replicas, on_replicas, records_of
 
+from isthmus_control.commands import AlterLink
+from isthmus_control.model import LinkMode
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.api import TransactionMarkers
+from isthmus_plugins.api import Fetched, TransactionMarkers
 from isthmus_plugins.replication import leader as module
-from isthmus_plugins.replication import reasons
+from isthmus_plugins.replication import reasons, tail
 from isthmus_plugins.replication.follower_log import StopReason
 from isthmus_plugins.replication.leader_stream import (
     CLOSE_MS,
@@ -148,6 +151,38 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
         await replicas.until("it goes on", replicas.equal, 30)
         assert KEY not in replicas.ends["A"].leader.stopped
         assert replicas.ends["B"].follower.streams()[0].reason is None
+
+    on_replicas(monkeypatch, work)
+
+
+@pytest.mark.parametrize("mode", list(LinkMode))
+def test_where_no_ack_waits_what_comes_soon_after_a_read_is_read_together(
+    mode: LinkMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        reads: list[int] = []
+        real = FakeFetchConnection.fetch
+
+        async def fetch(*args: Any, **options: Any) -> list[Fetched]:
+            found = await real(*args, **options)
+            reads.extend(len(each.records) for each in found if each.records)
+            return found
+
+        monkeypatch.setattr(FakeFetchConnection, "fetch", fetch)
+        monkeypatch.setattr(tail, "GATHERING_S", 0.2)  # much longer than a request takes here
+        replicas.controls["A"].apply(AlterLink(LINK, mode=mode))
+        source = replicas.a.add_topic("local-t").partitions[0]
+        source.write_values(b"first")
+        await replicas.until("copied", replicas.equal)
+        reads.clear()
+        began = asyncio.get_running_loop().time()
+        for _ in range(100):
+            source.write_values(b"x")
+            await asyncio.sleep(0.001)
+        await replicas.until("copied", replicas.equal)
+        took = asyncio.get_running_loop().time() - began
+        most = took / tail.GATHERING_S + 2
+        assert len(reads) > 2 * most if mode is LinkMode.SYNCHRONOUS else len(reads) <= most
 
     on_replicas(monkeypatch, work)
 
