@@ -203,6 +203,7 @@ class GroupLeader:
         self._feeds: dict[str, Feed] = {}
         self.on_confirmed: Callable[[SyncPlace], None] = lambda place: None
         """Called when a follower end of a synchronous link has more."""
+        self.told = asyncio.Event()
         self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = lambda *batch: True
         """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
         self.error: str | None = None
@@ -662,6 +663,7 @@ class GroupLeader:
     def _begin_call(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
         """Call now, without waiting for the answer: calls are taken in their order. Raises LinkLost."""
         answer = feed.connection.begin_call("group_offsets", self._asked(feed, changes))
+        self.told.set()
         call = self._tasks.start(f"tell-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
         feed.calls.add(call)
         call.add_done_callback(feed.calls.discard)

@@ -1,8 +1,8 @@
 """Answers to commits of offsets that wait until the other side's coordinators have what they ack.
 
-Where a commit stands in the offsets topic, the coordinator does not say: by then the end of the log is enough. They
-wait :data:`WAIT_S` at most, since the group's heartbeats wait behind them, and are answered
-COORDINATOR_LOAD_IN_PROGRESS then: clients commit again.
+Where a commit stands in the offsets topic, the coordinator does not say: by then the end of the log is enough. It is
+asked for once the other side has been told, whose answer takes longer. They wait :data:`WAIT_S` at most, since the
+group's heartbeats wait behind them, and are answered COORDINATOR_LOAD_IN_PROGRESS then: clients commit again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
@@ -43,6 +44,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 WAIT_S: Final = 3.0
 STEP_S: Final = 0.1
 """How exactly it is kept, and how soon a log's end is asked for again that was not told."""
+TELLING_S: Final = 0.002
+"""So long what was committed may take to leave for the other side; it may be another proxy's to tell."""
 COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
 """Those of transactions wait while the partition is Out-Of-Sync, too."""
 
@@ -188,6 +191,7 @@ class HeldCommits:
         if not scope.links:
             return None
         place = OFFSETS_TOPIC, partition_of(group, partitions)
+        self._groups.told.clear()
         return Replace(request.frame, partial(self._answer, request, group, scope, place))
 
     def _is_detached(self, group: str) -> bool:
@@ -231,6 +235,9 @@ class HeldCommits:
     async def _look(self, taken: Mapping[GroupScope, Mapping[Partition, list[Wait]]]) -> None:
         """Find where logs end that have commits."""
         ends: Mapping[Partition, int] = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TELLING_S):
+                await self._groups.told.wait()
         try:
             async with asyncio.timeout(WAIT_S / 2):
                 ends = await self._context.cluster.log_ends({place for waits in taken.values() for place in waits})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -46,6 +47,8 @@ class GroupPlaces(Protocol):
 
     on_confirmed: Callable[[SyncPlace], None]
     """Called when the other side has more."""
+    told: asyncio.Event
+    """Set when the other side is told more."""
 
     @property
     def partitions(self) -> int:
