@@ -62,7 +62,7 @@ def sync(
 ) -> None:
     """Measure what an ack costs that means both sites have it: links and a stretched cluster over a WAN, in one run.
 
-    Latency from the median to p99.9, and CPU. Takes about 60 minutes for each --rtt. The WAN needs root, or
+    Latency from the median to p99.9, and CPU. Takes about 75 minutes for each --rtt. The WAN needs root, or
     CAP_NET_ADMIN. Exit code 1 if a target is missed (not with --quick; targets are for --rtt 20).
     """
     import json
