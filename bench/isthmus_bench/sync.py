@@ -165,6 +165,7 @@ class Measured:
             if share <= COMPILING_MAX:
                 break
             seconds, busy = self._plan.warmup_s / 3, f" (compilers still take {share:.0%} of a core)"
+        compilers.give_way()
 
     def _warm(self, environment: Environment, generator: Child, scenario: Scenario, seconds: float) -> None:
         """Each kind of request for so long."""
