@@ -2,7 +2,7 @@
 
 One long poll for the streams in which nothing happens, and a second one for those that are busy, so that a record costs
 a read of the busy partitions and not of all. Batches go out as the log has them, without waiting for the answers to
-earlier ones. Of an asynchronous link, what comes within 5 ms of a read is read together: a read for each record takes
+earlier ones. Of an asynchronous link, what comes within 2 ms of a read is read together: a read for each record takes
 cores from the clients that wait for the broker, and nobody waits for the copy.
 
 Where the cleaner comes by, a committed transaction may lose its marker and keep records. Below the last stable offset
@@ -51,7 +51,7 @@ TAIL_WAIT_MS: Final = 500
 """An idle link costs one read a broker in this time."""
 BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
-GATHERING_S: Final = 0.005
+GATHERING_S: Final = 0.002
 """From the beginning of a read of busy streams to that of the next one, where no ack waits for the link."""
 FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
 OFFSET_OUT_OF_RANGE: Final = 1
