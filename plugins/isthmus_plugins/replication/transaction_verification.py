@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
@@ -190,21 +191,26 @@ class TransactionVerification:
 
     async def _restored(self, former: str | None) -> None:
         """Return when the brokers tell what was restored."""
-        deadline = monotonic() + EFFECTIVE_WAIT_S
-        while await self._context.cluster.cluster_config(TRANSACTION_VERIFICATION) != former:
-            if monotonic() > deadline:
-                raise BrokerUnavailable(f"{TRANSACTION_VERIFICATION} was restored, and the brokers do not tell so")
-            await asyncio.sleep(EFFECTIVE_POLL_S)
+
+        async def other() -> bool:
+            return await self._context.cluster.cluster_config(TRANSACTION_VERIFICATION) != former
+
+        await self._while(other, f"{TRANSACTION_VERIFICATION} was restored, and the brokers do not tell so")
 
     async def _effective(self) -> None:
         """Return when every broker acts on the setting."""
+        await self._while(
+            self._read,
+            f"{TRANSACTION_VERIFICATION} is set cluster-wide, and some broker still verifies: it has a value "
+            "of its own, which goes before",
+        )
+
+    async def _while(self, pending: Callable[[], Awaitable[bool]], objection: str) -> None:
+        """Return when a change has reached the brokers. Raises BrokerUnavailable."""
         deadline = monotonic() + EFFECTIVE_WAIT_S
-        while await self._read():
+        while await pending():
             if monotonic() > deadline:
-                raise BrokerUnavailable(
-                    f"{TRANSACTION_VERIFICATION} is set cluster-wide, and some broker still verifies: it has a value "
-                    "of its own, which goes before"
-                )
+                raise BrokerUnavailable(objection)
             await asyncio.sleep(EFFECTIVE_POLL_S)
 
 
