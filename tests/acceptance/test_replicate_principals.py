@@ -194,7 +194,7 @@ def test_renamed_principals_killed_proxies_and_detaching(link: Linked) -> None:
     assert bindings(link.b) == {there("two"), there("three")}
     link.b.proxy.cli("namespace", "alter", "User:b-app-", "--type", "principal", "--no-reserved")
     revoke(link.b, stranger)
-    assert bindings(link.b) == {there("three")}
+    soon(link.b, {there("three")})  # each broker knows a little later
 
 
 def test_a_cluster_without_an_authorizer(

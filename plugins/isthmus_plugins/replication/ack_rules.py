@@ -48,8 +48,11 @@ class Clause:
 
     def end(self, known: Known, epoch: int) -> int:
         """Up to which offset so many of them have all, of a leader epoch; -1: not known."""
+        if len(self.keys) == 1:  # nearly always, and asked for with every request
+            at, end = known.get(self.keys[0], NOT_KNOWN)
+            return end if at == epoch else -1
         ends = [end if at == epoch else -1 for at, end in (known.get(key, NOT_KNOWN) for key in self.keys)]
-        return ends[0] if len(ends) == 1 else sorted(ends)[-self.count]
+        return sorted(ends)[-self.count]
 
     def holds(self, has: Callable[[LedPartition], bool]) -> bool:
         return sum(map(has, self.keys)) >= self.count

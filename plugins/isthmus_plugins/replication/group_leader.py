@@ -204,6 +204,7 @@ class GroupLeader:
         self.on_confirmed: Callable[[SyncPlace], None] = lambda place: None
         """Called when a follower end of a synchronous link has more."""
         self.told = asyncio.Event()
+        """Set when a follower end is told more; who waits for it clears it."""
         self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = lambda *batch: True
         """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
         self.error: str | None = None
