@@ -110,6 +110,10 @@ ResponseHook: TypeAlias = Callable[[bytes], bytes | Gate]
 gate where that is not to be sent yet."""
 
 
+AnswerLooks: TypeAlias = Callable[[bytes, float], ResponseHook | None]
+"""Takes a whole request frame and when it came, and returns what is to see its answer."""
+
+
 def passed_on(hook: ResponseHook, answer: bytes | Gate) -> bytes | Gate:
     """``hook`` behind another one that returned ``answer``."""
     return answer.then(hook) if isinstance(answer, Gate) else hook(answer)
@@ -140,7 +144,7 @@ class Request:
         """When the request's bytes arrived, seconds on the loop's monotonic clock."""
         self.client = client
         self.leave: Leave | None = None
-        """Set by a hook that forwards this Produce, and would forward any other to the same single topic."""
+        """Set by a hook that forwards this Produce as it is, and would forward any other to the same single topic."""
 
 
 class Leave:
@@ -151,11 +155,14 @@ class Leave:
     back.
     """
 
-    __slots__ = ("until",)
+    __slots__ = ("answers", "until")
 
-    def __init__(self, until: float) -> None:
+    def __init__(self, until: float, answers: AnswerLooks | None = None) -> None:
         self.until = until
         """Seconds on the loop's monotonic clock."""
+        self.answers = answers
+        """For a hook that looks at answers: called with each request that is covered, in the place of the hook. None:
+        ask the hook about this one."""
 
 
 class Client:

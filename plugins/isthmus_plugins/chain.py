@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from itertools import zip_longest
 
 from isthmus_plugins.api import (
@@ -26,10 +26,18 @@ Hooks = tuple[Callable[[Request], Verdict], ...]
 class _JointLeave(Leave):
     """The leave of several hooks, which stands while each of theirs does."""
 
-    __slots__ = ("leaves",)
+    __slots__ = ("_looks", "leaves")
 
     def __init__(self, leaves: tuple[Leave, ...]) -> None:
         self.leaves = leaves
+        self._looks = [leave.answers for leave in leaves if leave.answers is not None]
+        self.answers = self._looks[0] if len(self._looks) == 1 else self._joint_looks if self._looks else None
+
+    def _joint_looks(self, frame: bytes, now: float) -> ResponseHook | None:
+        """The hooks behind see the answer first."""
+        hooks = [look(frame, now) for look in self._looks]
+        known = [hook for hook in hooks if hook is not None]
+        return reduce(lambda outer, inner: partial(_both, inner, outer), known) if len(known) == len(hooks) else None
 
     @property
     def until(self) -> float:  # type: ignore[override]
@@ -47,19 +55,28 @@ class Chain:
 
     def __call__(self, request: Request) -> Verdict:
         need_more = False
+        looks: Replace | None = None
+        """Of hooks that leave the request as it is, and look at its answer."""
         leaves: list[Leave] = []
         for position, hook in enumerate(self._hooks):
             request.leave = None
             verdict = hook(request)
-            if verdict is None:
-                if request.leave is not None:
-                    leaves.append(request.leave)
-            elif verdict is NEED_MORE:
+            if verdict is NEED_MORE:
                 need_more = True
-            else:
+                continue
+            if isinstance(verdict, Replace) and verdict.frame is request.frame:
+                looks = verdict if looks is None else _replaced_twice(looks, verdict)
+                if request.leave is not None and request.leave.answers is None:  # it would look no more
+                    request.leave = None
+            elif verdict is not None:
                 request.leave = None
-                return _then(verdict, self._hooks[position + 1 :], request)
+                verdict = _then(verdict, self._hooks[position + 1 :], request)
+                return verdict if looks is None else _behind(looks, verdict)
+            if request.leave is not None:
+                leaves.append(request.leave)
         request.leave = self._joint_leave(tuple(leaves)) if len(leaves) == len(self._hooks) else None
+        if looks is not None:
+            return looks
         return NEED_MORE if need_more else None
 
     def _joint_leave(self, leaves: tuple[Leave, ...]) -> Leave:
@@ -87,12 +104,7 @@ async def _held(hold: Hold, hooks: Hooks, request: Request) -> Verdict:
 def _behind(first: Replace, then: Verdict) -> Verdict:
     """What a replaced request becomes where the hooks behind say ``then`` of the replacement."""
     if isinstance(then, Replace):
-        on_response = first.on_response
-        if on_response is None:
-            on_response = then.on_response
-        elif then.on_response is not None:
-            on_response = partial(_both, then.on_response, on_response)
-        return Replace(then.frame, on_response, first.cause or then.cause)
+        return _replaced_twice(first, then)
     if isinstance(then, Answer):
         if first.on_response is None:
             return then
@@ -100,6 +112,15 @@ def _behind(first: Replace, then: Verdict) -> Verdict:
     if isinstance(then, Hold):
         return Hold(_behind_held(first, then))
     return then if isinstance(then, Close) else first
+
+
+def _replaced_twice(first: Replace, then: Replace) -> Replace:
+    on_response = first.on_response
+    if on_response is None:
+        on_response = then.on_response
+    elif then.on_response is not None:
+        on_response = partial(_both, then.on_response, on_response)
+    return Replace(then.frame, on_response, first.cause or then.cause)
 
 
 async def _behind_held(first: Replace, hold: Hold) -> Verdict:

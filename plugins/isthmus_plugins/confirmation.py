@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from time import monotonic
 from typing import Final, Protocol
@@ -41,6 +41,7 @@ from isthmus_plugins.api import (
     Replace,
     Request,
     RequestHook,
+    ResponseHook,
     Verdict,
 )
 from isthmus_plugins.held_answers import HeldAnswers, Partition
@@ -54,7 +55,8 @@ log = logging.getLogger("isthmus_plugins.confirmation")
 
 STEP_S: Final = 0.2
 """How often is looked at what may have waited for too long."""
-FREE_MAX: Final = 100_000
+KNOWN_MAX: Final = 100_000
+"""Topics that are remembered, of each kind."""
 
 
 class Acks(Protocol):
@@ -132,7 +134,9 @@ class AckGate:
         self._concerned: dict[str, bool] = {}
         self._free: set[bytes] = set()
         """Topics, as frames name them, that the confirmer is not concerned with."""
-        self._leave = Leave(float("inf"))
+        self._names: dict[bytes, str] = {}
+        """Those that it is concerned with, and their names."""
+        self._leave, self._waiting_leave = self._leaves()
         self._waits = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -159,9 +163,14 @@ class AckGate:
     def changed(self) -> None:
         self._concerned.clear()
         self._free.clear()
-        self._leave.until = float("-inf")
-        self._leave = Leave(float("inf"))
+        self._names = {}  # answers that are on their way keep theirs
+        self._leave.until = self._waiting_leave.until = float("-inf")
+        self._leave, self._waiting_leave = self._leaves()
         self.held.confirmed_all()
+
+    def _leaves(self) -> tuple[Leave, Leave]:
+        """For requests whose answers need not wait, and for those whose answers may have to."""
+        return Leave(float("inf")), Leave(float("inf"), self._on_known)
 
     def oldest(self, place: Partition, beyond: int = -1) -> float | None:
         return self.held.oldest(place, beyond)
@@ -186,7 +195,7 @@ class AckGate:
             return None
         return self._look_closer(request, topics)
 
-    def _look_closer(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+    def _look_closer(self, request: Request, topics: Collection[bytes]) -> Verdict:
         by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
         names: dict[bytes, str] = {}
         for topic in topics:
@@ -195,26 +204,34 @@ class AckGate:
                 return Hold(self._resolved(request, topics)) if request.whole else NEED_MORE
             if self._concerns(name):
                 names[topic] = name
-            elif len(self._free) < FREE_MAX:
+            elif len(self._free) < KNOWN_MAX:
                 self._free.add(topic)
         if not names:
             return None
         if not request.whole:
             return NEED_MORE
+        if len(topics) == 1 and len(self._names) < KNOWN_MAX:
+            self._names |= names
+            request.leave = self._waiting_leave
         written = writes(request.version, request.frame)
         return Replace(request.frame, partial(self.hold, request.version, written, names, request.now))
+
+    def _on_known(self, frame: bytes, now: float) -> ResponseHook:
+        """A request that is like one of before: its only topic is known."""
+        version = int.from_bytes(frame[6:8], "big")
+        return partial(self.hold, version, writes(version, frame), self._names, now)
 
     def hold(
         self, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
     ) -> bytes | Gate:
         """See :meth:`~isthmus_plugins.held_answers.HeldAnswers.hold`."""
         answer = self.held.hold(version, written, names, began, frame)
-        if isinstance(answer, Gate):
+        if answer is not frame and self._idle.is_set():
             self._idle.clear()
             self._waits.set()
         return answer
 
-    async def _resolved(self, request: Request, topics: Iterable[bytes]) -> Verdict:
+    async def _resolved(self, request: Request, topics: Collection[bytes]) -> Verdict:
         """Go on when the names of topic ids have been read from the cluster."""
         try:
             for topic in topics:

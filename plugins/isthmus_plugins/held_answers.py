@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -41,23 +40,29 @@ class Needs(Protocol):
         """The latest leader epoch that is known, -1 for none."""
 
 
-@dataclass(slots=True, eq=False)
-class _Answer:
+class _Answer(Gate):
     """An answer that waits, and for what."""
 
-    sent: Callable[[Mapping[Place, Refusal]], bytes]
-    """The frame that goes out, with what is refused of it."""
-    transactional: bool
-    began: float
-    deadline: float
-    places: dict[Partition, Place] = field(default_factory=dict)
-    """By partition: what the frame calls it."""
-    gate: Gate = field(default_factory=Gate)
-    refusals: dict[Place, Refusal] = field(default_factory=dict)
+    __slots__ = ("_refusals", "_refused", "_sent", "began", "deadline", "places", "transactional")
 
-    @property
-    def is_open(self) -> bool:
-        return not self.places
+    def __init__(
+        self,
+        frame: bytes,
+        refused: Callable[[bytes, Mapping[Place, Refusal]], bytes],
+        transactional: bool,
+        began: float,
+        deadline: float,
+    ) -> None:
+        """``refused`` makes of ``frame`` the one that goes out where something is refused of it."""
+        super().__init__()
+        self._sent = frame
+        self._refused = refused
+        self._refusals: dict[Place, Refusal] | None = None
+        self.transactional = transactional
+        self.began = began
+        self.deadline = deadline
+        self.places: dict[Partition, Place] = {}
+        """What it waits for; by partition: what the frame calls it."""
 
     def let_go(self, place: Partition, refusal: Refusal | None = None) -> None:
         """A partition needs to be waited for no longer."""
@@ -65,9 +70,9 @@ class _Answer:
         if named is None:
             return
         if refusal is not None:
-            self.refusals[named] = refusal
+            self._refusals = {**(self._refusals or {}), named: refusal}
         if not self.places:
-            self.gate.open(self.sent(self.refusals))
+            self.open(self._sent if self._refusals is None else self._refused(self._sent, self._refusals))
 
 
 class Wait(NamedTuple):
@@ -113,10 +118,9 @@ class HeldAnswers:
 
         ``names``: by topic in the frame: its name, for topics on a synchronous link. ``began``: when the request came.
         """
-        sent = partial(_produce_answer, version, frame)
         now = self._clock()
         deadline = min(began + written.timeout_ms / 1000, now + self._limit_s)
-        answer = _Answer(sent, written.transactional, now, deadline)
+        answer = _Answer(frame, partial(refused_in, version), written.transactional, now, deadline)
         for topic, results in peeks.produce_response(version, frame):
             name = names.get(topic)
             if name is None:
@@ -136,28 +140,33 @@ class HeldAnswers:
         ``refused`` makes the answer that says: not yet. It goes out after ``wait_s``, and when the leader moves.
         """
         now = self._clock()
-        answer = _Answer(lambda refusals: refused() if refusals else frame, transactional, now, now + wait_s)
+        answer = _Answer(frame, lambda frame, refusals: refused(), transactional, now, now + wait_s)
         self._wait(answer, place, (b"", place[1]), NOT_TOLD)
         return self._held(answer, frame)
 
     def _held(self, answer: _Answer, frame: bytes) -> bytes | Gate:
-        if answer.is_open:
+        if not answer.places:
             return frame
         heapq.heappush(self._deadlines, (answer.deadline, next(self._numbers), answer))
-        return answer.gate
+        return answer
 
     def _wait(self, answer: _Answer, place: Partition, named: Place, end: int) -> None:
         epoch = self._needs.leader_epoch(place)
-        confirmed = self._needs.confirmed_end(place, epoch, answer.transactional)
-        if confirmed is None or confirmed >= end:
-            return
+        kinds = self._waiting.get(place)
+        if kinds is None:
+            kinds = self._waiting[place] = ([], [])
+        waiting = kinds[answer.transactional]
+        # Whatever is confirmed lets go of what waits for it at once: what ends behind that waits, too.
+        if not waiting or waiting[0].end > end or waiting[0].epoch != epoch:
+            confirmed = self._needs.confirmed_end(place, epoch, answer.transactional)
+            if confirmed is None or confirmed >= end:
+                return
         answer.places[place] = named
         wait = Wait(end, next(self._numbers), epoch, answer)
-        waiting = self._waiting.setdefault(place, ([], []))
         if end == NOT_TOLD:
             self._untold.setdefault(place, []).append(wait)
         else:
-            heapq.heappush(waiting[answer.transactional], wait)
+            heapq.heappush(waiting, wait)
 
     # ---- what lets answers go ----
 
@@ -175,7 +184,7 @@ class HeldAnswers:
             newest = self._needs.leader_epoch(place)
             confirmed = self._needs.confirmed_end(place, newest, bool(transactional))
             while waiting and (
-                waiting[0].answer.is_open
+                not waiting[0].answer.places
                 or waiting[0].epoch != newest
                 or confirmed is None
                 or confirmed >= waiting[0].end
@@ -209,9 +218,9 @@ class HeldAnswers:
 
     def expire(self, now: float) -> None:
         """Answer what has waited for as long as its producer does."""
-        while self._deadlines and (self._deadlines[0][2].is_open or self._deadlines[0][0] <= now):
+        while self._deadlines and (not self._deadlines[0][2].places or self._deadlines[0][0] <= now):
             _, _, answer = heapq.heappop(self._deadlines)
-            self.unconfirmed += self._lets_go and not answer.is_open
+            self.unconfirmed += self._lets_go and bool(answer.places)
             for place in list(answer.places):
                 self._note_late(place, answer)
                 answer.let_go(place, None if self._lets_go else self._not_confirmed(place))
@@ -251,14 +260,10 @@ class HeldAnswers:
                 firsts += [wait for wait in heap if wait.end > beyond]
             else:
                 firsts += heap[:1]
-        began = [wait.answer.began for wait in (*firsts, *self._untold.get(place, ())) if not wait.answer.is_open]
+        began = [wait.answer.began for wait in (*firsts, *self._untold.get(place, ())) if wait.answer.places]
         if place in self._late and self._late[place].end > beyond:
             began.append(self._late[place].answer.began)
         return min(began, default=None)
-
-
-def _produce_answer(version: int, frame: bytes, refusals: Mapping[Place, Refusal]) -> bytes:
-    return refused_in(version, frame, refusals) if refusals else frame
 
 
 def _fenced(place: Partition) -> Refusal:

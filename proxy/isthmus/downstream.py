@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Coroutine
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,7 @@ from isthmus_plugins.api import (
     Replace,
     Request,
     ResponseHook,
+    Tap,
     Verdict,
     passed_on,
 )
@@ -144,9 +146,7 @@ class Downstream(Peer):
             gate.drop()
             return
         if self._gated is None:
-            self._gated = GatedAnswers(
-                self._gateway.gates, self._transport.write, self._gate_opened, self._gate_failed, self._gate_passed
-            )
+            self._gated = GatedAnswers(self._gateway.gates, self)
             self.send = self._behind_gate
         self._gated.add_gate(gate, route)
         self._bound_gated()
@@ -159,7 +159,11 @@ class Downstream(Peer):
             self._gated.add(data)
             self._bound_gated()
 
-    def _gate_opened(self) -> None:
+    def send_answers(self, data: bytes) -> None:
+        """Answers whose turn has come: see :class:`~isthmus.gated_answers.Sender`."""
+        self._transport.write(data)
+
+    def gate_opened(self) -> None:
         if self._gated is not None and not len(self._gated):
             self._gated = None
             self.send = self._transport.write
@@ -167,15 +171,14 @@ class Downstream(Peer):
         if self.throttled or self.session.state is not SERVING:
             self._upstream.answered()
 
-    def _gate_failed(self, route: Route, error: Exception) -> None:
+    def gate_failed(self, route: Route, error: Exception) -> None:
         if isinstance(error, MalformedFrame):
             self.session.fault("malformed answer", str(error))
         else:
             self.session.hook_failed(route, error)
 
-    def _gate_passed(self, route: Route, answer: bytes) -> None:
-        if route.tap is not None:
-            route.tap.sent(self._session_id, int.from_bytes(answer[4:8], "big", signed=True))
+    def gate_passed(self, tap: Tap, answer: bytes) -> None:
+        tap.sent(self._session_id, int.from_bytes(answer[4:8], "big", signed=True))
 
     @property
     def gated(self) -> int:
@@ -251,9 +254,11 @@ class Downstream(Peer):
                 and arrived <= leave.until
                 and data.startswith(heads, _REQUEST_HEAD_SIZE)
                 and self.session.state is SERVING
+                and (on_response := self._looking(leave, route, data, arrived) if leave.answers else route.on_response)
+                is not _ask
             ):
                 pending = self._pending
-                pending.append((correlation_id, route, arrived, route.on_response, None))
+                pending.append((correlation_id, route, arrived, on_response, None))
                 route.requests += 1
                 self._upstream.send(data)
                 note = route.note
@@ -327,12 +332,21 @@ class Downstream(Peer):
                 return
             end = position + 4 + size
             acks = 1
-            if route.looked_at and not (
+            on_response = route.on_response
+            known = (
                 key == known_key
                 and size >= known_size
                 and arrived <= leave.until
                 and data.startswith(heads, position + _REQUEST_HEAD_SIZE)
-            ):
+            )
+            if known and leave.answers is not None:
+                looking = self._looking(leave, route, data[position:end], arrived) if end <= available else _ask
+                if self.session.state is SessionState.CLOSED:
+                    return
+                known = looking is not _ask
+                on_response = looking
+            if route.looked_at and not known:
+                on_response = route.on_response
                 if route.acks is not None:
                     try:
                         acks = route.acks(data, position)
@@ -365,8 +379,10 @@ class Downstream(Peer):
                             self._upstream.send(data[start:position])
                         route.requests += 1
                         route.decoded += 1
-                        start = position = end
                         rest = data[end:]
+                        if acks and given is not None and given.answers is not None and isinstance(verdict, Replace):
+                            self._know(route, key, given, data, position)
+                        start = position = end
                         if not self._act(verdict, route, correlation_id, acks == 0, arrived, frame, rest, arrived):
                             return
                         known_key, leave, heads, known_size, _ = self._known
@@ -381,7 +397,7 @@ class Downstream(Peer):
                 if size > TAP_BYTES and route.acks is not None:
                     self._scan(route, correlation_id, arrived, data, position, end)
             if acks:
-                pending.append((correlation_id, route, arrived, route.on_response, None))
+                pending.append((correlation_id, route, arrived, on_response, None))
             else:
                 self.session.acks0_behind = len(pending)
             if end > available:
@@ -421,6 +437,8 @@ class Downstream(Peer):
         """Remember what leave was given for, to recognise the next such request by its first bytes."""
         known_key, known_leave, heads, size, _ = self._known
         if key != known_key or leave is not known_leave:
+            if leave.answers is not None and known_leave.answers is None and monotonic() <= known_leave.until:
+                return  # that saves more
             heads, size = (), 0
         if route.head_end is None or len(heads) == KNOWN_HEADS_MAX:
             return
@@ -429,6 +447,22 @@ class Downstream(Peer):
             return
         head = data[position + _REQUEST_HEAD_SIZE : end]
         self._known = (key, leave, (*heads, head), max(size, end - position - 4), route)
+
+    def _looking(self, leave: Leave, route: Route, frame: bytes, arrived: float) -> ResponseHook | None:
+        """What sees the answer to a request that a leave covers; ``_ask``: ask hooks, unless it has ended."""
+        assert leave.answers is not None
+        try:
+            first = leave.answers(frame, arrived)
+        except MalformedFrame as error:
+            self.session.fault("malformed request", str(error))
+            return _ask
+        except Exception as error:
+            self.session.hook_failed(route, error)
+            return _ask
+        if first is None:
+            return _ask
+        route.decoded += 1
+        return _chain(first, route.on_response)
 
     def _verdict(
         self, route: Route, frame: bytes, whole: bool, correlation_id: int, arrived: float
@@ -549,4 +583,13 @@ def _drop(verdict: Verdict) -> None:
 def _chain(first: ResponseHook | None, second: ResponseHook | None) -> ResponseHook | None:
     if first is None or second is None:
         return first or second
-    return lambda frame: passed_on(second, first(frame))
+    return partial(_both, first, second)
+
+
+def _both(first: ResponseHook, second: ResponseHook, frame: bytes) -> bytes | Gate:
+    return passed_on(second, first(frame))
+
+
+def _ask(frame: bytes) -> bytes:
+    """Stands for no hook: the hooks of the route must be asked about a request."""
+    raise AssertionError("an answer to a request that no hook was asked about")

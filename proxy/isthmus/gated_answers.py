@@ -6,12 +6,11 @@ No I/O: :class:`isthmus.downstream.Downstream` has one of these from the first g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from isthmus.histogram import Histogram
-from isthmus_plugins.api import Gate
+from isthmus_plugins.api import Gate, Tap
 
 if TYPE_CHECKING:
     from isthmus.dispatch import Route
@@ -46,26 +45,30 @@ class _Waiting:
         self._answers.opened(self, self.gate)
 
 
+class Sender(Protocol):
+    """The connection that the answers go out on."""
+
+    def send_answers(self, data: bytes) -> None:
+        """Their turn has come."""
+
+    def gate_passed(self, tap: Tap, answer: bytes) -> None:
+        """Of this answer the gate has opened, which the tap is told."""
+
+    def gate_opened(self) -> None:
+        """A gate has, and what could go out has."""
+
+    def gate_failed(self, route: Route, error: Exception) -> None:
+        """A hook raised this."""
+
+
 class GatedAnswers:
     """Answers in their order, from the first one that waits at its gate on."""
 
-    __slots__ = ("_counts", "_failed", "_opened", "_passed", "_queue", "_send", "waiting_bytes")
+    __slots__ = ("_counts", "_queue", "_sender", "waiting_bytes")
 
-    def __init__(
-        self,
-        counts: GateCounts,
-        send: Callable[[bytes], object],
-        opened: Callable[[], object],
-        failed: Callable[[Route, Exception], object],
-        passed: Callable[[Route, bytes], object],
-    ) -> None:
-        """``opened`` is called after a gate has, and what could go out has; ``failed`` with what a hook raised;
-        ``passed`` with an answer whose gate has opened."""
+    def __init__(self, counts: GateCounts, sender: Sender) -> None:
         self._counts = counts
-        self._send = send
-        self._opened = opened
-        self._failed = failed
-        self._passed = passed
+        self._sender = sender
         self._queue: deque[_Waiting | bytes] = deque()
         self.waiting_bytes = 0
         """Of frames that are known."""
@@ -91,7 +94,7 @@ class GatedAnswers:
         try:
             answer = gate.answer()
         except Exception as error:
-            self._failed(waiting.route, error)
+            self._sender.gate_failed(waiting.route, error)
             return
         self._wait(waiting, answer)
 
@@ -106,7 +109,7 @@ class GatedAnswers:
                     return
                 answer = answer.answer()
         except Exception as error:
-            self._failed(waiting.route, error)
+            self._sender.gate_failed(waiting.route, error)
             return
         if not self._queue:
             return
@@ -115,10 +118,11 @@ class GatedAnswers:
         self.waiting_bytes += len(answer)
         self._counts.waiting -= 1
         self._counts.time.observe(monotonic() - waiting.since)
-        self._passed(waiting.route, answer)
+        if waiting.route.tap is not None:
+            self._sender.gate_passed(waiting.route.tap, answer)
         if self._queue[0] is waiting:
             self._send_first()
-        self._opened()
+        self._sender.gate_opened()
 
     def _send_first(self) -> None:
         queue, ready = self._queue, []
@@ -131,7 +135,7 @@ class GatedAnswers:
             self.waiting_bytes -= len(data)
             ready.append(data)
         if ready:
-            self._send(ready[0] if len(ready) == 1 else b"".join(ready))
+            self._sender.send_answers(ready[0] if len(ready) == 1 else b"".join(ready))
 
     def drop(self) -> None:
         """Nothing of this is sent any more."""

@@ -54,10 +54,11 @@ class Lane(enum.Enum):
 class Flow:
     """Bytes on their way over one connection, of all its streams; the peer answers after ``round_trip_s``."""
 
-    __slots__ = ("in_flight_bytes", "stream_bytes_max")
+    __slots__ = ("in_flight_bytes", "round_trip_s", "stream_bytes_max")
 
     def __init__(self, round_trip_s: float = 0.0) -> None:
         self.in_flight_bytes = 0
+        self.round_trip_s = round_trip_s
         self.stream_bytes_max = min(IN_FLIGHT_BYTES_MIN + int(round_trip_s * STREAM_BYTES_PER_S), IN_FLIGHT_BYTES_MAX)
         """Of each of them."""
 
@@ -95,6 +96,7 @@ class LeaderStream:
         "settling",
         "source_end",
         "stable",
+        "stirred",
         "stream_id",
         "told",
         "topic_id",
@@ -151,6 +153,8 @@ class LeaderStream:
         self.at_end = False
         """Whether the last read came to the high watermark."""
         self.busy = True
+        self.stirred = False
+        """It is busy from the next read of busy ones on: the one that is under way lacks it."""
         self.last_read = monotonic()
         """When records were last read."""
         self.blocked: Callable[[], None] | None = None

@@ -2,8 +2,9 @@
 
 One long poll for the streams in which nothing happens, and a second one for those that are busy, so that a record costs
 a read of the busy partitions and not of all. Batches go out as the log has them, without waiting for the answers to
-earlier ones. Of an asynchronous link, what comes within 2 ms of a read is read together: a read for each record takes
-cores from the clients that wait for the broker, and nobody waits for the copy.
+earlier ones. What comes within 2 ms of the beginning of a read is read together: a read for each record takes cores
+from the clients that wait for the broker. Over a synchronous link clients wait for the copy, too: there it is a
+twentieth of the round trip at most, and what comes later than that after the record before is read at once.
 
 Where the cleaner comes by, a committed transaction may lose its marker and keep records. Below the last stable offset
 of a compacted topic, records of committed transactions are therefore sent as plain ones (a *settling* stream, which
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +53,9 @@ TAIL_WAIT_MS: Final = 500
 BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
 GATHERING_S: Final = 0.002
-"""From the beginning of a read of busy streams to that of the next one, where no ack waits for the link."""
+"""From the beginning of a read of busy streams to that of the next one."""
+GATHERING_OF_ROUND_TRIP: Final = 1 / 20
+"""No more than this, where acks wait for the link."""
 FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
 OFFSET_OUT_OF_RANGE: Final = 1
 _RESOLVE_AGAIN: Final = frozenset({3, 5, 6, 9, 74, 75, 76, 100, 103})
@@ -79,6 +82,8 @@ class Tail:
             Lane.OFFSETS: self._offsets,
         }
         """What leaves of what a lane has read."""
+        self._busy_read = False
+        """Whether a read of busy streams is under way."""
         self._quiet: tuple[float, dict[tuple[bytes, int], tuple[LeaderStream, FetchPartition]]] = (0.0, {})
         """When the last read of idle streams began, and those of which it had nothing to tell."""
         for lane in Lane:
@@ -109,7 +114,11 @@ class Tail:
             wake.clear()
             if lane is Lane.IDLE:
                 self._take_over_idle(monotonic())
+            elif lane is Lane.BUSY:
+                self._take_over_stirred()
             streams = [stream for stream in self._streams.values() if stream.lane is lane and not stream.full]
+            if lane is Lane.BUSY:
+                self._busy_read = bool(streams)
             if not streams:
                 try:
                     async with asyncio.timeout(BUSY_S if self._streams and lane is Lane.IDLE else None):
@@ -132,20 +141,27 @@ class Tail:
                 self._end.wake()
                 await asyncio.sleep(REOPEN_DELAY_S)
             else:
-                rest = began + GATHERING_S - monotonic()
-                if rest > 0 and lane is Lane.BUSY and not self._synchronous:
+                if lane is Lane.BUSY and (rest := began + self._gathering_s(streams) - monotonic()) > 0:
                     await asyncio.sleep(rest)
 
-    @property
-    def _synchronous(self) -> bool:
+    def _gathering_s(self, streams: Iterable[LeaderStream]) -> float:
         found = self._context.control.state.links.get(self._link_name)
-        return found is not None and found.mode is LinkMode.SYNCHRONOUS
+        if found is None or found.mode is not LinkMode.SYNCHRONOUS:
+            return GATHERING_S
+        round_trip_s = min(stream.flow.round_trip_s for stream in streams)
+        return min(GATHERING_S, round_trip_s * GATHERING_OF_ROUND_TRIP)
 
     def _take_over_idle(self, now: float) -> None:
         """The read that begins now has the streams in which nothing happened lately; the busy one drops them after."""
         for stream in self._streams.values():
             if stream.busy and stream.at_end and now - stream.last_read > BUSY_S:
                 stream.busy = False
+
+    def _take_over_stirred(self) -> None:
+        """The busy read that begins now has the streams that the idle one found busy meanwhile."""
+        for stream in self._streams.values():
+            if stream.stirred:
+                stream.busy, stream.stirred = True, False
 
     async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
@@ -219,8 +235,10 @@ class Tail:
         if stream.at_end and not stream.lag:
             self._end.caught_up(stream)
         if (records or not stream.at_end) and not stream.busy:
-            stream.busy = True
-            self._wake[Lane.BUSY].set()
+            stream.stirred = True
+            if not self._busy_read:
+                self._take_over_stirred()
+                self._wake[Lane.BUSY].set()
 
     def _found(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
         """What is to be sent of what was read, where it ends, and why it does not go further."""

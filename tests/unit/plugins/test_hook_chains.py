@@ -5,7 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from isthmus_plugins.api import NEED_MORE, Answer, Client, Close, Gate, Hold, Replace, Request, Verdict
+from isthmus_plugins.api import (
+    NEED_MORE,
+    Answer,
+    Client,
+    Close,
+    Gate,
+    Hold,
+    Leave,
+    Replace,
+    Request,
+    ResponseHook,
+    Verdict,
+)
 from isthmus_plugins.chain import Chain
 
 Hook = Callable[[Request], Verdict]
@@ -90,3 +102,54 @@ def test_replacements_without_an_eye_on_the_answer() -> None:
     assert isinstance(one_eye, Replace)
     assert one_eye.on_response is not None
     assert one_eye.on_response(b"x") == b"xa"
+
+
+def looking(text: bytes, leave: bool = True) -> Hook:
+    """Leaves requests as they are, puts ``text`` behind their answers, and what came of the request."""
+
+    def look(frame: bytes, now: float) -> ResponseHook | None:
+        return None if frame == b"unknown" else lambda answer: answer + text + frame
+
+    def hook(asked: Request) -> Verdict:
+        asked.leave = Leave(float("inf"), look if leave else None)
+        return Replace(asked.frame, look(asked.frame, 0.0))
+
+    return hook
+
+
+def leaving(asked: Request) -> Verdict:
+    asked.leave = Leave(float("inf"))
+    return None
+
+
+def test_leave_of_several_hooks_that_look_at_answers_has_each_see_them_in_its_turn() -> None:
+    for hooks, expected in (
+        ((looking(b"a"), leaving, looking(b"b")), b"xb1a1"),
+        ((leaving, looking(b"a")), b"xa1"),
+    ):
+        asked = request(b"1")
+        verdict = Chain(hooks)(asked)
+        assert isinstance(verdict, Replace)
+        assert verdict.on_response is not None
+        assert verdict.on_response(b"x") == expected
+        assert asked.leave is not None
+        assert asked.leave.answers is not None
+        looks = asked.leave.answers(b"1", 0.0)
+        assert looks is not None
+        assert looks(b"x") == expected
+        assert asked.leave.answers(b"unknown", 0.0) is None
+
+
+def test_there_is_no_leave_where_one_hook_gives_none_for_its_look_at_the_answer() -> None:
+    for hooks in (
+        (leaving, looking(b"a", leave=False)),
+        (looking(b"a"), nothing),
+        (looking(b"a"), appending(b"b"), leaving),
+    ):
+        asked = request()
+        assert isinstance(Chain(hooks)(asked), Replace)
+        assert asked.leave is None
+    plain = request()
+    assert Chain((leaving, leaving))(plain) is None
+    assert plain.leave is not None
+    assert plain.leave.answers is None

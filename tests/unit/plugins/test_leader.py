@@ -155,9 +155,12 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
     on_replicas(monkeypatch, work)
 
 
-@pytest.mark.parametrize("mode", list(LinkMode))
-def test_where_no_ack_waits_what_comes_soon_after_a_read_is_read_together(
-    mode: LinkMode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mode", "together"),
+    [(LinkMode.ASYNCHRONOUS, True), (LinkMode.SYNCHRONOUS, False), (LinkMode.SYNCHRONOUS, True)],
+)
+def test_what_comes_soon_after_a_read_is_read_together_but_where_acks_wait_and_the_peer_is_near(
+    mode: LinkMode, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(replicas: Replicas) -> None:
         reads: list[int] = []
@@ -170,6 +173,7 @@ def test_where_no_ack_waits_what_comes_soon_after_a_read_is_read_together(
 
         monkeypatch.setattr(FakeFetchConnection, "fetch", fetch)
         monkeypatch.setattr(tail, "GATHERING_S", 0.2)  # much longer than a request takes here
+        monkeypatch.setattr(tail, "GATHERING_OF_ROUND_TRIP", 1e9 if together else 1e-3)
         replicas.controls["A"].apply(AlterLink(LINK, mode=mode))
         source = replicas.a.add_topic("local-t").partitions[0]
         source.write_values(b"first")
@@ -182,7 +186,34 @@ def test_where_no_ack_waits_what_comes_soon_after_a_read_is_read_together(
         await replicas.until("copied", replicas.equal)
         took = asyncio.get_running_loop().time() - began
         most = took / tail.GATHERING_S + 2
-        assert len(reads) > 2 * most if mode is LinkMode.SYNCHRONOUS else len(reads) <= most
+        assert len(reads) <= most if together else len(reads) > 2 * most
+
+    on_replicas(monkeypatch, work)
+
+
+def test_a_partition_that_wakes_up_does_not_wait_for_the_read_of_another_busy_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        busy, quiet = replicas.a.add_topic("local-t", 2).partitions
+        busy.write_values(b"first")
+        quiet.write_values(b"first")
+        await replicas.until("copied", replicas.equal)
+        await asyncio.sleep(3 * tail.BUSY_S)
+        took = []
+        for _ in range(20):
+            busy.write_values(b"x")
+            await replicas.until("copied", replicas.equal)
+            await asyncio.sleep(0.02)  # the read of the busy partition is under way
+            for _ in range(2):
+                began = asyncio.get_running_loop().time()
+                quiet.write_values(b"x")
+                await replicas.until("copied", replicas.equal)
+                took.append(asyncio.get_running_loop().time() - began)
+            await asyncio.sleep(tail.BUSY_S / 2)
+            busy.write_values(b"x")  # stays busy
+            await asyncio.sleep(tail.BUSY_S)
+        assert max(took) < tail.TAIL_WAIT_MS / 1000 / 2, sorted(took)
 
     on_replicas(monkeypatch, work)
 

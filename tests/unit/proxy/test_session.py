@@ -47,11 +47,23 @@ from isthmus.listener import Limits
 from isthmus.session import TRANSITIONS, Session, SessionEvent, SessionState
 from isthmus.upstream import Upstream
 from isthmus_bench.kafka.security import Authority
-from isthmus_plugins.api import NEED_MORE, Answer, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import (
+    NEED_MORE,
+    Answer,
+    Close,
+    Hold,
+    Leave,
+    Replace,
+    Request,
+    RequestHook,
+    ResponseHook,
+    Verdict,
+)
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.wire import MalformedFrame
 
 # ---- answers in order ----
 
@@ -1426,6 +1438,109 @@ def test_leave_of_one_hook_is_not_that_of_another() -> None:
     run(main())
 
 
+class Looker(Gate):
+    """A hook that looks at answers: it puts which request it was behind them. Its leave covers that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked: list[int] = []
+        self.leave = Leave(float("inf"), self.answers)
+        self.unsure = False
+        self.error: Exception | None = None
+
+    def __call__(self, request: Request) -> Verdict:
+        super().__call__(request)
+        return Replace(request.frame, self.look(request.correlation_id))
+
+    def answers(self, frame: bytes, now: float) -> ResponseHook | None:
+        assert len(frame) == 4 + int.from_bytes(frame[:4], "big")
+        if self.error is not None:
+            raise self.error
+        self.looked.append(id_of(frame))
+        return None if self.unsure else self.look(id_of(frame))
+
+    @staticmethod
+    def look(number: int) -> ResponseHook:
+        return lambda frame: answer(id_of(frame, False), frame[8:] + b"%d" % number)
+
+
+async def _looked_at(client: Wire, upstream: Wire, *frames: bytes) -> None:
+    """Requests that come together."""
+    client.send(*frames)
+    for frame in frames:
+        assert await upstream.take() == frame
+        upstream.send(answer(id_of(frame), b"x"))
+    for frame in frames:
+        number = id_of(frame)
+        assert await client.take() == answer(number, b"x%d" % number)
+
+
+def test_leave_of_a_hook_that_looks_at_answers_has_it_see_all_of_them() -> None:
+    async def main() -> None:
+        looker = Looker()
+        async with fronted(looker.hook()) as front:
+            client, upstream, _ = await front.connect()
+            await _looked_at(client, upstream, produce(1))
+            await _looked_at(client, upstream, produce(2))
+            await _looked_at(client, upstream, produce(3), produce(4), produce(5))
+            assert (looker.asked, looker.looked) == ([1], [2, 3, 4, 5])
+            large = produce(6, records=bytes(500_000))  # comes in parts
+            await _looked_at(client, upstream, large, produce(7))
+            assert set(looker.asked[1:]) <= {6}  # about its first part
+            assert looker.looked[4:] == [6, 7]
+            await _looked_at(client, upstream, produce(8, topic="other"), produce(9), produce(10, topic="other"))
+            assert looker.asked[-1] == 8
+            assert looker.looked[6:] == [9, 10]
+            looker.unsure = True
+            await _looked_at(client, upstream, produce(11), produce(12))
+            assert looker.asked[-2:] == [11, 12]
+            looker.leave.until = float("-inf")
+            await _looked_at(client, upstream, produce(13))
+            assert looker.looked[8:] == [11, 12]
+
+    run(main())
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("error", "cause"), [(MalformedFrame, "malformed request"), (RuntimeError, "hook failed")])
+def test_what_raises_about_a_request_that_leave_covers_ends_the_connection(
+    error: type[Exception], cause: str, together: bool
+) -> None:
+    async def main() -> None:
+        looker = Looker()
+        async with fronted(looker.hook()) as front:
+            client, upstream, session = await front.connect()
+            await _looked_at(client, upstream, produce(1))
+            looker.error = error("a bug")
+            client.send(*([produce(2), produce(3)] if together else [produce(2)]))
+            assert await client.closed() == b""
+            assert session.close_cause == cause
+            assert looker.asked == [1]
+
+    run(main())
+
+
+def test_leave_without_answers_to_look_at_comes_first() -> None:
+    async def main() -> None:
+        looker, gate = Looker(), Gate()
+
+        def ask(request: Request) -> Verdict:
+            return looker(request) if b"watched" in request.frame else gate(request)
+
+        async with fronted(RequestHook(ApiKey.PRODUCE, ask)) as front:
+            client, upstream, _ = await front.connect()
+            await _looked_at(client, upstream, produce(1, topic="watched"), produce(2, topic="watched"))
+            await _produced(client, upstream, produce(3), produce(4))
+            await _looked_at(client, upstream, produce(5, topic="watched"), produce(6, topic="watched"))
+            await _produced(client, upstream, produce(7))
+            assert (looker.asked, looker.looked, gate.asked) == ([1, 5, 6], [2], [3])
+            gate.leave.until = float("-inf")
+            await _looked_at(client, upstream, produce(8, topic="watched"), produce(9, topic="watched"))
+            assert (looker.asked[3:], looker.looked) == ([8], [2, 9])
+
+    run(main())
+
+
 def test_without_hooks_the_sessions_own_leave_ends_with_the_table() -> None:
     async def main() -> None:
         gate = Gate()
@@ -1475,12 +1590,14 @@ def test_a_closed_session_leaves_no_cycle_behind() -> None:
 
 
 def test_what_is_there_after_the_start_is_left_out_of_collections() -> None:
-    before = gc.get_freeze_count()
+    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
     try:
         memory.leave_out_what_is_there()
         assert gc.get_freeze_count() > before + 10_000
+        assert gc.get_threshold()[0] == memory.YOUNG_OBJECTS_MAX
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def test_memory_is_given_back_after_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,130 @@
+"""Acks of Produce that wait for a confirmer, from the request on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus_plugins.api import Client, Gate, Leave, Replace, Request, ResponseHook
+from isthmus_plugins.confirmation import AckGate, Confirmer
+from isthmus_plugins.held_answers import Partition
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import build_request, encode_request, encode_response
+from isthmus_protocol.schema import ApiKey
+
+VERSION = 9
+
+
+class Archive(Confirmer):
+    name = "the archive"
+
+    def __init__(self) -> None:
+        self.ends: dict[Partition, int] = {}
+        self.wanted = {"a"}
+
+    def concerns(self, topic: str) -> bool:
+        return topic in self.wanted
+
+    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+        return self.ends.get(place, 0)
+
+
+def records(count: int) -> bytes:
+    """As much of a batch as is looked at."""
+    return bytes(23) + (count - 1).to_bytes(4, "big") + bytes(40)
+
+
+def produced(topics: dict[str, dict[int, int]], correlation_id: int = 1, acks: int = -1) -> Request:
+    """``topics``: by partition, how many records."""
+    data = [
+        {"name": name, "partition_data": [{"index": at, "records": records(count)} for at, count in parts.items()]}
+        for name, parts in topics.items()
+    ]
+    values = {"acks": acks, "timeout": 30_000, "topic_data": data}
+    frame = encode_request(build_request(ApiKey.PRODUCE, VERSION, values), correlation_id, "client")
+    return Request(frame, True, ApiKey.PRODUCE, VERSION, correlation_id, 0.0, Client(1, "c", 1))
+
+
+def appended(topics: dict[str, dict[int, int]], correlation_id: int = 1) -> bytes:
+    """``topics``: by partition, the base offset."""
+    responses = [
+        {"name": name, "partition_responses": [{"index": at, "base_offset": base} for at, base in parts.items()]}
+        for name, parts in topics.items()
+    ]
+    return encode_response(
+        build(schema.response_type(ApiKey.PRODUCE, VERSION), {"responses": responses}), correlation_id
+    )
+
+
+class Acks:
+    """A gate, and what it makes of requests: those of ``known`` leave without being asked about."""
+
+    def __init__(self) -> None:
+        self.archive = Archive()
+        context: Any = None
+        self.gate = AckGate(context, self.archive)
+
+    def asked(self, request: Request) -> tuple[ResponseHook | None, Leave | None]:
+        verdict = self.gate.on_produce(request)
+        assert verdict is None or isinstance(verdict, Replace)
+        return (None if verdict is None else verdict.on_response), request.leave
+
+    def confirm(self, topic: str, partition: int, end: int) -> None:
+        self.archive.ends[topic, partition] = end
+        self.gate.confirmed((topic, partition))
+
+
+@pytest.fixture
+def acks() -> Acks:
+    return Acks()
+
+
+def is_open(answer: bytes | Gate) -> bool:
+    return not isinstance(answer, Gate) or answer._frame is not None
+
+
+def test_requests_like_one_that_waited_wait_without_being_asked_about(acks: Acks) -> None:
+    looks, leave = acks.asked(produced({"a": {0: 1}}))
+    assert looks is not None
+    assert leave is not None
+    assert leave.answers is not None
+    first = looks(appended({"a": {0: 7}}))
+    like = produced({"a": {0: 3, 1: 2}}, 2)
+    looks = leave.answers(like.frame, 0.0)
+    assert looks is not None
+    second = looks(appended({"a": {0: 8, 1: 40}}, 2))
+    acks.confirm("a", 0, 8)
+    assert (is_open(first), is_open(second)) == (True, False)
+    acks.confirm("a", 1, 42)
+    acks.confirm("a", 0, 10)
+    assert not is_open(second), "it ends at 11"
+    acks.confirm("a", 0, 11)
+    assert isinstance(second, Gate)
+    assert second._frame == appended({"a": {0: 8, 1: 40}}, 2)
+
+
+def test_leave_to_wait_ends_when_other_topics_count_and_what_was_let_through_waits_still(acks: Acks) -> None:
+    _, leave = acks.asked(produced({"a": {0: 1}}))
+    assert leave is not None
+    assert leave.answers is not None
+    on_its_way = leave.answers(produced({"a": {0: 1}}, 2).frame, 0.0)
+    assert on_its_way is not None
+    acks.archive.wanted = {"b"}
+    acks.gate.changed()
+    assert leave.until == float("-inf")
+    assert not is_open(on_its_way(appended({"a": {0: 7}}, 2))), "nobody said that it need not"
+    for _ in range(2):  # the first look says that the topic is free
+        looks, leave = acks.asked(produced({"a": {0: 1}}, 3))
+        assert looks is None
+    assert leave is not None
+    assert leave.answers is None
+
+
+def test_leave_is_given_for_one_topic_alone(acks: Acks) -> None:
+    looks, leave = acks.asked(produced({"a": {0: 1}, "free": {0: 1}}))
+    assert looks is not None
+    assert leave is None
+    assert not is_open(looks(appended({"a": {0: 7}, "free": {0: 1}})))
+    assert acks.asked(produced({"a": {0: 1}}, acks=0)) == (None, None)
