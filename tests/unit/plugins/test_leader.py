@@ -173,6 +173,7 @@ def test_what_comes_soon_after_a_read_is_read_together_but_where_acks_wait_and_t
 
         monkeypatch.setattr(FakeFetchConnection, "fetch", fetch)
         monkeypatch.setattr(tail, "GATHERING_S", 0.2)  # much longer than a request takes here
+        monkeypatch.setattr(tail, "READS_AT_ONCE", 2)
         monkeypatch.setattr(tail, "GATHERING_OF_ROUND_TRIP", 1e9 if together else 1e-3)
         replicas.controls["A"].apply(AlterLink(LINK, mode=mode))
         source = replicas.a.add_topic("local-t").partitions[0]
@@ -185,8 +186,15 @@ def test_what_comes_soon_after_a_read_is_read_together_but_where_acks_wait_and_t
             await asyncio.sleep(0.001)
         await replicas.until("copied", replicas.equal)
         took = asyncio.get_running_loop().time() - began
-        most = took / tail.GATHERING_S + 2
-        assert len(reads) <= most if together else len(reads) > 2 * most
+        pace = took / tail.GATHERING_S + 2
+        assert len(reads) <= pace + tail.READS_AT_ONCE if together else len(reads) > 2 * pace
+        await asyncio.sleep(2 * tail.READS_AT_ONCE * tail.GATHERING_S)
+        reads.clear()
+        for _ in range(tail.READS_AT_ONCE):  # a few do not wait for each other
+            began = asyncio.get_running_loop().time()
+            source.write_values(b"x")
+            await replicas.until("copied", replicas.equal)
+            assert asyncio.get_running_loop().time() - began < tail.GATHERING_S / 2
 
     on_replicas(monkeypatch, work)
 
