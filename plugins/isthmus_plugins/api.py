@@ -22,6 +22,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -117,6 +118,17 @@ AnswerLooks: TypeAlias = Callable[[bytes, float], ResponseHook | None]
 def passed_on(hook: ResponseHook, answer: bytes | Gate) -> bytes | Gate:
     """``hook`` behind another one that returned ``answer``."""
     return answer.then(hook) if isinstance(answer, Gate) else hook(answer)
+
+
+def in_turn(first: ResponseHook | None, second: ResponseHook | None) -> ResponseHook | None:
+    """What has an answer seen by one hook and then by the other, where there are two."""
+    if first is None or second is None:
+        return first or second
+    return partial(_both, first, second)
+
+
+def _both(first: ResponseHook, second: ResponseHook, frame: bytes) -> bytes | Gate:
+    return passed_on(second, first(frame))
 
 
 class Request:

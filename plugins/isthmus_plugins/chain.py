@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from itertools import zip_longest
 
 from isthmus_plugins.api import (
     NEED_MORE,
     Answer,
     Close,
-    Gate,
     Hold,
     Leave,
     Replace,
     Request,
     ResponseHook,
     Verdict,
+    in_turn,
     passed_on,
 )
 
@@ -36,8 +36,7 @@ class _JointLeave(Leave):
     def _joint_looks(self, frame: bytes, now: float) -> ResponseHook | None:
         """The hooks behind see the answer first."""
         hooks = [look(frame, now) for look in self._looks]
-        known = [hook for hook in hooks if hook is not None]
-        return reduce(lambda outer, inner: partial(_both, inner, outer), known) if len(known) == len(hooks) else None
+        return None if None in hooks else reduce(in_turn, reversed(hooks))
 
     @property
     def until(self) -> float:  # type: ignore[override]
@@ -115,20 +114,11 @@ def _behind(first: Replace, then: Verdict) -> Verdict:
 
 
 def _replaced_twice(first: Replace, then: Replace) -> Replace:
-    on_response = first.on_response
-    if on_response is None:
-        on_response = then.on_response
-    elif then.on_response is not None:
-        on_response = partial(_both, then.on_response, on_response)
-    return Replace(then.frame, on_response, first.cause or then.cause)
+    return Replace(then.frame, in_turn(then.on_response, first.on_response), first.cause or then.cause)
 
 
 async def _behind_held(first: Replace, hold: Hold) -> Verdict:
     return _behind(first, await hold.verdict)
-
-
-def _both(inner: ResponseHook, outer: ResponseHook, frame: bytes) -> bytes | Gate:
-    return passed_on(outer, inner(frame))
 
 
 def _with_frame(request: Request, frame: bytes) -> Request:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Coroutine
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,7 @@ from isthmus_plugins.api import (
     ResponseHook,
     Tap,
     Verdict,
-    passed_on,
+    in_turn,
 )
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
@@ -462,7 +461,7 @@ class Downstream(Peer):
         if first is None:
             return _ask
         route.decoded += 1
-        return _chain(first, route.on_response)
+        return in_turn(first, route.on_response)
 
     def _verdict(
         self, route: Route, frame: bytes, whole: bool, correlation_id: int, arrived: float
@@ -538,7 +537,7 @@ class Downstream(Peer):
         if acks0:
             self.session.acks0_behind = len(self._pending)
         else:
-            on_response = _chain(verdict.on_response, route.on_response)
+            on_response = in_turn(verdict.on_response, route.on_response)
             self._pending.append((correlation_id, route, arrived, on_response, None))
         self._upstream.send(verdict.frame)
         return True
@@ -578,16 +577,6 @@ def _drop(verdict: Verdict) -> None:
     """A hook's verdict on a part of a frame does not count; a coroutine in it must not complain."""
     if isinstance(verdict, Hold) and isinstance(verdict.verdict, Coroutine):
         verdict.verdict.close()
-
-
-def _chain(first: ResponseHook | None, second: ResponseHook | None) -> ResponseHook | None:
-    if first is None or second is None:
-        return first or second
-    return partial(_both, first, second)
-
-
-def _both(first: ResponseHook, second: ResponseHook, frame: bytes) -> bytes | Gate:
-    return passed_on(second, first(frame))
 
 
 def _ask(frame: bytes) -> bytes:

@@ -242,9 +242,10 @@ class Tail:
         if stream.at_end and not stream.lag:
             self._end.caught_up(stream)
         if (records or not stream.at_end) and not stream.busy:
-            stream.stirred = True
-            if not self._busy_read:
-                self._take_over_stirred()
+            if self._busy_read:
+                stream.stirred = True
+            else:
+                stream.busy = True
                 self._wake[Lane.BUSY].set()
 
     def _found(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
