@@ -204,6 +204,22 @@ class Downstream(Peer):
             gated.drop()
             self._bound_gated()
 
+    def finish_sending(self) -> None:
+        """Tell the client that all its answers have gone out, behind them. What it still sends is read, for nobody."""
+        self._partial = None
+        if self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:  # TLS: what closes it goes on reading until the client closes, too
+            super().finish()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client's socket has not taken."""
+        return self._transport.get_write_buffer_size()
+
     def finish(self) -> None:
         if self._gated is not None:
             self.hear_no_more()

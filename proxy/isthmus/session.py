@@ -16,9 +16,12 @@ The broker has answered, so neither a fence nor a client that is gone waits for 
 
 States (every edge is in ``TRANSITIONS``, and tested)::
 
-    CONNECTING --upstream connected--> SERVING --drain--> DRAINING --last answer--> CLOSED
+    CONNECTING --upstream connected--> SERVING --drain--> DRAINING --last answer--> LINGERING --client gone--> CLOSED
         |                                 |  \\--client gone, writes unanswered--> SETTLING --last answer--> CLOSED
         +---- fault, either side lost ----+--------------------------------------------------------------> CLOSED
+
+*LINGERING*: the client has been told that no answer comes any more; what it still sends is dropped, until it closes. A
+socket that is closed while bytes of a client are unread is reset, and answers that have not left it are lost with it.
 
 *SETTLING*: the client is gone, but the broker has writes of it that it has not answered. The upstream connection stays
 until it has, so that a fence (:meth:`Session.fence`) never passes a write that may still land.
@@ -48,11 +51,16 @@ SETTLE_TIMEOUT_S: Final = 30.0
 """How long unanswered writes of a client that is gone are waited for; a broker's own request timeout."""
 
 
+LINGER_TIMEOUT_S: Final = 2.0
+"""How long a client that has all its answers may take to close; most do at once, some not before they ask again."""
+
+
 class SessionState(enum.Enum):
     CONNECTING = "connecting"
     SERVING = "serving"
     DRAINING = "draining"
     SETTLING = "settling"
+    LINGERING = "lingering"
     CLOSED = "closed"
 
 
@@ -74,10 +82,11 @@ TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
     (_S.SERVING, _E.CLIENT_GONE_WRITES_PENDING): _S.SETTLING,
     (_S.SERVING, _E.CLOSE): _S.CLOSED,
     (_S.DRAINING, _E.CLIENT_GONE_WRITES_PENDING): _S.SETTLING,
-    (_S.DRAINING, _E.LAST_ANSWER): _S.CLOSED,
+    (_S.DRAINING, _E.LAST_ANSWER): _S.LINGERING,
     (_S.DRAINING, _E.CLOSE): _S.CLOSED,
     (_S.SETTLING, _E.LAST_ANSWER): _S.CLOSED,
     (_S.SETTLING, _E.CLOSE): _S.CLOSED,
+    (_S.LINGERING, _E.CLOSE): _S.CLOSED,
 }
 
 
@@ -97,9 +106,9 @@ class Session:
     """What the two connections of a session share: order of answers, state, and the way to end."""
 
     __slots__ = (
+        "_end_timer",
         "_late_fences",
         "_legs",
-        "_settle_timer",
         "_unlinked",
         "acks0_behind",
         "client",
@@ -122,7 +131,8 @@ class Session:
         self.acks0_behind = NO_ACKS0
         """How many entries of ``pending`` stand before the newest unanswered Produce with acks=0: the answer to
         whatever was forwarded after it says that the broker has taken it up."""
-        self._settle_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        """Of SETTLING and LINGERING."""
         self._legs = 1
         """Connections that are not lost yet."""
         self._unlinked = False
@@ -150,8 +160,8 @@ class Session:
     def _end(self, event: SessionEvent, cause: str, detail: str = "") -> None:
         self._on(event)
         self.close_cause = cause
-        if self._settle_timer is not None:
-            self._settle_timer.cancel()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         self.downstream.finish()
         if self.upstream is not None:
             if self.has_unanswered_write():  # what is still queued shall not land after the margin for lost writes
@@ -183,6 +193,9 @@ class Session:
         if self.state is SessionState.CONNECTING:
             self.close("client closed")
             return
+        if self.state is SessionState.LINGERING:
+            self.close("drained")
+            return
         assert self.upstream is not None
         asks_for_acks0 = self.acks0_behind != NO_ACKS0
         if self.downstream.mid_frame:
@@ -199,7 +212,12 @@ class Session:
         if asks_for_acks0:
             self._ask_behind_acks0(_nothing)
         loop = asyncio.get_running_loop()
-        self._settle_timer = loop.call_later(SETTLE_TIMEOUT_S, self.close, "settle timed out")
+        self._end_timer = loop.call_later(SETTLE_TIMEOUT_S, self.close, "settle timed out")
+
+    def broker_lost(self, detail: str) -> None:
+        """The broker's connection ended."""
+        if self.state is not SessionState.LINGERING:  # nothing is expected of it any more
+            self.close("broker closed", detail)
 
     def _forget_half_forwarded(self) -> None:
         """The newest request will never be whole, so the broker will not answer it, nor do what it says."""
@@ -208,7 +226,7 @@ class Session:
             on_response.passed()
 
     def drain(self) -> None:
-        """Answer what was asked, then close. A frame that is half forwarded is still taken in; later ones are not."""
+        """Answer what was asked, then end. A frame that is half forwarded is still taken in; later ones are not."""
         if self.state is SessionState.CONNECTING:
             self._end(SessionEvent.DRAIN, "drained")
         elif self.state is SessionState.SERVING:
@@ -227,7 +245,19 @@ class Session:
         if self.state is SessionState.SETTLING:
             self._end(SessionEvent.LAST_ANSWER, "client closed")
         elif not self.downstream.busy:
-            self._end(SessionEvent.LAST_ANSWER, "drained")
+            self._on(SessionEvent.LAST_ANSWER)
+            self.upstream.finish()
+            self.downstream.finish_sending()
+            self._linger()
+
+    def _linger(self) -> None:
+        self._end_timer = asyncio.get_running_loop().call_later(LINGER_TIMEOUT_S, self._lingered)
+
+    def _lingered(self) -> None:
+        if self.downstream.unsent:  # a client that reads slowly has as long as the drain
+            self._linger()
+        else:
+            self.close("drained")
 
     def has_unanswered_write(self) -> bool:
         """Whether the broker may hold a write of this session that it has not answered."""

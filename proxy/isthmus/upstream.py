@@ -58,7 +58,7 @@ class Upstream(Peer):
     def connection_lost(self, exc: Exception | None) -> None:
         session = self.session
         session.release_fences()
-        session.close("broker closed", repr(exc) if exc else "")
+        session.broker_lost(repr(exc) if exc else "")
         session.leg_lost(self)
 
     def unlink(self) -> None:

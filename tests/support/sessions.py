@@ -84,11 +84,13 @@ class Wire:
         return size + await self.reader.readexactly(int.from_bytes(size, "big"))
 
     async def closed(self) -> bytes:
-        """What came before the other end closed."""
+        """What came before the other end closed. Then this one closes, as clients do."""
         try:
-            return await self.reader.read()
+            came = await self.reader.read()
         except ConnectionResetError:
             return b""
+        self.writer.close()
+        return came
 
     async def close(self) -> None:
         self.writer.close()

@@ -724,8 +724,22 @@ async def _drained() -> Outcome:
         assert await client.take() == answer(1)
         assert session.state is SessionState.DRAINING
         upstream.send(answer(2))
-        assert await client.closed() == answer(2)
+        assert await client.reader.read() == answer(2)
         assert await upstream.closed() == b"", "what comes after the drain is not forwarded"
+        return now(session, "")
+
+
+async def _drained_and_closed() -> Outcome:
+    async with fronted() as front:
+        client, upstream, session = await front.connect()
+        session.drain()
+        assert await client.reader.read() == b""
+        assert await upstream.closed() == b""
+        assert session.state is SessionState.LINGERING
+        assert not session.close_cause
+        client.send(request(1))
+        await client.close()
+        await until(lambda: session.state is not SessionState.LINGERING)
         return now(session, "drained")
 
 
@@ -782,6 +796,7 @@ EDGES: dict[tuple[SessionState, SessionEvent], Scenario] = {
     (_S.DRAINING, _E.CLOSE): _lost_while_draining,
     (_S.SETTLING, _E.LAST_ANSWER): _settled,
     (_S.SETTLING, _E.CLOSE): _lost_while_settling,
+    (_S.LINGERING, _E.CLOSE): _drained_and_closed,
 }
 
 
@@ -848,6 +863,30 @@ def test_drain_answers_what_was_asked_and_takes_in_a_frame_that_is_half_there() 
             assert await half_client.closed() == answer(1)
             await draining
             assert front.gateway.closed_by_cause == {"drained": 4}
+
+    run(main())
+
+
+@pytest.mark.parametrize("client_leg_tls", [False, True], ids=["plain", "TLS"])
+def test_last_answers_reach_a_client_that_goes_on_sending(client_leg_tls: bool, tmp_path: Path) -> None:
+    """A socket that is closed while bytes of the other side are unread is reset, and what waits in it is gone."""
+    server, trusting = _tls(tmp_path) if client_leg_tls else (None, None)
+
+    async def main() -> None:
+        async with fronted(client_ssl=server) as front:
+            client = await front.dial(trusting)
+            client.send(request(1))
+            upstream = await front.broker.accept()
+            await upstream.take()
+            draining = asyncio.ensure_future(front.gateway.drain(10))  # noqa: TID251
+            last = answer(1, os.urandom(6 << 20))
+            upstream.send(last)
+            await stalled(front)  # the client does not read
+            client.send(*(request(number, body=bytes(1 << 20)) for number in range(2, 10)))
+            assert await client.take() == last
+            await client.close()
+            assert await draining
+            assert front.gateway.closed_by_cause == {"drained": 1}
 
     run(main())
 
@@ -1257,12 +1296,17 @@ def test_a_fence_waits_for_writes_of_clients_that_are_gone() -> None:
 # ---- TLS ----
 
 
-def test_tls_on_the_client_leg(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+def _tls(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What the proxy, and what its clients, need for TLS."""
+    authority = Authority(directory)
     authority.create()
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(authority.issue("proxy"))
-    trusting = ssl.create_default_context(cafile=str(authority.ca_file))
+    return server, ssl.create_default_context(cafile=str(authority.ca_file))
+
+
+def test_tls_on_the_client_leg(tmp_path: Path) -> None:
+    server, trusting = _tls(tmp_path)
 
     async def main() -> None:
         async with fronted(client_ssl=server) as front:
