@@ -80,6 +80,10 @@ class DecisionGroups:
 
     # ---- what is known ----
 
+    def expect(self) -> None:
+        """A decision has come that will be looked for."""
+        self._seen.read_on()
+
     def look_for(self, decision: Decision) -> bool:
         """See in which groups a transaction has positions, when the ends of its partitions are known; whether that is
         known now."""
@@ -90,6 +94,7 @@ class DecisionGroups:
             self._look_back_for(decision)
             return False
         if not all(self._seen.has_read(place[1], end) for place, end in offsets.items()):
+            self._seen.read_on()
             return False
         found = {place: self._seen.groups_of(place[1], decision.producer) for place in offsets}
         unseen = [place for place, groups in found.items() if not groups]

@@ -325,6 +325,8 @@ class Decisions:
         )
         # Whether these need it depends on what the transaction has committed in groups.
         decision.looks_for_groups = bool(of_groups)
+        if of_groups:
+            self._groups_of.expect()
         pushed = self._pushed()
         for link_name in links:
             for place in transaction.partitions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
 from isthmus_plugins.api import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused, PluginContext
@@ -45,15 +46,22 @@ class TopicTail(Generic[P]):
     """The topic, as this proxy has read it. :meth:`begin`, :meth:`take` and :meth:`was_read` are a subclass's."""
 
     def __init__(
-        self, context: PluginContext, topic: str, lane: str, make: Callable[[int], P], on_progress: Callable[[], None]
+        self,
+        context: PluginContext,
+        topic: str,
+        lane: str,
+        make: Callable[[int], P],
+        on_progress: Callable[[], None],
+        rest_s: float = 0.0,
     ) -> None:
         """``lane``: names its connections. ``make(partition)``: before anything of it is read. ``on_progress``: more
-        was read."""
+        was read. ``rest_s``: after a read that found something, how long the next one may wait for :meth:`read_on`."""
         self._context = context
         self._topic = topic
         self._lane = lane
         self._make = make
         self._on_progress = on_progress
+        self._rest_s = rest_s
         self._tasks = Tasks(lane)
         self._active = False
         self._wake = asyncio.Event()
@@ -78,6 +86,11 @@ class TopicTail(Generic[P]):
     def wake(self) -> None:
         """Look for the topic now."""
         self._wake.set()
+
+    def read_on(self) -> None:
+        """Somebody needs what is there now."""
+        for reader in self._readers.values():
+            reader.set()
 
     @property
     def loaded(self) -> bool:
@@ -159,24 +172,28 @@ class TopicTail(Generic[P]):
             connection: FetchConnection | None = None
             try:
                 connection = await self._context.cluster.fetch_connection(broker_id, self._lane)
-                well = await self._read(connection, parts)
+                well, rests = await self._read(connection, parts)
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("topic not read", extra={"topic": self._topic, "broker": broker_id, "detail": str(error)})
                 if connection is not None:
                     connection.close()
-                well = False
+                well = rests = False
             if not well:
                 self._wake.set()
                 await asyncio.sleep(RETRY_DELAY_S)
+            elif rests and self._rest_s:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._rest_s):
+                        await wake.wait()
 
-    async def _read(self, connection: FetchConnection, parts: Sequence[P]) -> bool:
-        """One read; whether all went well."""
+    async def _read(self, connection: FetchConnection, parts: Sequence[P]) -> tuple[bool, bool]:
+        """One read; whether all went well, and whether it found something, and all that there was."""
         fresh = [part for part in parts if not part.begun]
         if fresh:
             await self.begin(fresh)
         begun = [part for part in parts if part.begun]
         if not begun:
-            return False
+            return False, False
         loaded = all(part.loaded for part in begun)
         asked = {part.partition: part for part in begun}
         fetched = await connection.fetch(
@@ -203,7 +220,8 @@ class TopicTail(Generic[P]):
         self._on_progress()
         if not loaded:
             await asyncio.sleep(0)  # a long log is read without holding up the sessions
-        return well
+        at_end = all(asked[found.partition].next_offset >= found.high_watermark for found in fetched)
+        return well, at_end and any(found.records for found in fetched)
 
     def _take(self, part: P, found: Fetched) -> bool:
         try:

@@ -24,6 +24,8 @@ from isthmus_protocol.records import BatchHeader, Frame
 from isthmus_protocol.wire import MalformedFrame
 
 LANE: Final = "transaction-groups"
+REST_S: Final = 0.5
+"""Each plain commit is in the topic, too, and its client waits for this broker and this process. Decisions ask."""
 KEPT_S: Final = 120.0
 """How long the groups of a transaction are known after its marker was read."""
 ASKED_WITHIN_S: Final = 60.0
@@ -75,7 +77,7 @@ class TransactionGroups(TopicTail[_Part]):
     """The groups of transactions that are open, or ended a short time ago."""
 
     def __init__(self, context: PluginContext, on_progress: Callable[[], None]) -> None:
-        super().__init__(context, OFFSETS_TOPIC, LANE, _Part, on_progress)
+        super().__init__(context, OFFSETS_TOPIC, LANE, _Part, on_progress, REST_S)
 
     def has_read(self, partition: int, end: int) -> bool:
         """Whether all is read below an offset."""

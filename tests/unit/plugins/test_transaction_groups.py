@@ -12,7 +12,13 @@ from support.offsets import commit, marker_batch, offsets_batch
 from support.partition_log import Partition
 from support.replicas import simulate_clock
 
-from isthmus_plugins.replication.transaction_groups import KEPT_S, NOT_KNOWN, SEEN_WITHIN_S, TransactionGroups
+from isthmus_plugins.replication.transaction_groups import (
+    KEPT_S,
+    NOT_KNOWN,
+    REST_S,
+    SEEN_WITHIN_S,
+    TransactionGroups,
+)
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Marker
 
@@ -73,6 +79,26 @@ def test_groups_are_known_of_what_is_read(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: groups.has_read(0, log.end))
         assert groups.groups_of(0, (Y, 0)) == {"open", NOT_KNOWN}, "some of it cannot be read"
         assert not groups.has_read(1, 0)
+
+    on_offsets(monkeypatch, test)
+
+
+def test_between_reads_it_rests_unless_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(log: Partition, groups: TransactionGroups) -> None:
+        groups.follow(True)
+        await until(lambda: groups.has_read(0, 0))
+        for asks in (False, True, False):
+            put(log, -1, "of nobody's transaction")
+            await until(lambda: groups.has_read(0, log.end))
+            rests_since = simulated_now()
+            put(log, X, "a")
+            await asyncio.sleep(REST_S / 4)
+            assert not groups.has_read(0, log.end)
+            if asks:
+                groups.read_on()
+            await until(lambda: groups.has_read(0, log.end))
+            rested_s = simulated_now() - rests_since
+            assert rested_s < (REST_S / 2 if asks else 2 * REST_S)
 
     on_offsets(monkeypatch, test)
 
