@@ -42,6 +42,7 @@ HANDSHAKE_BYTES_MAX: Final = 16 * 1024
 NONCE_BYTES: Final = 32
 
 _HEAD: Final = struct.Struct(">IB")
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
 _APPEND: Final = struct.Struct(">IqqqI")
 _APPENDED: Final = struct.Struct(">Iq")
 
@@ -95,7 +96,7 @@ def encode(kind: MessageType, body: bytes) -> bytes:
 
 def encode_json(kind: MessageType, body: Mapping[str, Any]) -> bytes:
     """A frame with a JSON object as its body."""
-    return encode(kind, json.dumps(body, separators=(",", ":")).encode())
+    return encode(kind, _JSON.encode(body).encode())
 
 
 def encode_append_head(

@@ -29,7 +29,7 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 EXPIRY_MARGIN_S: Final = 5.0
 """A connection whose authentication ends within this time (KIP-368) takes no new requests."""
-SAME_ANSWERS_MAX: Final = 32
+SAME_ANSWERS_MAX: Final = 64
 """Brokers name different controllers, so what they all say comes in several forms."""
 RESPONSE_HEAD_BYTES: Final = 8
 """Size and correlation id."""
@@ -128,8 +128,11 @@ class ClusterConnections:
         self._topics: dict[str, TopicInfo] = {}
         self._names: dict[UUID, str] = {}
         self._slots: dict[tuple[str, int, str], _Slot] = {}
-        self._same_answers: dict[bytes, int] = {}
-        """Answers about all topics that say what is known: they need not be decoded. By body, the controller's id."""
+        self._same_answers: dict[tuple[frozenset[str] | None, bytes], int] = {}
+        """Answers that say what is known: they need not be decoded. By question and body, the controller's id.
+
+        The internal topics are asked about every second, and have 50 partitions each: a millisecond to decode.
+        """
         self._refresh_lock = asyncio.Lock()
         self._reads = 0
         """Metadata requests so far."""
@@ -205,9 +208,9 @@ class ClusterConnections:
             },
         )
         frame = await connection.request_raw(request, timeout=self.request_timeout_s)
-        body = bytes(memoryview(frame)[RESPONSE_HEAD_BYTES:])
-        if wanted is None and body in self._same_answers:
-            self.controller_id = self._same_answers[body]
+        said = wanted, bytes(memoryview(frame)[RESPONSE_HEAD_BYTES:])
+        if said in self._same_answers:
+            self.controller_id = self._same_answers[said]
             return
         answer = connection.decode(ApiKey.METADATA, version, frame)
         if getattr(answer, "error_code", 0):
@@ -234,8 +237,7 @@ class ClusterConnections:
             self._topics.pop(name, None)
         if before != (self._brokers, self._topics) or len(self._same_answers) == SAME_ANSWERS_MAX:
             self._same_answers.clear()
-        if wanted is None:
-            self._same_answers[body] = self.controller_id
+        self._same_answers[said] = self.controller_id
         self._names = {info.topic_id: name for name, info in self._topics.items() if info.topic_id is not None}
 
     def _topic_info(self, topic: Any) -> TopicInfo:

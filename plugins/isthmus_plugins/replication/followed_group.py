@@ -37,6 +37,7 @@ TARGET_REFUSES_OFFSETS: Final = "TARGET_REFUSES_OFFSETS"
 
 COMPARE_INTERVAL_S: Final = 10.0
 """How often what coordinators have is read again although nothing happened: somebody else may have changed it."""
+NEVER: Final = float("inf")
 FIRST_RENEWAL_MAX_S: Final = 600.0
 """Nobody knows how old positions are that were found: they are renewed within this time."""
 
@@ -85,10 +86,14 @@ class FollowedGroup:
         self.source_partition = source_partition
         """Of the source's offsets topic."""
         self.wanted: dict[Place, CommittedOffset] = {}
+        self.differences: set[Place] = set()
+        """Where the coordinator does not have what is wanted, but for those that are left as they are."""
         self.unknown: set[Place] = set()
         """Positions whose newest commit at the source cannot be read."""
         self.silent: dict[Place, Pending] = {}
         """Positions that are left as they are, since the source does not tell of their topics now; and why."""
+        self.silent_by: object = None
+        """What that was found by; None: the group has got or lost positions since."""
         self.deleting = False
         """The source has no such group any more."""
         self.has: dict[Place, CommittedOffset] | None = None
@@ -106,6 +111,8 @@ class FollowedGroup:
         self.since: dict[Place, float] = {}
         """When what is wanted and not there came to be wanted."""
         self.renew_at: dict[Place, float] = {}
+        self._first_renewal = NEVER
+        """None of them is before this."""
         self.pending: dict[Place | None, Pending] = {}
         """By partition; None is the group itself."""
         self.retry_at = 0.0
@@ -114,6 +121,8 @@ class FollowedGroup:
 
     def want(self, place: Place, wanted: CommittedOffset | None, since: float) -> None:
         """The source's position is this now (None: there is none)."""
+        if place in self.unknown or (place in self.wanted) is not (wanted is not None):
+            self.silent_by = None
         self.unknown.discard(place)
         if wanted is None:
             self.wanted.pop(place, None)
@@ -122,19 +131,27 @@ class FollowedGroup:
             self.deleting = False
         self.since.setdefault(place, since)
         self.retry_at = 0.0
-        self._settle()
+        self._settle(place)
+
+    def not_known(self, place: Place) -> None:
+        """The source's newest commit there cannot be read."""
+        self.unknown.add(place)
+        self.silent_by = None
+        self._settle(place)
 
     def forget(self, place: Place) -> None:
         """It is not known any more what the source has there."""
         self.wanted.pop(place, None)
         self.unknown.discard(place)
-        self._settle()
+        self.silent_by = None
+        self._settle(place)
 
-    def silence(self, places: Mapping[Place, Pending]) -> None:
-        """Leave these positions as they are, and no others."""
+    def silence(self, places: Mapping[Place, Pending], by: object) -> None:
+        """Leave these positions as they are, and no others; ``by``: see :attr:`silent_by`."""
+        self.silent_by = by
         if places != self.silent:
             self.silent = dict(places)
-            self._settle()
+            self._settle_all()
 
     def found(
         self,
@@ -152,64 +169,73 @@ class FollowedGroup:
             place: self.renew_at.get(place, now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S)))
             for place in has
         }
+        self._first_renewal = min(self.renew_at.values(), default=NEVER)
+        self.silent_by = None
+        self._settle_all()
         for place in self.differences:
             self.since.setdefault(place, now)
-        self._settle()
 
     def committed(self, places: Mapping[Place, CommittedOffset], now: float, renewal_s: float) -> None:
         """The coordinator has taken these."""
+        self._first_renewal = min(self._first_renewal, now + renewal_s)
         for place, position in places.items():
             if self.has is not None:
+                if place not in self.has:
+                    self.silent_by = None
                 self.has[place] = position
             self.renew_at[place] = now + renewal_s
-        self._settle()
+            self._settle(place)
 
     def deleted(self, places: Iterable[Place]) -> None:
         """The coordinator has none of these any more."""
+        self.silent_by = None
         for place in places:
             if self.has is not None:
                 self.has.pop(place, None)
             self.renew_at.pop(place, None)
-        self._settle()
+            self._settle(place)
 
     def in_doubt(self, read_at: float) -> None:
         """A request may or may not have been carried out, or the log that it was made for is another one by now."""
-        self.has = None
+        self.is_not_told()
         self.unsure = True
         self.read_at = read_at
         self.doubt(read_at)
+
+    def is_not_told(self) -> None:
+        """The coordinator does not say what it has."""
+        self.has = None
+        self.silent_by = None
+        self._settle_all()
 
     def doubt(self, until: float) -> None:
         """A request of before may be carried out until then."""
         self.certain_from = max(self.certain_from, until)
         self.certain = False
 
-    def _settle(self) -> None:
-        """What is as it should be waits for nothing."""
-        if self.has is None:
+    def _settle(self, place: Place) -> None:
+        """See what there is to do for a position that has changed. One that is as it should be waits for nothing."""
+        left = place in self.unknown or place in self.silent
+        if not left and self.wanted.get(place) != (self.has or {}).get(place):
+            self.differences.add(place)
             return
-        open_places = self.differences
-        for place in [place for place in self.since if place not in open_places]:
-            del self.since[place]
-        for waiting in [
-            place
-            for place in self.pending
-            if place is not None and place not in open_places | self.unknown | self.silent.keys()
-        ]:
-            del self.pending[waiting]
+        self.differences.discard(place)
+        if self.has is not None:
+            self.since.pop(place, None)
+            if not left:
+                self.pending.pop(place, None)
+
+    def _settle_all(self) -> None:
+        """The same of all of them."""
+        waiting = {place for place in self.pending if place is not None}
+        for place in {*self.wanted, *(self.has or ()), *self.differences, *self.since, *waiting}:
+            self._settle(place)
 
     def has_as_wanted(self, place: Place) -> bool:
         """Whether the coordinator has, for good, a position as the source's newest commit is, or there is none."""
         if self.has is None or not self.certain or place in self.unknown:
             return False
         return place not in self.wanted or self.has.get(place) == self.wanted[place]
-
-    @property
-    def differences(self) -> set[Place]:
-        """Where the coordinator does not have what is wanted."""
-        has = self.has or {}
-        places = {*self.wanted, *has} - self.unknown - self.silent.keys()
-        return {place for place in places if self.wanted.get(place) != has.get(place)}
 
     @property
     def to_commit(self) -> list[Place]:
@@ -225,7 +251,14 @@ class FollowedGroup:
     @property
     def due_at(self) -> float:
         """When it is to be read or renewed although nothing happened."""
-        return min([self.read_at, *self.renew_at.values()])
+        return min(self.read_at, self._first_renewal)
+
+    def to_renew(self, now: float) -> list[Place]:
+        """Positions that are to be committed again."""
+        if now < self._first_renewal:
+            return []
+        self._first_renewal = min(self.renew_at.values(), default=NEVER)
+        return [place for place, due in self.renew_at.items() if due <= now]
 
     def _stays(self, place: Place, objections: Mapping[str, Pending]) -> bool:
         """Whether the coordinator has what is wanted, in a log that is not about to be cut."""
@@ -248,6 +281,10 @@ class FollowedGroup:
         """Positions of the coordinator that may be ahead of the data."""
         return [place for place in self.has or () if place not in self.silent] if self.unsure else []
 
+    def to_plan(self, now: float) -> set[Place]:
+        """What a plan may be about."""
+        return {*self.differences, *self.to_check, *self.to_renew(now)}
+
     def plan(
         self,
         ends: Mapping[Place, int],
@@ -258,9 +295,9 @@ class FollowedGroup:
     ) -> Plan:
         """What to do now; why the rest waits is noted as pending.
 
-        ``ends``: high watermarks of :attr:`to_commit` and :attr:`to_check`. ``objections``: topics that do not follow
-        (now), and why. ``log_ends``: of :attr:`to_check`, where topics follow: what is beyond is moved into the data.
-        ``whole``: what is not wanted is not there at the source, as far as has been told.
+        ``ends``: high watermarks of :attr:`to_commit` and :attr:`to_check`. ``objections``: topics of :meth:`to_plan`
+        that do not follow (now), and why. ``log_ends``: of :attr:`to_check`, where topics follow: what is beyond is
+        moved into the data. ``whole``: what is not wanted is not there at the source, as far as has been told.
         """
         assert self.has is not None
         commit: dict[Place, CommittedOffset] = {}
@@ -290,8 +327,8 @@ class FollowedGroup:
         commit = {**ahead, **commit}
         renew = {
             place: self.has[place]
-            for place, due in self.renew_at.items()
-            if due <= now and self._stays(place, objections) and place not in commit
+            for place in self.to_renew(now)
+            if self._stays(place, objections) and place not in commit
         }
         for place, why in self.silent.items():
             self.pending[place] = why

@@ -53,6 +53,8 @@ RETRY_MAX_S: Final = 2.0
 REFUSED_RETRY_S: Final = 10.0
 LOST_REQUEST_MARGIN_S: Final = 2.0
 """A request whose connection broke may still be carried out for this time: what the coordinator has is read again."""
+ANSWERED_AFTER_S: Final = 0.002
+"""A call's answer goes out so late: clients wait for the commits that it began, and those need the same core."""
 GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
 PENDING_TOLD_MAX: Final = 1000
@@ -147,8 +149,7 @@ class GroupFollower:
         for part in params["parts"]:
             self._take(connection, int(params["partitions"]), topics, part, now)
         self._tell_applied((connection.link_name, int(part["partition"])) for part in params["parts"])
-        self._changed.set()
-        await asyncio.sleep(0)  # clients wait for what was begun, not for this answer: that goes out first
+        await asyncio.sleep(ANSWERED_AFTER_S)
         return {"holds_back": True}
 
     def _take(
@@ -190,7 +191,7 @@ class GroupFollower:
             if offset is not None:  # a position too many is no commit that is missing
                 waited.append((name, place))
             if offset == _NOT_KNOWN:
-                group.unknown.add(place)
+                group.not_known(place)
             else:
                 wanted = None if offset is None else CommittedOffset(int(offset), str(metadata))
                 group.want(place, wanted, now - age_ms / 1000)
@@ -199,15 +200,20 @@ class GroupFollower:
             if group is not None:
                 group.deleting = True
                 self._active[group] = None
+                self._changed.set()
         if key in self._applied:
             self._take_applied(connection, key, part, waited)
             for name in {name for name, _ in told}:
                 self._settle(self._groups[link_name, name])
         if key in self._telling:
             self._told_whole(key, told, bool(part.get("end")), now)
+            self._changed.set()
         else:
             for name in dict.fromkeys(name for name, _ in told):
-                self._begin_if_known(self._groups[link_name, name], now)
+                group = self._groups[link_name, name]
+                self._begin_if_known(group, now)
+                if not group.busy:  # else it is looked at when that is done
+                    self._changed.set()
 
     # ---- what is confirmed ----
 
@@ -341,9 +347,12 @@ class GroupFollower:
         return None
 
     def _note_silence(self, group: FollowedGroup) -> None:
+        by = self._context.control.state.lookup, self._feeds.get((group.link, group.source_partition))
+        if group.silent_by == by:
+            return
         places = {*group.wanted, *group.unknown, *(group.has or ())}
         found = {topic: self._silence(group, topic) for topic in {topic for topic, _ in places}}
-        group.silence({place: why for place in places if (why := found[place[0]]) is not None})
+        group.silence({place: why for place in places if (why := found[place[0]]) is not None}, by)
 
     def _check(self, link_name: str, group: str) -> None:
         """Raises LinkRejected for a group that does not follow over the link."""
@@ -487,7 +496,7 @@ class GroupFollower:
         log_ends: Mapping[Place, int] = MappingProxyType({}),
     ) -> None:
         """Begin what there is to do for a group. ``ends``, ``log_ends``: see :meth:`FollowedGroup.plan`."""
-        topics = {topic for topic, _ in {*(group.has or ()), *group.wanted}}
+        topics = {topic for topic, _ in group.to_plan(now)}
         objections = {topic: why for topic in topics if (why := self._objection(topic))}
         whole = (group.link, group.source_partition) not in self._telling
         plan = group.plan(ends, objections, now, log_ends, whole)
@@ -558,7 +567,7 @@ class GroupFollower:
         for group in due:
             positions = found.get(group.group)
             if positions is None:
-                group.has = None
+                group.is_not_told()
                 message = f"the coordinator of {group.group} does not answer now"
                 group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, message)
                 continue

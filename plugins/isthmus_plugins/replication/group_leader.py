@@ -42,6 +42,8 @@ POSITIONS_AT_ONCE: Final = 2000
 """In one call."""
 CALLS_AT_ONCE: Final = 64
 """Calls to one follower end of a synchronous link that are not answered; each takes a round trip."""
+NAMES_MAX: Final = 100_000
+"""Whose names at the other end are remembered, for each link."""
 PENDING_INTERVAL_S: Final = 1.0
 RETRY_DELAY_S: Final = 0.5
 BROKEN_RETRY_S: Final = 10.0
@@ -134,6 +136,7 @@ class Feed:
     """What one link's follower end has been told, over one connection."""
 
     __slots__ = (
+        "_remote_names",
         "calls",
         "confirms",
         "connection",
@@ -145,12 +148,20 @@ class Feed:
         "mappings",
         "pending",
         "told",
+        "topic_prefixes",
         "wake",
     )
 
     def __init__(self, link: Link, connection: LinkConnection) -> None:
         self.link_name = link.name
         self.mappings = link.mappings
+        self.topic_prefixes = sorted(
+            mapping.remote_prefix
+            for mapping in link.mappings
+            if mapping.type is ResourceType.TOPIC and mapping.role is Role.LEADER
+        )
+        """The other end's topic namespaces that positions are told of."""
+        self._remote_names: dict[tuple[ResourceType, str], str | None] = {}
         self.connection = connection
         self.confirms = leads_positions(link)
         """Whether the follower end is to say what it has: commits wait for it."""
@@ -171,19 +182,19 @@ class Feed:
         """Whether all has been told that there was when :attr:`wake` was waited for."""
 
     def remote_group(self, group: str) -> str | None:
-        return remote_name(self.mappings, ResourceType.CONSUMER_GROUP, group)
+        return self._remote_name(ResourceType.CONSUMER_GROUP, group)
 
     def remote_topic(self, topic: str) -> str | None:
-        return remote_name(self.mappings, ResourceType.TOPIC, topic)
+        return self._remote_name(ResourceType.TOPIC, topic)
 
-    @property
-    def topic_prefixes(self) -> list[str]:
-        """The other end's topic namespaces that positions are told of."""
-        return sorted(
-            mapping.remote_prefix
-            for mapping in self.mappings
-            if mapping.type is ResourceType.TOPIC and mapping.role is Role.LEADER
-        )
+    def _remote_name(self, kind: ResourceType, name: str) -> str | None:
+        try:
+            return self._remote_names[kind, name]
+        except KeyError:
+            if len(self._remote_names) >= NAMES_MAX:
+                self._remote_names.clear()
+            found = self._remote_names[kind, name] = remote_name(self.mappings, kind, name)
+            return found
 
 
 class GroupLeader:

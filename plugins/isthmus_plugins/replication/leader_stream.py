@@ -269,12 +269,13 @@ class LeaderStream:
     @property
     def full(self) -> bool:
         """Whether to read no further for now."""
+        return self.seeking or self.doubting or self.undecided or self.blocked is not None or self.clogged
+
+    @property
+    def clogged(self) -> bool:
+        """Whether too much is on its way."""
         return (
-            self.seeking
-            or self.doubting
-            or self.undecided
-            or self.blocked is not None
-            or self.in_flight_bytes >= self.flow.stream_bytes_max
+            self.in_flight_bytes >= self.flow.stream_bytes_max
             or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX
             or not self.connection.writable
         )

@@ -50,11 +50,13 @@ class SyncNeeds:
 
     def needed(self, place: Partition, transactional: bool, scope: GroupScope | None = None) -> Iterable[Clause]:
         """What must be confirmed of a partition's records before they are acked; ``scope``: to these groups."""
-        if self.unsure or self.former or self._rules.confirm(place[0], scope):
+        if self.unsure or self.former:
             return self._needed_now(place, transactional, scope)
         found = self._recorded.get((place, transactional, scope))
         if found is None:
-            found = self._recorded[place, transactional, scope] = tuple(self._needed_now(place, transactional, scope))
+            found = tuple(self._needed_now(place, transactional, scope))
+            if not self._rules.confirm(place[0], scope):
+                self._recorded[place, transactional, scope] = found
         return found
 
     def _needed_now(self, place: Partition, transactional: bool, scope: GroupScope | None) -> Iterator[Clause]:

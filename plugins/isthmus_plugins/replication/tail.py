@@ -50,6 +50,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 TAIL_WAIT_MS: Final = 500
 """An idle link costs one read a broker in this time."""
+CLOGGED_WAIT_MS: Final = 20
+"""A read that leaves out a stream, since too much of it is on its way, waits no longer: by then some of it is there."""
 BUSY_S: Final = 1.0
 """A partition is busy from a record on for this time."""
 GATHERING_S: Final = 0.002
@@ -120,7 +122,8 @@ class Tail:
                 self._take_over_idle(monotonic())
             elif lane is Lane.BUSY:
                 self._take_over_stirred()
-            streams = [stream for stream in self._streams.values() if stream.lane is lane and not stream.full]
+            of_lane = [stream for stream in self._streams.values() if stream.lane is lane]
+            streams = [stream for stream in of_lane if not stream.full]
             if lane is Lane.BUSY:
                 self._busy_read = bool(streams)
             if not streams:
@@ -137,7 +140,9 @@ class Tail:
                 connection = await self._context.cluster.fetch_connection(
                     self._broker_id, f"tail-{self._link_name}-{lane.value}"
                 )
-                await self._read(connection, streams[turn:] + streams[:turn], lane)
+                clogged = len(streams) < len(of_lane) and any(stream.clogged for stream in of_lane)
+                wait_ms = CLOGGED_WAIT_MS if clogged else TAIL_WAIT_MS
+                await self._read(connection, streams[turn:] + streams[:turn], lane, wait_ms)
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})
                 if connection is not None:
@@ -170,12 +175,12 @@ class Tail:
             if stream.stirred:
                 stream.busy, stream.stirred = True, False
 
-    async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane) -> None:
+    async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane, wait_ms: int) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
         asked_at = monotonic()
         fetched = await connection.fetch(
             [wanted for _, wanted in asked.values()],
-            0 if lane is Lane.SETTLING else TAIL_WAIT_MS,  # what has ended is there, or nothing is
+            0 if lane is Lane.SETTLING else wait_ms,  # what has ended is there, or nothing is
             FETCH_BYTES_MAX,
             read_committed=lane in (Lane.SETTLING, Lane.OFFSETS),
             only_changes=lane is Lane.IDLE,

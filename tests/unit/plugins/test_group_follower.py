@@ -127,7 +127,7 @@ def test_a_group_with_topics_of_its_own_stays() -> None:
 
 def test_a_position_that_is_not_known_is_left_alone() -> None:
     group = followed(p0=position(3))
-    group.unknown.add(PLACE)
+    group.not_known(PLACE)
     assert not plan(group)
     assert group.pending[PLACE].code == "POSITION_NOT_KNOWN"
     group.want(PLACE, position(4), 90.0)
@@ -178,11 +178,11 @@ def test_renewals_say_how_long_where_a_group_has_no_members(monkeypatch: pytest.
     async def test(replicas: Replicas) -> None:
         replicas.b.renewed.clear()
         (group,) = replicas.ends["B"].group_follower.groups(LINK)
-        group.renew_at[PLACE] = 0.0
+        group.committed({PLACE: position(5)}, 0.0, 0.0)
         await replicas.until("renewed", lambda: replicas.b.renewed, 60)
         assert replicas.b.renewed == [("far-app-1", PLACE, RETENTION_MS)]
         replicas.b.subscriptions["far-app-1"] = {"remote-t"}
-        group.renew_at[PLACE] = 0.0
+        group.committed({PLACE: position(5)}, 0.0, 0.0)
         await replicas.until("renewed again", lambda: len(replicas.b.renewed) == 2, 60)
         assert replicas.b.renewed[1] == ("far-app-1", PLACE, None)
 
@@ -249,6 +249,7 @@ def test_a_commit_whose_data_is_known_to_be_here_goes_out_before_the_call_is_ans
         follower, taken = replicas.ends["B"].group_follower, replicas.b.commit_offsets
         connection = replicas.ends["B"].peers.live[0]
         begun: list[int] = []
+        calls: list[asyncio.Future[Any]] = []
 
         async def noted(group: str, offsets: Any, retention_ms: int | None = None) -> Any:
             begun.extend(each.offset for each in offsets.values())
@@ -259,13 +260,17 @@ def test_a_commit_whose_data_is_known_to_be_here_goes_out_before_the_call_is_ans
             told = [["far-app-1", "remote-t", 0, offset, "", 0]]
             epoch = replicas.a.partition(OFFSETS_TOPIC).leader_epoch
             part = {"partition": 0, "epoch": epoch, "positions": told}
-            await follower.group_offsets(connection, {"partitions": 1, "parts": [part]})
+            calls.append(asyncio.ensure_future(follower.group_offsets(connection, {"partitions": 1, "parts": [part]})))  # noqa: TID251
+            for _ in range(2):  # the call, and what it begins
+                await asyncio.sleep(0)
+            assert not calls[-1].done()
             return list(begun)
 
         monkeypatch.setattr(replicas.b, "commit_offsets", noted)
         follower.data_came(PLACE, 10)
         assert await tell(10) == [10]
         assert await tell(8) == []  # one at a time
+        await asyncio.gather(*calls)
         await until_at(replicas, {PLACE: position(8)})
         assert await tell(11) == []  # whether that is here it does not know
         assert status(replicas).reason is None

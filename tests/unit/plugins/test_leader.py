@@ -226,6 +226,24 @@ def test_a_partition_that_wakes_up_does_not_wait_for_the_read_of_another_busy_on
     on_replicas(monkeypatch, work)
 
 
+def test_a_partition_of_which_much_is_on_its_way_does_not_wait_for_the_read_of_a_quiet_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(replicas: Replicas) -> None:
+        quiet, other = replicas.a.add_topic("local-t", 2).partitions
+        for _ in range(3):  # both are busy
+            quiet.write_values(b"x")
+            other.write_values(b"x")
+            await replicas.until("copied", replicas.equal)
+        began = asyncio.get_running_loop().time()
+        for _ in range(3 * IN_FLIGHT_BYTES_MIN // 100_000):
+            other.write_values(bytes(100_000))
+        await replicas.until("copied", replicas.equal)
+        assert asyncio.get_running_loop().time() - began < tail.TAIL_WAIT_MS / 1000
+
+    on_replicas(monkeypatch, work)
+
+
 def test_a_stream_that_the_follower_ends_while_it_is_opened_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(replicas: Replicas) -> None:
         ended = False

@@ -468,6 +468,20 @@ def test_an_answer_that_says_what_is_known_is_not_decoded() -> None:
         del world.topics["u"]
         assert set(await cluster.refresh()) == {"t"}
         assert cluster.topics["t"].partitions[0].leader == 1
+        # The same of what is read by name, which says nothing of other names.
+        named = (await cluster.refresh(["t"]))["t"]
+        assert (await cluster.refresh(["t"]))["t"] is named
+        world.topics["u"] = {"leaders": {0: (1, 1)}}
+        assert set(await cluster.refresh(["t", "u"])) == {"t", "u"}
+        known = dict(world.topics)
+        for _ in range(2):
+            del world.topics["u"]
+            assert not await cluster.refresh(["u"])
+            assert not await cluster.refresh(["u"])
+            assert set(await cluster.refresh(["t", "u"])) == {"t"}
+            world.topics.update(known)
+            assert set(await cluster.refresh(["u"])) == {"u"}
+            assert set(await cluster.refresh(["t", "u"])) == {"t", "u"}
 
     in_world(test)
 
