@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -142,6 +143,37 @@ def test_unchanged_positions_are_committed_again_before_they_expire() -> None:
     assert plan(group, now=1100.0).renew == {PLACE: position(3)}
     group.committed({PLACE: position(3)}, 1100.0, 1000.0)
     assert not plan(group, now=1101.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_differences_are_what_they_are_however_it_came_to_them(seed: int) -> None:
+    rng = random.Random(seed)
+    group, places = FollowedGroup("link", "far-app-1", 0), [("remote-t", number) for number in range(4)]
+    for now in range(300):
+        place, some = rng.choice(places), rng.sample(places, rng.randrange(5))
+        match rng.randrange(8):
+            case 0 | 1:
+                group.want(place, rng.choice([None, position(rng.randrange(3))]), float(now))
+            case 2:
+                group.found({each: position(rng.randrange(3)) for each in some}, False, float(now), 50.0)
+            case 3:
+                group.committed({each: group.wanted[each] for each in some if each in group.wanted}, float(now), 50.0)
+            case 4:
+                group.deleted(some)
+            case 5:
+                rng.choice([group.not_known, group.forget])(place)
+            case 6:
+                group.silence({each: Pending("TOPICS_DIFFER", "") for each in some}, by=now)
+            case 7 if not rng.randrange(4):
+                group.is_not_told()
+        has = group.has or {}
+        left = {*group.unknown, *group.silent}
+        expected = {each for each in {*group.wanted, *has} - left if group.wanted.get(each) != has.get(each)}
+        assert group.differences == expected
+        if group.has is not None:
+            assert group.since.keys() <= expected
+            assert set(group.to_renew(now)) == {each for each, due in group.renew_at.items() if due <= now}
+            assert group.due_at <= min([group.read_at, *group.renew_at.values()])
 
 
 def test_positions_that_were_found_are_renewed_soon() -> None:
