@@ -235,8 +235,11 @@ class ClusterConnections:
         self._topics = found if wanted is None else {**self._topics, **found}
         for name in gone:
             self._topics.pop(name, None)
-        if before != (self._brokers, self._topics) or len(self._same_answers) == SAME_ANSWERS_MAX:
+        if before != (self._brokers, self._topics):
             self._same_answers.clear()
+        elif len(self._same_answers) == SAME_ANSWERS_MAX:  # those about all topics, which may be large, go last
+            by_name = (each for each in self._same_answers if each[0] is not None)
+            del self._same_answers[next(by_name, next(iter(self._same_answers)))]
         self._same_answers[said] = self.controller_id
         self._names = {info.topic_id: name for name, info in self._topics.items() if info.topic_id is not None}
 

@@ -49,8 +49,6 @@ log = logging.getLogger("isthmus.session")
 
 SETTLE_TIMEOUT_S: Final = 30.0
 """How long unanswered writes of a client that is gone are waited for; a broker's own request timeout."""
-
-
 LINGER_TIMEOUT_S: Final = 2.0
 """How long a client that has all its answers may take to close; most do at once, some not before they ask again."""
 

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 from support.scripted_broker import Peer, ScriptedBroker, metadata_of
 
+from isthmus.cluster_connections import SAME_ANSWERS_MAX
 from isthmus.kafka_client import (
     LATEST,
     LOG_END,
@@ -482,6 +483,12 @@ def test_an_answer_that_says_what_is_known_is_not_decoded() -> None:
             world.topics.update(known)
             assert set(await cluster.refresh(["u"])) == {"u"}
             assert set(await cluster.refresh(["t", "u"])) == {"t", "u"}
+        # However many are read by name, the answer about all topics, which may be large, is known still.
+        whole = (await cluster.refresh())["t"]
+        for number in range(2 * SAME_ANSWERS_MAX):
+            await cluster.refresh([f"none-{number}"])
+        assert (await cluster.refresh())["t"] is whole
+        assert len(cluster._same_answers) <= SAME_ANSWERS_MAX
 
     in_world(test)
 
