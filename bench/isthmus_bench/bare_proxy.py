@@ -11,8 +11,8 @@ import ssl
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus.dispatch import compile_routes
-from isthmus.listener import Endpoint, Gateway, Limits, Listener, raise_file_descriptor_limit
+from isthmus.session.dispatch import compile_routes
+from isthmus.session.listener import Endpoint, Gateway, Limits, Listener, raise_file_descriptor_limit
 from isthmus_bench import produce_hook
 from isthmus_bench.children import serve, server_tls
 from isthmus_control.control_state import ControlState

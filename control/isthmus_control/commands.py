@@ -547,7 +547,7 @@ class HoldUpTruncation(Body):
 class RecordAcls(Body):
     """Access control bindings that a link is about to make in a principal namespace, or has deleted.
 
-    See :mod:`isthmus_control.acl_rules`.
+    See :mod:`isthmus_control.rules.acls`.
     """
 
     KIND: ClassVar[str] = "record-acls"

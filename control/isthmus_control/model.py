@@ -9,7 +9,7 @@ mirrored settings. ``*_offset`` without further words is an offset in the comman
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -509,7 +509,7 @@ class HeldConfig:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A follower namespace on its way to be written by clients (:mod:`isthmus_control.promotion_rules`).
+    """A follower namespace on its way to be written by clients (:mod:`isthmus_control.rules.promotions`).
 
     ``settings``: by topic, what the source has for those settings that are overridden while a topic follows. ``owner``:
     the incarnation of the proxy that carries it out. ``together``: all that were asked for at once, in the order in
@@ -571,3 +571,33 @@ class ProxyLease:
     @property
     def broker_ids(self) -> frozenset[int]:
         return frozenset(claim.broker_id for claim in self.brokers)
+
+
+def leads_positions(link: Link) -> bool:
+    """Whether commits of this cluster's groups are to wait for a link: it is synchronous, made so by this cluster."""
+    return link.leads_groups and link.mode is LinkMode.SYNCHRONOUS and made_here(link)
+
+
+def made_here(link: Link) -> bool:
+    """Whether this cluster was the last to set the link's mode."""
+    return link.settings.mode.written.node == link.local_cluster_id
+
+
+def remote_name(mappings: Iterable[NamespaceMapping], kind: ResourceType, name: str) -> str | None:
+    """What a resource that is led is called at the other end; None where no mapping holds it."""
+    for mapping in mappings:
+        if mapping.type is kind and mapping.role is Role.LEADER:
+            remote = mapping.remote_name(name)
+            if remote is not None:
+                return remote
+    return None
+
+
+def local_name(mappings: Iterable[NamespaceMapping], remote_group: str) -> str | None:
+    """What a group that is led is called here, by its name at the other end."""
+    for mapping in mappings:
+        if mapping.leads_groups:
+            local = mapping.local_name(remote_group)
+            if local is not None:
+                return local
+    return None

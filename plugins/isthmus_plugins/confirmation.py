@@ -31,20 +31,19 @@ from typing import Final, Protocol
 
 from isthmus_plugins.api import (
     NEED_MORE,
-    BrokerUnavailable,
     Close,
     Gate,
     Hold,
-    KafkaRefused,
     Leave,
-    PluginContext,
     Replace,
     Request,
     RequestHook,
     ResponseHook,
     Verdict,
 )
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.held_answers import HeldAnswers, Partition
+from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
 from isthmus_protocol.produce_answers import Writes, writes

@@ -25,11 +25,12 @@ import pluggy
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from isthmus_plugins.api import PluginContext, RequestHook
+    from isthmus_plugins.api import RequestHook
     from isthmus_plugins.confirmation import Confirmer
-    from isthmus_plugins.links import LinkOperations
+    from isthmus_plugins.link_operations import LinkOperations
     from isthmus_plugins.namespace_plugins import NamespacePlugin
     from isthmus_plugins.observers import ConnectionObserver, LinkObserver
+    from isthmus_plugins.process import PluginContext
 
 PROJECT = "isthmus"
 

@@ -18,7 +18,6 @@ from isthmus_control.model import EnabledPlugin, NamespaceKey, ResourceType
 from isthmus_plugins.api import (
     NEED_MORE,
     Answer,
-    BrokerUnavailable,
     Close,
     Gate,
     Hold,
@@ -30,6 +29,7 @@ from isthmus_plugins.api import (
     passed_on,
 )
 from isthmus_plugins.chain import Chain
+from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.namespace_plugins import (
     Enabled,

@@ -17,12 +17,7 @@ from pydantic import ValidationError
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import EnabledPlugin, NamespaceKey, ResourceType
-from isthmus_plugins.api import (
-    Close,
-    PluginContext,
-    RequestHook,
-    Verdict,
-)
+from isthmus_plugins.api import Close, RequestHook, Verdict
 from isthmus_plugins.confirmation import AckGate, Acks, Confirmer
 from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.namespace_dispatch import ApiHooks, Bound, Running
@@ -34,6 +29,7 @@ from isthmus_plugins.namespace_plugins import (
     Scope,
 )
 from isthmus_plugins.plugin_operations import PluginOffer, PluginStatus
+from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.schema import ApiKey
 

@@ -30,8 +30,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from isthmus_control.model import ResourceType, contains
-from isthmus_plugins.api import Client, Gate, PluginContext, Request, Verdict
+from isthmus_plugins.api import Client, Gate, Request, Verdict
 from isthmus_plugins.confirmation import Confirmer
+from isthmus_plugins.process import PluginContext
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import RequestHead, RequestPayload, ResponsePayload, decode_request, decode_response

@@ -23,24 +23,11 @@ from isthmus_control.commands import Body, Command, ConfigurePlugin, CreateNames
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Rejected
-from isthmus_plugins.api import (
-    Answer,
-    Client,
-    Close,
-    Fetched,
-    FetchPartition,
-    Gate,
-    Hold,
-    PartitionInfo,
-    PluginContext,
-    Replace,
-    Request,
-    ResponseHook,
-    TopicInfo,
-    Verdict,
-)
+from isthmus_plugins.api import Answer, Client, Close, Gate, Hold, Replace, Request, ResponseHook, Verdict
+from isthmus_plugins.cluster import Fetched, FetchPartition, PartitionInfo, TopicInfo
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.namespace_plugins import NamespacePlugin
+from isthmus_plugins.process import PluginContext
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import (

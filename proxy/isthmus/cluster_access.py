@@ -7,17 +7,25 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final
 from uuid import UUID
 
-from isthmus import kafka_client
-from isthmus.acl_client import AclClient
-from isthmus.broker_connection import BrokerConnection
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
-from isthmus.fetch_session import FORGOTTEN, NO_SESSION, FetchSession, SessionRequest, by_topic
-from isthmus.group_client import GroupClient
-from isthmus.group_existence import group_exists
-from isthmus.kafka_client import EARLIEST, LATEST, LOG_END, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
-from isthmus.kafka_results import NewTopic, ResourceType, TopicPartition, as_error
+from isthmus.kafka import results
+from isthmus.kafka.acls import AclClient
+from isthmus.kafka.broker_connection import BrokerConnection
+from isthmus.kafka.client import (
+    EARLIEST,
+    LATEST,
+    LOG_END,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    ClusterClient,
+    is_stale_metadata,
+)
+from isthmus.kafka.fetch_session import FORGOTTEN, NO_SESSION, FetchSession, SessionRequest, by_topic
+from isthmus.kafka.group_existence import group_exists
+from isthmus.kafka.groups import GroupClient
+from isthmus.kafka.results import NewTopic, ResourceType, TopicPartition, as_error
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
-from isthmus_plugins.api import (
+from isthmus_plugins.cluster import (
     BrokerUnavailable,
     CommittedOffset,
     Fetched,
@@ -70,7 +78,7 @@ class _Errors:
         ):
             raise BrokerUnavailable(str(error)) from error
         if isinstance(error, KafkaError):
-            if error.retriable or kafka_client.is_stale_metadata(error):
+            if error.retriable or is_stale_metadata(error):
                 raise BrokerUnavailable(str(error)) from error
             raise KafkaRefused(error.code, error.name, error.message or "") from error
 
@@ -86,7 +94,7 @@ class ClusterAccess:
         self._groups = GroupClient(client)
         self._acls = AclClient(client)
         self._fetching: dict[tuple[int, str], FetchOverConnection] = {}
-        self._topics: dict[str, tuple[kafka_client.TopicInfo, TopicInfo]] = {}
+        self._topics: dict[str, tuple[results.TopicInfo, TopicInfo]] = {}
         """All topics as last read, by the client and for plugins."""
 
     # ---- topics ----
@@ -384,7 +392,7 @@ class ClusterAccess:
         return known
 
 
-def _topic(info: kafka_client.TopicInfo) -> TopicInfo:
+def _topic(info: results.TopicInfo) -> TopicInfo:
     assert info.topic_id is not None
     partitions = [info.partitions[index] for index in sorted(info.partitions)]
     return TopicInfo(

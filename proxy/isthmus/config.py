@@ -26,19 +26,17 @@ configuration shows them.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import difflib
 import os
 import re
-import ssl
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -53,14 +51,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from isthmus.broker_connection import BrokerConnection
-from isthmus.errors import AuthenticationFailed, ConfigurationError, PeerFault
-from isthmus.upstream_security import SecuritySpec
+from isthmus.errors import ConfigurationError
+from isthmus.kafka.security import SecuritySpec
 from isthmus_control.sealing import KEY_BYTES, Secret
-from isthmus_protocol.schema import ApiKey
 
-CONNECT_TIMEOUT_S: Final = 5.0
-"""How long a check waits for one broker."""
 SECRET_BYTES_MAX: Final = 64 * 1024
 PLUGIN_ENTRY_POINTS: Final = "isthmus.plugins"
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
@@ -643,7 +637,7 @@ def _read_secret_file(key: str, path: Path) -> str | Problem:
         with path.open("rb") as file:
             raw = file.read(SECRET_BYTES_MAX + 1)
     except OSError as error:
-        return _unreadable(key, path, error)
+        return unreadable(key, path, error)
     if len(raw) > SECRET_BYTES_MAX:
         return Problem(key, f"a file of more than {SECRET_BYTES_MAX} bytes", "a secret", "give another file")
     try:
@@ -679,202 +673,7 @@ def _key_bytes(text: str) -> bytes:
 # --- Files and servers
 
 
-T = TypeVar("T")
-
-
-def client_listener_tls(config: ProxyConfig) -> ssl.SSLContext | None:
-    """TLS for clients, None where it is not configured. Raises :class:`ConfigError`."""
-    listener = config.client_listener
-    return _server_tls(
-        config,
-        "client_listener",
-        listener.tls_certfile,
-        listener.tls_keyfile,
-        listener.tls_client_cafile,
-        "tls_client_cafile",
-    )
-
-
-def link_listener_tls(config: ProxyConfig) -> ssl.SSLContext | None:
-    """TLS for other clusters' proxies, None where it is not configured. Raises :class:`ConfigError`."""
-    listener = config.link_listener
-    if listener is None:
-        return None
-    return _server_tls(
-        config, "link_listener", listener.tls_certfile, listener.tls_keyfile, listener.tls_cafile, "tls_cafile"
-    )
-
-
-def link_dial_tls(config: ProxyConfig) -> ssl.SSLContext | None:
-    """TLS for connecting to other clusters' proxies, with the link listener's own certificate. As above."""
-    listener = config.link_listener
-    if listener is None or listener.tls_certfile is None:
-        return None
-    context = ssl.create_default_context()
-    if listener.tls_cafile is not None:
-        _load_ca(config, "link_listener.tls_cafile", context, listener.tls_cafile)
-    _load_certificate(config, "link_listener.tls", context, listener.tls_certfile, listener.tls_keyfile)
-    return context
-
-
-def cluster_tls(config: ProxyConfig) -> ssl.SSLContext | None:
-    """TLS of the proxy's own connections to brokers, None without. Raises :class:`ConfigError`."""
-    return _spec_tls(config, config.cluster.security)
-
-
-def session_tls(config: ProxyConfig) -> ssl.SSLContext | None:
-    """TLS of the upstream leg of sessions, None without. Raises :class:`ConfigError`."""
-    return _spec_tls(config, config.cluster.session_security)
-
-
-def _spec_tls(config: ProxyConfig, spec: SecuritySpec) -> ssl.SSLContext | None:
-    try:
-        return spec.tls_context()
-    except ConfigurationError as error:
-        raise ConfigError(config.source, [Problem(f"cluster.{error.key}", error.problem, "", error.fix)]) from None
-
-
-def _server_tls(
-    config: ProxyConfig, table: str, certfile: Path | None, keyfile: Path | None, cafile: Path | None, ca_name: str
-) -> ssl.SSLContext | None:
-    if certfile is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load_certificate(config, f"{table}.tls", context, certfile, keyfile)
-    if cafile is not None:
-        _load_ca(config, f"{table}.{ca_name}", context, cafile)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _load_certificate(
-    config: ProxyConfig, prefix: str, context: ssl.SSLContext, certfile: Path, keyfile: Path | None
-) -> None:
-    paths = {f"{prefix}_certfile": certfile} | ({f"{prefix}_keyfile": keyfile} if keyfile else {})
-    for key, path in paths.items():
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(config.source, [_unreadable(key, path, error)]) from None
-        if b"-----BEGIN " not in content:
-            problem = Problem(
-                key, f'"{path}" without PEM in it', "a certificate or private key (PEM)", "convert it to PEM"
-            )
-            raise ConfigError(config.source, [problem])
-
-    def no_password() -> str:
-        # Without this, OpenSSL asks on the terminal.
-        raise ConfigError(
-            config.source,
-            [
-                Problem(
-                    key, f'"{path}" with a password', "a key without one", "decrypt it: openssl pkey -in ... -out ..."
-                )
-            ],
-        )
-
-    try:
-        context.load_cert_chain(certfile, keyfile, no_password)
-    except ssl.SSLError as error:
-        reason = error.reason or "it cannot be read"
-        expected = "a certificate and its private key (PEM)"
-        fix = "give the key that belongs to the certificate" if "MISMATCH" in reason else "check both files"
-        raise ConfigError(config.source, [Problem(key, f'"{path}": {reason}', expected, fix)]) from None
-
-
-def _load_ca(config: ProxyConfig, key: str, context: ssl.SSLContext, cafile: Path) -> None:
-    try:
-        context.load_verify_locations(cafile)
-    except ssl.SSLError as error:
-        found = f'"{cafile}": {error.reason or "it cannot be read"}'
-        raise ConfigError(
-            config.source, [Problem(key, found, "certificates (PEM)", "give a file with CA certificates")]
-        ) from None
-    except OSError as error:
-        raise ConfigError(config.source, [_unreadable(key, cafile, error)]) from None
-
-
-def _unreadable(key: str, path: Path, error: OSError) -> Problem:
+def unreadable(key: str, path: Path, error: OSError) -> Problem:
     return Problem(
         key, f'"{path}": {error.strerror or error}', "a readable file", "correct the path or its permissions"
     )
-
-
-async def check(config: ProxyConfig) -> list[Problem]:
-    """What would stop this configuration from working now: certificates, and bootstrap servers that do not answer.
-
-    Binds nothing, so that a running proxy's configuration can be checked.
-    """
-    problems: list[Problem] = []
-    for make in (client_listener_tls, link_listener_tls, link_dial_tls, session_tls):
-        _collect(problems, make, config)
-    tls = _collect(problems, cluster_tls, config)
-    if not problems:
-        problems += await check_cluster(config, tls)
-    return list(dict.fromkeys(problems))
-
-
-def _collect(problems: list[Problem], make: Callable[[ProxyConfig], T], config: ProxyConfig) -> T | None:
-    try:
-        return make(config)
-    except ConfigError as error:
-        problems += error.problems
-        return None
-
-
-async def check_cluster(config: ProxyConfig, tls: ssl.SSLContext | None) -> list[Problem]:
-    """What is wrong with each bootstrap server: no answer, no Kafka, no such identity, or no broker of this id.
-
-    ``tls``: of :func:`cluster_tls`.
-    """
-    found = await asyncio.gather(*(_probe(server, tls, config.cluster) for server in config.cluster.bootstrap_servers))
-    return list(dict.fromkeys(problem for problem in found if problem is not None))
-
-
-async def _probe(server: Address, tls: ssl.SSLContext | None, cluster: ClusterSection) -> Problem | None:
-    def unusable(what: str, fix: str) -> Problem:
-        expected = "a Kafka broker that answers"
-        return Problem("cluster.bootstrap_servers", f'"{server}": {what}', expected, fix, unreachable=True)
-
-    try:
-        connection = await BrokerConnection.connect(
-            *server, cluster.security, timeout=CONNECT_TIMEOUT_S, tls_context=tls
-        )
-        try:
-            if cluster.broker_id is not None:
-                return await _no_such_broker(connection, cluster.broker_id)
-        finally:
-            await connection.close()
-    except AuthenticationFailed as error:
-        fix = "correct sasl_mechanism, sasl_username or the password"
-        return Problem("cluster.sasl_username", f"a refusal: {error}", "an identity that the broker accepts", fix)
-    except PeerFault as error:
-        return unusable(*_why(error.__cause__, cluster.security_protocol))
-    return None
-
-
-def _why(cause: BaseException | None, security_protocol: str) -> tuple[str, str]:
-    """What kept us from a connection, and what to do."""
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted ({cause.verify_message})", "correct ssl_cafile or ssl_check_hostname"
-    if isinstance(cause, ssl.SSLError):
-        fix = f"the port may be without TLS: correct security_protocol ({security_protocol}) or the port"
-        return f"no TLS connection ({cause.reason or 'failed'})", fix
-    if isinstance(cause, TimeoutError):
-        return f"no answer in {CONNECT_TIMEOUT_S:g} s", "start the broker, or correct the address"
-    if isinstance(cause, OSError) and not isinstance(cause, ConnectionResetError):
-        # asyncio's text names the address again, and all of them where a name has several.
-        known = cause.errno is not None and cause.errno > 0
-        reason = os.strerror(cause.errno) if known and cause.errno else cause.strerror or str(cause)
-        return f"not reachable ({reason})", "start the broker, or correct the address"
-    fix = f"the port may want another security_protocol than {security_protocol}, or be no Kafka listener"
-    return "it does not speak Kafka in this way", fix
-
-
-async def _no_such_broker(connection: BrokerConnection, broker_id: int) -> Problem | None:
-    answer = await connection.call(ApiKey.METADATA, {"topics": [], "allow_auto_topic_creation": False})
-    known = sorted(int(broker.node_id) for broker in answer.brokers)
-    if broker_id in known:
-        return None
-    expected = f"a broker of the cluster ({', '.join(map(str, known))})"
-    return Problem("cluster.broker_id", str(broker_id), expected, "correct the id, or start that broker")

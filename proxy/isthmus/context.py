@@ -11,14 +11,16 @@ from isthmus.config import Address, LinkListenerSection
 from isthmus.control_log import ControlLog
 from isthmus.errors import PeerFault
 from isthmus.front import Front
-from isthmus.listener import Gateway
+from isthmus.session.listener import Gateway
 from isthmus_control.commands import Body
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
-from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec, Tap
+from isthmus_plugins.api import Tap
+from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.observers import LinkObservers
+from isthmus_plugins.process import LinkListenerSpec
 
 
 class Control:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, TypeVar
 
 from isthmus.errors import ConfigurationError, ConnectionLost, KafkaError, PeerFault, RequestTimedOut
-from isthmus.kafka_client import (
+from isthmus.kafka.client import (
     EARLIEST,
     LATEST,
     Backoff,

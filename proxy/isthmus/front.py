@@ -16,8 +16,8 @@ from typing import Final
 
 from isthmus.config import ProxyConfig
 from isthmus.errors import ConfigurationError, PeerFault
-from isthmus.kafka_client import ClusterClient
-from isthmus.listener import Endpoint, Gateway, Listener
+from isthmus.kafka.client import ClusterClient
+from isthmus.session.listener import Endpoint, Gateway, Listener
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import BrokerClaim
 from isthmus_plugins.tasks import Tasks

@@ -1,8 +1,9 @@
 """What Prometheus is told, made from the counters that sessions keep anyway.
 
-Nothing here runs for a request: the hot path adds to plain integers (:class:`~isthmus.dispatch.Route`,
-:class:`~isthmus.histogram.Histogram`, :class:`~isthmus.listener.Gateway`), and a scrape turns them into families.
-Names follow Prometheus' rules: base units, ``_total``, ``_seconds``, ``_bytes``. docs list them by the tables here.
+Nothing here runs for a request: the hot path adds to plain integers (:class:`~isthmus.session.dispatch.Route`,
+:class:`~isthmus.histogram.Histogram`, :class:`~isthmus.session.listener.Gateway`), and a scrape turns them into
+families. Names follow Prometheus' rules: base units, ``_total``, ``_seconds``, ``_bytes``. docs list them by the tables
+here.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from prometheus_client.registry import Collector
 from isthmus.histogram import Histogram
 
 if TYPE_CHECKING:
-    from isthmus.dispatch import Route
-    from isthmus.gated_answers import GateCounts
-    from isthmus.listener import Gateway
+    from isthmus.session.dispatch import Route
+    from isthmus.session.gated_answers import GateCounts
+    from isthmus.session.listener import Gateway
     from isthmus_control.control_state import ControlState
     from isthmus_plugins.confirmation import AckGate
 

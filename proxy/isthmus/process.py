@@ -24,31 +24,26 @@ from isthmus import logs, memory, metrics
 from isthmus.admin.models import BrokerAddress, LeaseStatus, ProcessDescription
 from isthmus.admin.server import AdminServer
 from isthmus.admin.services import AdminServices
-from isthmus.authentication import Authentication
 from isthmus.cluster_access import ClusterAccess
-from isthmus.config import (
-    PLUGIN_ENTRY_POINTS,
-    ProxyConfig,
-    client_listener_tls,
-    link_dial_tls,
-    link_listener_tls,
-    session_tls,
-)
+from isthmus.config import PLUGIN_ENTRY_POINTS, ProxyConfig
+from isthmus.config_tls import client_listener_tls, link_dial_tls, link_listener_tls, session_tls
 from isthmus.context import Context
 from isthmus.control_log import TOPIC as CONTROL_TOPIC
 from isthmus.control_log import ControlLog, LeaseSpec
-from isthmus.dispatch import compile_routes
 from isthmus.errors import ConfigurationError, PeerFault
 from isthmus.front import Addresses, Front
-from isthmus.kafka_client import ClusterClient
-from isthmus.listener import Gateway, Limits, raise_file_descriptor_limit
+from isthmus.kafka.client import ClusterClient
+from isthmus.session.authentication import Authentication
+from isthmus.session.dispatch import compile_routes
+from isthmus.session.listener import Gateway, Limits, raise_file_descriptor_limit
 from isthmus.transactions import OpenTransactions
 from isthmus_control.outcome import Rejected
 from isthmus_control.sealing import Sealer
 from isthmus_plugins import hookspecs
-from isthmus_plugins.api import PluginContext, RequestHook
+from isthmus_plugins.api import RequestHook
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.namespace_host import NamespaceHost
+from isthmus_plugins.process import PluginContext
 
 log = logging.getLogger("isthmus.process")
 

@@ -7,8 +7,8 @@ import logging
 from typing import Final
 
 from isthmus.errors import PeerFault
-from isthmus.kafka_client import ClusterClient
-from isthmus.kafka_results import TopicPartition
+from isthmus.kafka.client import ClusterClient
+from isthmus.kafka.results import TopicPartition
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType, contains
 from isthmus_protocol.producer_ids import is_replicated

@@ -10,11 +10,11 @@ import uvloop
 from support.kafka import unique
 
 from isthmus.cluster_access import ClusterAccess, FetchOverConnection
-from isthmus.kafka_client import LATEST, ClusterClient
-from isthmus.kafka_results import TopicPartition
+from isthmus.kafka.client import LATEST, ClusterClient
+from isthmus.kafka.results import TopicPartition
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.load import batch
-from isthmus_plugins.api import FetchPartition
+from isthmus_plugins.cluster import FetchPartition
 from isthmus_protocol.records import walk
 
 pytestmark = pytest.mark.brokers

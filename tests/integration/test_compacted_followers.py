@@ -14,7 +14,7 @@ from support.source_topics import CLEANED_OFTEN, alter_topic
 from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_plugins.replication.follower_configs import COMPACTED, OVERRIDES
+from isthmus_plugins.replication.logs.topic_settings import COMPACTED, OVERRIDES
 
 pytestmark = pytest.mark.brokers
 POLICY = "cleanup.policy"

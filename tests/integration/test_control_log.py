@@ -16,7 +16,7 @@ from support.kafka import Clusters
 from isthmus import control_log
 from isthmus.control_log import TOPIC, AppendUnresolved, ControlLog, ControlLogHalted, LeaseSpec
 from isthmus.errors import ConfigurationError
-from isthmus.kafka_client import ClusterClient, NewTopic, ResourceType, TopicPartition
+from isthmus.kafka.client import ClusterClient, NewTopic, ResourceType, TopicPartition
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_control import apply as rules
 from isthmus_control import commands as c

@@ -14,8 +14,8 @@ from confluent_kafka import Consumer as RdConsumer
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from support.kafka import unique
 
-from isthmus.dispatch import compile_routes
-from isthmus.listener import Endpoint, Gateway, Limits, Listener
+from isthmus.session.dispatch import compile_routes
+from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_plugins.api import Gate, Replace, RequestHook
 from isthmus_protocol.schema import ApiKey

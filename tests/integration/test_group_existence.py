@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.kafka import unique
 
-from isthmus.group_existence import group_exists
-from isthmus.kafka_client import ClusterClient
+from isthmus.kafka.client import ClusterClient
+from isthmus.kafka.group_existence import group_exists
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_protocol.schema import ApiKey
 

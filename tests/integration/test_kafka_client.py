@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from support.kafka import NOW_MS, Clusters, unique
 
-from isthmus.kafka_client import (
+from isthmus.kafka.client import (
     EARLIEST,
     LATEST,
     LOG_END,

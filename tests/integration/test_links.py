@@ -17,7 +17,7 @@ from support.links import Linked, linked, until
 
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed
-from isthmus_plugins.replication.follower_configs import OVERRIDES
+from isthmus_plugins.replication.logs.topic_settings import OVERRIDES
 
 pytestmark = pytest.mark.brokers
 

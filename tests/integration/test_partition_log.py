@@ -18,7 +18,7 @@ from support.partition_log import Partition, batch
 from support.wire import Wire
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
-from isthmus_plugins.api import TransactionMarkers
+from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.record_equality import batch_digest
 from isthmus_protocol.records import SEQUENCE_MAX, TRANSACTIONAL_BIT, walk
 

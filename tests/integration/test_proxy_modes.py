@@ -24,8 +24,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from support.kafka import unique
 from support.wire import Wire, batch_of
 
-from isthmus.kafka_client import LATEST, ClusterClient
-from isthmus.kafka_client import TopicPartition as Place
+from isthmus.kafka.client import LATEST, ClusterClient
+from isthmus.kafka.client import TopicPartition as Place
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_bench.proxies import ProxyFailed, ProxyProcess
 from isthmus_protocol.messages import decode_response

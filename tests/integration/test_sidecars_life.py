@@ -11,7 +11,7 @@ from support.links import Linked, linked, sidecars, until
 from support.source_topics import alter_topic
 
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_plugins.replication.follower_configs import COMPACTED
+from isthmus_plugins.replication.logs.topic_settings import COMPACTED
 
 pytestmark = pytest.mark.brokers
 PARTITIONS = 6

@@ -11,7 +11,7 @@ from support.kafka import unique
 from support.links import Linked, Side, linked, until
 
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_plugins.replication.follower_configs import OVERRIDES
+from isthmus_plugins.replication.logs.topic_settings import OVERRIDES
 
 pytestmark = pytest.mark.brokers
 

@@ -12,7 +12,7 @@ from support.kafka import unique
 from support.links import Linked, linked, until
 
 from isthmus.cluster_access import ClusterAccess
-from isthmus.kafka_client import ClusterClient
+from isthmus.kafka.client import ClusterClient
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_control.model import TRANSACTION_VERIFICATION
 

@@ -19,7 +19,7 @@ from support.fake_cluster import run_simulated
 from support.offsets import KeyValue, commit, deleted, group_gone, group_made, marker_batch, offsets_batch
 from support.replicas import Replicas, simulate_clock
 
-from isthmus_plugins.api import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 from isthmus_protocol.record_codec import Marker
 

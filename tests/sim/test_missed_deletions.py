@@ -17,9 +17,9 @@ from support.truncating import TruncatedCluster, Truncating, salvaged, simulate_
 
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
-from isthmus_plugins.replication import lateness as lateness_module
-from isthmus_plugins.replication.common_log import CommonLog
-from isthmus_plugins.replication.follower_log import FILLER_KEY
+from isthmus_plugins.replication.follower.log import FILLER_KEY
+from isthmus_plugins.replication.leader import tombstone_window as lateness_module
+from isthmus_plugins.replication.truncation.common_log import CommonLog
 
 TOPIC = "remote-t"
 RETENTION_S = 20.0

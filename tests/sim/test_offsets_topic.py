@@ -17,7 +17,7 @@ from support.replicas import LINK, Replicas, simulate_clock
 
 from isthmus_control.commands import SetOffsetsTopic
 from isthmus_control.model import OffsetsCopy, OffsetsForm, Role
-from isthmus_plugins.api import TransactionMarkers
+from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.group_names import GroupPatterns
 from isthmus_protocol.offsets_cipher import parse_keyring, with_new_key
 from isthmus_protocol.producer_ids import is_links_own

@@ -22,7 +22,7 @@ from support.fake_cluster import FakeCluster, run_simulated
 from support.partition_log import TIMESTAMP, Partition, Producer, batch
 from support.replicas import Replicas, simulate_clock
 
-from isthmus_plugins.api import TransactionMarkers
+from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.records import TRANSACTIONAL_BIT
 
 SEEDS: Final = int(os.environ.get("ISTHMUS_SIM_SEEDS", "80"))

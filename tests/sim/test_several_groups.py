@@ -24,7 +24,7 @@ from isthmus_control.commands import AlterDemands, AlterLink
 from isthmus_control.demands import ALL, Confirm, Consistency
 from isthmus_control.model import PLAIN_TERMS, AckTerms, LinkMode, ResourceType, SyncRecord, SyncState
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
-from isthmus_plugins.replication.ack_rules import is_degraded
+from isthmus_plugins.replication.sync.quorums import is_degraded
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_request, encode_response

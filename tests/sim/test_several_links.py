@@ -23,8 +23,8 @@ from isthmus_control.commands import AlterDemands, AlterLink, DegradeSync
 from isthmus_control.demands import ALL, Confirm, Consistency, Demands
 from isthmus_control.model import AckTerms, LinkMode, ResourceType, SyncRecord, SyncState
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.ack_rules import is_degraded
-from isthmus_plugins.replication.sync_grants import LEASE_S
+from isthmus_plugins.replication.sync.lease_grants import LEASE_S
+from isthmus_plugins.replication.sync.quorums import is_degraded
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response

@@ -21,7 +21,7 @@ from support.three import INDEX_OF_C, LINKS, SECOND_ID, Three
 from isthmus_control.commands import AlterDemands, AlterLink
 from isthmus_control.demands import Confirm
 from isthmus_control.model import LinkMode, ResourceType, SyncState
-from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC
 

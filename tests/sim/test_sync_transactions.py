@@ -22,11 +22,13 @@ from support.transaction_state import state_batch, state_key, state_value
 
 from isthmus_control.commands import AlterLink, CreateNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType
-from isthmus_plugins.api import Gate, TransactionMarkers
-from isthmus_plugins.replication.decisions import CALL_MAX
-from isthmus_plugins.replication.leader_stream import LeaderStream, LedPartition
-from isthmus_plugins.replication.transaction_store import TOPIC as STORE
-from isthmus_plugins.replication.transaction_store import PlaceDecision, Stored, merged
+from isthmus_plugins.api import Gate
+from isthmus_plugins.cluster import TransactionMarkers
+from isthmus_plugins.replication.in_doubt.store import TOPIC as STORE
+from isthmus_plugins.replication.in_doubt.store import PlaceDecision, Stored, merged
+from isthmus_plugins.replication.leader.stream import LeaderStream
+from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.transactions.decisions import CALL_MAX
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build

@@ -21,12 +21,12 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.demands import Consistency
 from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.group_leader import GroupLeader
-from isthmus_plugins.replication.leader import LeaderEnd
-from isthmus_plugins.replication.leader_stream import LedPartition
-from isthmus_plugins.replication.sync_grants import LEASE_S
-from isthmus_plugins.replication.sync_leader import SyncLeader
-from isthmus_plugins.replication.verify import Verification
+from isthmus_plugins.replication.comparison.digests import Verification
+from isthmus_plugins.replication.groups.leader import GroupLeader
+from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.lease_grants import LEASE_S
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response

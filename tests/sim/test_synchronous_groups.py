@@ -20,7 +20,7 @@ from support.replicas import LINK, End, Replicas, falsely_out_of_sync, simulate_
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
-from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_request, encode_response

@@ -22,8 +22,8 @@ from support.transaction_state import state_batch, state_key, state_value
 from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
-from isthmus_plugins.replication.leader_stream import LedPartition
-from isthmus_plugins.replication.prepared_positions import committed_positions
+from isthmus_plugins.replication.in_doubt.pending_offsets import committed_positions
+from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build

@@ -20,8 +20,8 @@ from isthmus_control.commands import AdvanceTruncation, Body, GiveUpTruncation, 
 from isthmus_control.outcome import Accepted, Outcome
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import SPOOL_PREFIX, TruncationPhase
-from isthmus_plugins.api import CommittedOffset, TransactionMarkers
-from isthmus_plugins.replication.common_log import CommonLog
+from isthmus_plugins.cluster import CommittedOffset, TransactionMarkers
+from isthmus_plugins.replication.truncation.common_log import CommonLog
 
 P = TruncationPhase
 TOPIC = "remote-t"

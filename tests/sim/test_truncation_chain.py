@@ -23,7 +23,7 @@ from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealer, Secret
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import SPOOL_PREFIX, TruncationPhase
-from isthmus_plugins.api import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset
 
 P = TruncationPhase
 SECOND: Final = "b-to-c"

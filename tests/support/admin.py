@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 from isthmus import metrics
 from isthmus.admin import AdminServer, AdminServices, BrokerAddress, ProcessDescription
 from isthmus.admin.models import LeaseStatus
-from isthmus.dispatch import compile_routes
-from isthmus.listener import Gateway, Limits
+from isthmus.session.dispatch import compile_routes
+from isthmus.session.listener import Gateway, Limits
 from isthmus_control.apply import apply
 from isthmus_control.commands import Body, ClaimBrokers, Command, RenewLease
 from isthmus_control.control_state import ControlState

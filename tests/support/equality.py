@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus_plugins.replication.follower_log import FILLER_KEY
+from isthmus_plugins.replication.follower.log import FILLER_KEY
 from isthmus_protocol.producer_ids import INDEX_SHIFT, REPLICATED, is_links_own, is_replicated
 from isthmus_protocol.record_codec import Record, decode_records
 from isthmus_protocol.record_equality import batch_digest, first_difference

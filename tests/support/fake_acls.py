@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
-from isthmus_plugins.api import KafkaRefused
+from isthmus_plugins.cluster import KafkaRefused
 
 
 class FakeAcls:

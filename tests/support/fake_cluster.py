@@ -24,12 +24,11 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
-from isthmus_plugins.api import (
+from isthmus_plugins.cluster import (
     BrokerUnavailable,
     Fetched,
     FetchPartition,
     KafkaRefused,
-    LinkListenerSpec,
     PartitionInfo,
     ProduceResult,
     ProducerState,
@@ -37,6 +36,7 @@ from isthmus_plugins.api import (
     TransactionMarkers,
 )
 from isthmus_plugins.observers import LinkObservers
+from isthmus_plugins.process import LinkListenerSpec
 from isthmus_protocol.records import whole_header
 from support.fake_acls import FakeAcls
 from support.fake_groups import BROKER_DEFAULTS, FakeGroups

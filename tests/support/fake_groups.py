@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from isthmus_plugins.api import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused
 
 Place = tuple[str, int]
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from isthmus_plugins.api import CommittedOffset
-from isthmus_plugins.replication.group_status import GroupStatuses
+from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from support.fake_cluster import run_simulated
 from support.offsets import commit, group_made, offsets_batch

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from isthmus_plugins.api import TransactionMarkers
+from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.record_codec import (
     Marker,
     Record,

@@ -11,8 +11,8 @@ from typing import Any
 from isthmus_control.commands import ClaimBrokers
 from isthmus_control.model import BrokerClaim
 from isthmus_plugins import links
-from isthmus_plugins.api import LinkListenerSpec
-from isthmus_plugins.replication import ReplicationPlugin
+from isthmus_plugins.process import LinkListenerSpec
+from isthmus_plugins.replication.plugin import ReplicationPlugin
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 from isthmus_control.commands import ReleaseLease
 from isthmus_control.model import NamespaceKey, ResourceType
 from isthmus_plugins import links
-from isthmus_plugins.api import BrokerUnavailable, LinkListenerSpec
+from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.process import LinkListenerSpec
 from support.plugins import Proxy, Two, on_two
 
 KEY: Final = NamespaceKey(ResourceType.TOPIC, "r-")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from isthmus_plugins.api import TransactionMarkers
+from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.records import BatchHeader, walk
 from isthmus_protocol.schema import ApiKey
 from support.wire import Wire

@@ -21,43 +21,44 @@ from isthmus_control.sealing import Sealer, Secret
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import confirmation as confirmation_module
 from isthmus_plugins.confirmation import AckGate
-from isthmus_plugins.replication import _Ends
-from isthmus_plugins.replication import connection as connection_module
-from isthmus_plugins.replication import decisions as decisions_module
-from isthmus_plugins.replication import follower as follower_module
-from isthmus_plugins.replication import follower_stream as follower_stream_module
-from isthmus_plugins.replication import group_follower as group_follower_module
-from isthmus_plugins.replication import group_leader as group_leader_module
-from isthmus_plugins.replication import group_leases as group_leases_module
-from isthmus_plugins.replication import group_status as group_status_module
-from isthmus_plugins.replication import leader as leader_module
-from isthmus_plugins.replication import leader_stream as leader_stream_module
-from isthmus_plugins.replication import source_configs as source_configs_module
-from isthmus_plugins.replication import sync_grants as sync_grants_module
-from isthmus_plugins.replication import sync_leader as sync_leader_module
-from isthmus_plugins.replication import sync_lease as sync_lease_module
-from isthmus_plugins.replication import sync_needs as sync_needs_module
-from isthmus_plugins.replication import tail as tail_module
-from isthmus_plugins.replication import target_topics as target_topics_module
-from isthmus_plugins.replication import transaction_groups as transaction_groups_module
-from isthmus_plugins.replication import transaction_store as transaction_store_module
-from isthmus_plugins.replication import unfollowed as unfollowed_module
-from isthmus_plugins.replication import verify as verify_module
-from isthmus_plugins.replication import writers as writers_module
-from isthmus_plugins.replication.connection import Credential, LinkConnection
-from isthmus_plugins.replication.decisions import Decisions
-from isthmus_plugins.replication.follower import FollowerEnd
-from isthmus_plugins.replication.follower_log import FILLER_KEY
-from isthmus_plugins.replication.follower_topics import FollowerTopics
-from isthmus_plugins.replication.group_follower import GroupFollower
-from isthmus_plugins.replication.group_leader import GroupLeader
-from isthmus_plugins.replication.leader import LeaderEnd
-from isthmus_plugins.replication.link_mirror import LinkMirror
-from isthmus_plugins.replication.sync_leader import SyncLeader
-from isthmus_plugins.replication.sync_lease import SyncLeases
-from isthmus_plugins.replication.syncing import SyncingTopics
-from isthmus_plugins.replication.transaction_store import TransactionStore
-from isthmus_plugins.replication.verify import Verification
+from isthmus_plugins.replication.assembly import _Ends
+from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
+from isthmus_plugins.replication.comparison.digests import Verification
+from isthmus_plugins.replication.follower import follower_end as follower_module
+from isthmus_plugins.replication.follower import stream as follower_stream_module
+from isthmus_plugins.replication.follower import writers as writers_module
+from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.log import FILLER_KEY
+from isthmus_plugins.replication.follower.topics import FollowerTopics
+from isthmus_plugins.replication.groups import follower as group_follower_module
+from isthmus_plugins.replication.groups import leader as group_leader_module
+from isthmus_plugins.replication.groups.follower import GroupFollower
+from isthmus_plugins.replication.groups.leader import GroupLeader
+from isthmus_plugins.replication.in_doubt import store as transaction_store_module
+from isthmus_plugins.replication.in_doubt.store import TransactionStore
+from isthmus_plugins.replication.leader import lag_without_stream as unfollowed_module
+from isthmus_plugins.replication.leader import leader_end as leader_module
+from isthmus_plugins.replication.leader import source_settings as source_configs_module
+from isthmus_plugins.replication.leader import stream as leader_stream_module
+from isthmus_plugins.replication.leader import tail as tail_module
+from isthmus_plugins.replication.leader import target_topics as target_topics_module
+from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.link import connection as connection_module
+from isthmus_plugins.replication.link.connection import Credential, LinkConnection
+from isthmus_plugins.replication.link.shared_settings import LinkMirror
+from isthmus_plugins.replication.operations import verify as verify_module
+from isthmus_plugins.replication.operations.verify import LinkVerification
+from isthmus_plugins.replication.status import groups as group_status_module
+from isthmus_plugins.replication.sync import confirmer as sync_leader_module
+from isthmus_plugins.replication.sync import group_leases as group_leases_module
+from isthmus_plugins.replication.sync import lease_grants as sync_grants_module
+from isthmus_plugins.replication.sync import leases as sync_lease_module
+from isthmus_plugins.replication.sync import requirements as sync_needs_module
+from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.leases import SyncLeases
+from isthmus_plugins.replication.transactions import decisions as decisions_module
+from isthmus_plugins.replication.transactions import groups_as_read as transaction_groups_module
+from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_protocol.producer_ids import is_links_own
 from isthmus_protocol.record_codec import decode_control, decode_records
 from isthmus_protocol.record_equality import batch_digest
@@ -220,6 +221,7 @@ class End:
         self.context.offsets_keyring_file = keyring_file
         self.peers: Any = Peers()
         self.verification = Verification(self.context)
+        self.link_verification = LinkVerification(self.context, self.verification)
         self.topics = FollowerTopics(self.context)
         self.follower = FollowerEnd(self.context)
         self.leader = LeaderEnd(self.context, self.peers, self.verification)
@@ -250,10 +252,10 @@ class End:
             "digest": self.verification.on_digest,
             "ends": self.verification.on_ends,
             "count_offsets": self.verification.on_count_offsets,
-            "linked_topics": self.verification.on_linked_topics,
-            "linked_groups": self.verification.groups.on_linked_groups,
-            "committed": self.verification.groups.on_committed,
-            "high_watermarks": self.verification.groups.on_high_watermarks,
+            "linked_topics": self.link_verification.on_linked_topics,
+            "linked_groups": self.link_verification.groups.on_linked_groups,
+            "committed": self.link_verification.groups.on_committed,
+            "high_watermarks": self.link_verification.groups.on_high_watermarks,
             "group_offsets": self.group_follower.group_offsets,
             "group_applied": self.group_leader.on_applied,
             "group_pending": self.group_follower.group_pending,

@@ -14,7 +14,9 @@ from isthmus_control.apply import apply
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType, Role
 from isthmus_control.outcome import Accepted
-from isthmus_plugins.api import BrokerUnavailable, Client, Hold, KafkaRefused, PluginContext, Request, Verdict
+from isthmus_plugins.api import Client, Hold, Request, Verdict
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation import ReservationPlugin
 from isthmus_protocol.messages import build_request, encode_request
 

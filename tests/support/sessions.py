@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import uvloop
 
-from isthmus.dispatch import compile_routes
-from isthmus.listener import Endpoint, Gateway, Limits, Listener
-from isthmus.session import Session, SessionState
+from isthmus.session.dispatch import compile_routes
+from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
+from isthmus.session.session import Session, SessionState
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build

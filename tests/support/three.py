@@ -10,7 +10,7 @@ from typing import Final
 from isthmus_control.commands import AttachNamespace, CreateLink, RegisterProducerIds
 from isthmus_control.model import ResourceType, Role
 from isthmus_control.sealing import Sealer, Secret
-from isthmus_plugins.replication.leader_stream import LedPartition
+from isthmus_plugins.replication.partitions import LedPartition
 from support.fake_cluster import FakeCluster, FakeControl
 from support.replicas import INDEX, LINK, SECRET, End, Replicas, Wire, connected
 

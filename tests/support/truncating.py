@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from isthmus_plugins.replication import missed_deletions as missed_deletions_module
-from isthmus_plugins.replication import truncation as truncation_module
-from isthmus_plugins.replication.common_log import CommonLog
-from isthmus_plugins.replication.missed_deletions import MissedDeletions
-from isthmus_plugins.replication.truncation import Truncations
+from isthmus_plugins.replication.truncation import missed_deletions as missed_deletions_module
+from isthmus_plugins.replication.truncation import steps as truncation_module
+from isthmus_plugins.replication.truncation.common_log import CommonLog
+from isthmus_plugins.replication.truncation.missed_deletions import MissedDeletions
+from isthmus_plugins.replication.truncation.steps import Truncations
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.salvage import read_salvage
 from support.fake_cluster import FakeCluster, FakeControl, simulated_now

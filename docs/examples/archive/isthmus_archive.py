@@ -18,10 +18,11 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 from pydantic import Field
 
-from isthmus_plugins.api import BrokerUnavailable, FetchPartition, KafkaRefused, PluginContext
+from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused
 from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.namespace_plugins import Enabled, NamespacePlugin, Scope, Settings
+from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.records import walk
 

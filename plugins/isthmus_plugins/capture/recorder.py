@@ -17,9 +17,11 @@ from pathlib import Path
 from time import monotonic, time_ns
 from typing import Any, Final
 
-from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext, TapNote
+from isthmus_plugins.api import TapNote
 from isthmus_plugins.capture.notes import VALUES, Kind, pack, pack_parts, told
 from isthmus_plugins.capture.sampling import is_chosen
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.partition_scan import ScannedPartition
 

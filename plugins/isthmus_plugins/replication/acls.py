@@ -7,7 +7,7 @@ source does this for the cluster: the one whose name comes first among those tha
 
 The follower end makes the target's bindings equal to that set, in an order that at no time lets in whom the source
 keeps out: new DENYs, then ALLOWs that are gone, then new ALLOWs, then DENYs that are gone. It deletes only what a link
-made: the control log says so before a binding is created and until it is deleted (:mod:`isthmus_control.acl_rules`).
+made: the control log says so before a binding is created and until it is deleted (:mod:`isthmus_control.rules.acls`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from isthmus_control.model import INTERNAL_PREFIX, Link, NamespaceMapping, Reaso
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins import links
-from isthmus_plugins.api import BrokerUnavailable, KafkaRefused, PluginContext
-from isthmus_plugins.replication import reasons
-from isthmus_plugins.replication.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.peers import LinkPeers
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")

@@ -20,19 +20,10 @@ from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
-from isthmus_plugins.api import (
-    NEED_MORE,
-    BrokerUnavailable,
-    Close,
-    Hold,
-    Leave,
-    PluginContext,
-    Replace,
-    Request,
-    RequestHook,
-    Verdict,
-)
+from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.hookspecs import hookimpl
+from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.groups import GroupReservations
 from isthmus_plugins.reservation.internal import InternalTopics
 from isthmus_plugins.reservation.principals import PrincipalReservations

@@ -22,7 +22,9 @@ from typing import Any, Final
 from isthmus_control.acls import AclBinding, AclFilter
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
-from isthmus_plugins.api import BrokerUnavailable, Hold, KafkaRefused, PluginContext, Request, RequestHook, Verdict
+from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request

@@ -6,7 +6,7 @@ from typing import Final
 
 from isthmus_control.lookup import Reservation
 from isthmus_control.model import ResourceType
-from isthmus_plugins.api import PluginContext
+from isthmus_plugins.process import PluginContext
 from isthmus_protocol.messages import (
     RequestHead,
     RequestPayload,

@@ -43,12 +43,12 @@ from isthmus_control.commands import AlterDemands, AlterNamespace, CreateNamespa
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import ResourceType
 from isthmus_plugins.failover_report import Failover
+from isthmus_plugins.link_operations import LinkOperations
 from isthmus_plugins.links import (
     AlterLink,
     Attach,
     AttachResult,
     CreateLink,
-    LinkOperations,
     LinkStatus,
     ModeResult,
     OffsetsView,

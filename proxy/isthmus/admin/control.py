@@ -9,10 +9,10 @@ from fastapi import Query
 
 from isthmus.admin import problems
 from isthmus.admin.services import AdminServices, ControlLogPort
-from isthmus_control.apply import PREFIX_CHARS_MAX
 from isthmus_control.commands import Body
 from isthmus_control.model import Namespace, ResourceType
 from isthmus_control.outcome import Rejected
+from isthmus_control.rules.checks import PREFIX_CHARS_MAX
 from isthmus_plugins.links import OperationError
 
 ENFORCE_TIMEOUT_S: Final = 60.0

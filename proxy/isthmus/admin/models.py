@@ -6,9 +6,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from isthmus_control.apply import PREFIX_CHARS_MAX, REASON_CHARS_MAX
 from isthmus_control.demands import Confirm, Consistency, Visibility
 from isthmus_control.model import ResourceType
+from isthmus_control.rules.checks import PREFIX_CHARS_MAX, REASON_CHARS_MAX
 from isthmus_plugins.links import LinkStatus
 from isthmus_plugins.plugin_operations import PluginOffer, PluginStatus
 

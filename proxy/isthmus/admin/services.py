@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry
 from isthmus.admin.models import ProcessDescription
 
 if TYPE_CHECKING:
-    from isthmus.listener import Gateway
+    from isthmus.session.listener import Gateway
     from isthmus_control.commands import Body
     from isthmus_control.control_state import ControlState
     from isthmus_control.leases import LeaseView
     from isthmus_control.outcome import Outcome
-    from isthmus_plugins.links import LinkOperations
+    from isthmus_plugins.link_operations import LinkOperations
     from isthmus_plugins.namespace_host import NamespaceHost
 
 

@@ -43,7 +43,7 @@ def proxy(
 
     import asyncio
 
-    from isthmus.config import check as check_config
+    from isthmus.config_check import check as check_config
 
     _report(config, asyncio.run(check_config(loaded)), output)
 

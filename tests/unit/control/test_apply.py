@@ -40,6 +40,7 @@ from isthmus_control.outcome import (
     Rejected,
     Rejection,
 )
+from isthmus_protocol.producer_ids import CLUSTERS_MAX
 
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP
 LEADER, FOLLOWER = Role.LEADER, Role.FOLLOWER
@@ -639,7 +640,7 @@ def test_producer_id_ranges() -> None:
     log.ok(c.RegisterProducerIds("C", 2))
     log.ok(c.RegisterProducerIds("A"))
     assert log.state.producer_id_ranges == {"B": 0, "C": 2, "A": 1}
-    log.refused(c.RegisterProducerIds("D", rules.CLUSTERS_MAX), Rejection.INVALID)
+    log.refused(c.RegisterProducerIds("D", CLUSTERS_MAX), Rejection.INVALID)
     log.refused(c.RegisterProducerIds("D", -1), Rejection.INVALID)
 
 

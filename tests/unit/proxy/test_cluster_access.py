@@ -11,8 +11,8 @@ import pytest
 from support.scripted_broker import Peer, ScriptedBroker
 
 from isthmus.cluster_access import ClusterAccess, FetchOverConnection, ProduceOverConnection
-from isthmus.kafka_client import BrokerConnection
-from isthmus_plugins.api import BrokerUnavailable, ClusterApi, FetchConnection, ProduceConnection
+from isthmus.kafka.client import BrokerConnection
+from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, FetchConnection, ProduceConnection
 from isthmus_protocol.schema import ApiKey
 
 

@@ -17,24 +17,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from isthmus import config as configuration
-from isthmus.config import (
-    Address,
-    ConfigError,
-    Problem,
-    ProxyConfig,
-    check,
-    client_listener_tls,
-    cluster_tls,
-    link_dial_tls,
-    link_listener_tls,
-    load_config,
-    parse_address,
-    parse_config,
-    session_tls,
-)
+from isthmus import config_check
+from isthmus.config import Address, ConfigError, Problem, ProxyConfig, load_config, parse_address, parse_config
+from isthmus.config_check import check
+from isthmus.config_tls import client_listener_tls, cluster_tls, link_dial_tls, link_listener_tls, session_tls
 from isthmus.errors import ConfigurationError
-from isthmus.listener import Limits
+from isthmus.session.listener import Limits
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_request, encode_response
 from isthmus_protocol.schema import ApiKey, response_type
@@ -551,7 +539,7 @@ def test_tls_on_one_side_only_is_recognised(tmp_path: Path) -> None:
 
 
 def test_servers_that_do_not_answer_are_each_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configuration, "CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(config_check, "CONNECT_TIMEOUT_S", 0.3)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

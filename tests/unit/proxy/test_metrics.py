@@ -13,9 +13,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from support.admin import make_gateway
 
-from isthmus.dispatch import route_key
-from isthmus.listener import Gateway
 from isthmus.metrics import LeaseView, MetricsSource, exposition, make_registry
+from isthmus.session.dispatch import route_key
+from isthmus.session.listener import Gateway
 from isthmus_control.apply import apply
 from isthmus_control.commands import Command, CreateNamespace
 from isthmus_control.control_state import ControlState

@@ -1,0 +1,298 @@
+"""What a plugin may ask of its own cluster's brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
+
+
+class BrokerUnavailable(Exception):
+    """A broker did not answer, or not in time. What was asked may have happened."""
+
+
+class KafkaRefused(Exception):
+    """A broker answered with an error that trying again does not mend."""
+
+    def __init__(self, error_code: int, error_name: str, message: str) -> None:
+        super().__init__(f"{error_name}: {message}" if message else error_name)
+        self.error_code = error_code
+        self.error_name = error_name
+        self.message = message
+
+
+class ProduceResult(NamedTuple):
+    """A broker's answer for one partition."""
+
+    error_code: int
+    error_name: str
+    base_offset: int
+    message: str
+
+
+class TransactionMarkers(NamedTuple):
+    """The end of a transaction of one producer, to be written to one partition: ``times`` that control record."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    coordinator_epoch: int
+    times: int = 1
+
+
+class ProduceConnection(Protocol):
+    """A connection of a plugin's own to one broker, for appending whole batches."""
+
+    async def produce(
+        self,
+        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        timeout_ms: int,
+        transactional_id: str | None = None,
+    ) -> list[dict[tuple[str, int], ProduceResult]]:
+        """Append batches, in each request one for each (topic, partition). Raises BrokerUnavailable: fate unknown.
+
+        The requests go out without waiting, and the broker takes them up one after the other, also after it refused
+        one. The last has acks=all, those before acks=1: where it stored all, the in-sync replicas have all.
+
+        Transactional batches need a ``transactional_id``, of whatever transaction; one request can hold those of one
+        producer id only.
+        """
+
+    async def write_markers(
+        self, markers: Sequence[TransactionMarkers], timeout_ms: int
+    ) -> dict[tuple[str, int], ProduceResult]:
+        """Write transaction markers, for each partition those of one producer. Raises BrokerUnavailable: fate unknown.
+
+        Answers have no offset (-1). The broker stamps markers with its own time.
+        """
+
+    def close(self) -> None: ...
+
+
+class FetchPartition(NamedTuple):
+    """What to read of one partition. ``topic_id``: 16 bytes."""
+
+    topic_id: bytes
+    partition: int
+    offset: int
+    bytes_max: int
+    leader_epoch: int = -1
+    """If given, the answer is an error unless this is the broker's own (FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH)."""
+
+
+class Fetched(NamedTuple):
+    """What was read of one partition."""
+
+    topic_id: bytes
+    partition: int
+    error_code: int
+    high_watermark: int
+    log_start: int
+    records: memoryview
+    last_stable_offset: int = -1
+    """All transactions that began before it have ended."""
+    aborted: tuple[tuple[int, int], ...] = ()
+    """(producer id, first offset) of aborted transactions with records here; only read_committed has them."""
+
+
+class FetchConnection(Protocol):
+    """A connection of a plugin's own to one broker, for reading whole batches."""
+
+    async def fetch(
+        self,
+        partitions: Sequence[FetchPartition],
+        wait_max_ms: int,
+        bytes_max: int,
+        read_committed: bool = False,
+        only_changes: bool = False,
+    ) -> list[Fetched]:
+        """Read up to the high watermark, or up to the last stable offset. Raises BrokerUnavailable.
+
+        ``only_changes``: partitions in which nothing happened since the last such answer are left out of it.
+        """
+
+    def close(self) -> None: ...
+
+
+class ProducerState(NamedTuple):
+    """What a partition's leader knows of a producer (KIP-664)."""
+
+    epoch: int
+    last_sequence: int
+    """-1: none since the last marker of a newer epoch."""
+    coordinator_epoch: int
+    """Of the last marker; -1 if there was none."""
+    transaction_start: int
+    """Offset of the first record of the open transaction, -1 without one."""
+
+
+class PartitionInfo(NamedTuple):
+    leader: int
+    """-1: none."""
+    leader_epoch: int
+
+
+class TopicInfo(NamedTuple):
+    name: str
+    topic_id: bytes
+    """16 bytes."""
+    partitions: tuple[PartitionInfo, ...]
+    replication_factor: int
+    internal: bool
+    pinned: bool = False
+    """Whether it is read from these leaders in these epochs only: each replica is cleaned by itself."""
+
+
+class CommittedOffset(NamedTuple):
+    """A consumer group's position in one partition."""
+
+    offset: int
+    metadata: str
+
+
+class Refused(NamedTuple):
+    """A coordinator's error for one partition of a request."""
+
+    error_code: int
+    error_name: str
+
+
+class ClusterApi(Protocol):
+    """This proxy's own access to its cluster, under the proxy's identity.
+
+    Every method raises :class:`BrokerUnavailable` and, where the broker refuses for good, :class:`KafkaRefused`.
+    """
+
+    async def topics(self) -> Mapping[str, TopicInfo]:
+        """All topics, read now."""
+
+    async def topic(self, name: str) -> TopicInfo | None:
+        """One topic, read now; None if there is none."""
+
+    async def leader_of(self, topic: str, partition: int) -> int | None:
+        """The partition's leader, read now."""
+
+    async def broker_count(self) -> int: ...
+
+    async def log_end(self, topic: str, partition: int) -> int:
+        """The leader's log end offset, which may be above the high watermark."""
+
+    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """The same for many at once; those that cannot be read now are left out."""
+
+    async def high_watermark(self, topic: str, partition: int) -> int: ...
+
+    async def last_stable_offset(self, topic: str, partition: int) -> int:
+        """All transactions that began before it have ended."""
+
+    async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """The same for many at once; those that cannot be read now are left out."""
+
+    async def offsets_for_times(
+        self, asked: Mapping[tuple[str, int], int]
+    ) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """By (topic, partition) and time (ms; -3: the latest there is): the broker's (offset, time), (-1, -1) for none.
+
+        Those that cannot be read now are left out.
+        """
+
+    async def log_start(self, topic: str, partition: int) -> int: ...
+
+    async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
+        """The leader's largest leader epoch up to ``epoch``, and where it ends: (-1, -1) if it has none.
+
+        The log's end is that of its newest epoch (OffsetForLeaderEpoch, KIP-101).
+        """
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        """Delete the records below an offset; returns where the log starts now."""
+
+    async def producers(self, topic: str, partition: int) -> Mapping[int, ProducerState]:
+        """What the partition's leader knows of producers, by their ids."""
+
+    async def completing_transactions(self) -> Sequence[str]:
+        """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
+
+    async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
+        """By setting: (effective value, what it would be without the topic's own setting)."""
+
+    async def effective_configs(
+        self, topics: Sequence[str], known: bytes | None = None
+    ) -> tuple[bytes, Mapping[str, Mapping[str, str | None]] | None]:
+        """The effective settings of many topics, with a digest of all that the broker said.
+
+        None in their place if that is ``known`` still; topics that cannot be described are left out.
+        """
+
+    async def create_topic(
+        self, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
+    ) -> bytes:
+        """The new topic's id. KafkaRefused with TOPIC_ALREADY_EXISTS (36) if there is one."""
+
+    async def delete_topic(self, topic: str) -> None: ...
+
+    async def delete_topic_id(self, topic_id: bytes) -> None:
+        """Delete the topic that has this id, and never one that was made in its place. Gone already is no error."""
+
+    async def create_partitions(self, topic: str, total: int) -> None: ...
+
+    async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
+        """Set these (None: back to the default), leave the others."""
+
+    async def broker_configs(self, name: str) -> Mapping[int, str | None]:
+        """The effective value of a broker setting at each broker, None where it does not know the setting."""
+
+    async def cluster_config(self, name: str) -> str | None:
+        """The cluster-wide dynamic value of a broker setting, None if it is not set."""
+
+    async def alter_cluster_config(self, name: str, value: str | None, validate_only: bool = False) -> None:
+        """Set it (None: remove it). ``validate_only`` asks whether the brokers would."""
+
+    async def groups(self) -> Collection[str]:
+        """The ids of all consumer groups that some coordinator knows, of whatever kind."""
+
+    async def committed_offsets(
+        self, groups: Collection[str]
+    ) -> Mapping[str, Mapping[tuple[str, int], CommittedOffset]]:
+        """What groups have committed, by (topic, partition). Groups that cannot be asked now are left out."""
+
+    async def commit_offsets(
+        self, group: str, offsets: Mapping[tuple[str, int], CommittedOffset], retention_ms: int | None = None
+    ) -> Mapping[tuple[str, int], Refused]:
+        """Commit in a group's place, also while it has members; what was not committed, and why.
+
+        Needs ``transaction.partition.verification.enable=false`` (COORDINATOR_NOT_AVAILABLE otherwise). With
+        ``retention_ms`` the offsets expire after that time and not before, whatever becomes of the group; it must
+        have no members then (UNKNOWN_MEMBER_ID otherwise), and the setting does not matter.
+        """
+
+    async def delete_offsets(
+        self, group: str, partitions: Collection[tuple[str, int]]
+    ) -> Mapping[tuple[str, int], Refused]:
+        """Delete positions; what was not deleted, and why (GROUP_SUBSCRIBED_TO_TOPIC: members are there)."""
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a group without members. KafkaRefused with NON_EMPTY_GROUP (68) or GROUP_ID_NOT_FOUND (69)."""
+
+    async def group_exists(self, group: str) -> bool:
+        """Whether there is a group of this name, of whatever type, as its coordinator knows now."""
+
+    async def acls(self, matching: AclFilter = EVERY_ACL) -> frozenset[AclBinding]:
+        """The bindings that a filter matches, read now. The same object as before where none has changed.
+
+        KafkaRefused with SECURITY_DISABLED (54) by a cluster without an authorizer.
+        """
+
+    async def create_acls(self, bindings: Collection[AclBinding]) -> None:
+        """Create bindings; those that exist stay. KafkaRefused: some may have been created."""
+
+    async def delete_acls(self, bindings: Collection[AclBinding]) -> None:
+        """Delete exactly these bindings, those that there are. KafkaRefused: some may have been deleted."""
+
+    async def produce_connection(self, broker_id: int, lane: str) -> ProduceConnection:
+        """The connection of this ``lane`` to a broker: made if there is none that is open."""
+
+    async def fetch_connection(self, broker_id: int, lane: str) -> FetchConnection: ...

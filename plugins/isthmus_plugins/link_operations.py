@@ -1,0 +1,87 @@
+"""What operators can have done with links: the interface of the plugin that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from isthmus_control.model import ResourceType
+from isthmus_plugins.failover_report import Failover, FailoverReport
+from isthmus_plugins.links import (
+    AlterLink,
+    Attach,
+    AttachResult,
+    CreateLink,
+    LinkStatus,
+    ModeResult,
+    OffsetsView,
+    Promote,
+    PromoteReport,
+    SetMode,
+    TopicDecision,
+    TruncationStatus,
+    VerifyReport,
+)
+
+
+class LinkOperations(Protocol):
+    """What a replication plugin offers to operators. Every method raises :class:`OperationError`."""
+
+    async def create(self, request: CreateLink) -> LinkStatus:
+        """Set up both ends of a link."""
+
+    async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
+        """Change how this cluster's offsets topic is copied, at both ends."""
+
+    async def set_mode(self, link_name: str, request: SetMode) -> ModeResult:
+        """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""
+
+    async def offsets(self, link_name: str, group: str | None) -> OffsetsView:
+        """What the copy of the other cluster's offsets topic says (``group``: of this one), as far as keys are here."""
+
+    async def delete(self, link_name: str, local_only: bool = False) -> None:
+        """Delete both ends (``local_only``: this one, where the peer cannot be reached). Namespaces stay reserved."""
+
+    async def attach(self, link_name: str, request: Attach) -> AttachResult:
+        """Attach a pair of namespaces at both ends."""
+
+    async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
+        """Detach the mapping of the local namespace at both ends. It stays reserved."""
+
+    def statuses(self) -> list[LinkStatus]:
+        """Every link with its partitions."""
+
+    def status(self, link_name: str) -> LinkStatus:
+        """One link with its partitions."""
+
+    async def promote(self, link_name: str, request: Promote, progress: Callable[[int, int], None]) -> PromoteReport:
+        """Make drained follower namespaces writable; ``progress`` is called with (namespaces done, in all)."""
+
+    async def fail_over(
+        self, link_name: str, request: Failover, progress: Callable[[int, int], None]
+    ) -> FailoverReport:
+        """Make follower namespaces writable without their source."""
+
+    async def release(self, kind: ResourceType, prefix: str) -> bool:
+        """Clear the reservation of a namespace that follows no more, once what links left open in it has ended.
+
+        False: no link did, and nothing was done.
+        """
+
+    async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:
+        """Stop following a topic whose source is gone; keep its records here, or ``delete`` them."""
+
+    async def recreate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
+
+    async def give_up_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """End the truncation of a topic that lost its local copy and does not get it from the source: it is shorter."""
+
+    def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """The settings that a local topic has instead of its source's because it follows."""
+
+    def truncations(self, link_name: str) -> list[TruncationStatus]:
+        """The truncations of a link's follower topics, those under way first, then the last ones, newest first."""
+
+    async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> VerifyReport:
+        """Compare both sides, record by record; ``progress`` is called with (offsets compared, offsets in all)."""

@@ -1,0 +1,104 @@
+"""The process that a plugin runs in, as the plugin sees it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from isthmus_control.commands import Body
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link
+from isthmus_control.outcome import Outcome
+from isthmus_control.sealing import Sealed
+from isthmus_plugins.api import Tap
+from isthmus_plugins.cluster import ClusterApi
+from isthmus_plugins.observers import LinkObservers
+
+
+class ControlApi(Protocol):
+    """The cluster's control state, and the way to change it."""
+
+    @property
+    def state(self) -> ControlState: ...
+
+    async def append(self, body: Body) -> Outcome:
+        """Append a command and return what came of it. Retried until it is known."""
+
+    async def enforced(self, offset: int) -> None:
+        """Return when every proxy with an unexpired lease enforces the log up to ``offset``."""
+
+    def subscribe(self, changed: Callable[[ControlState], None]) -> None:
+        """Call ``changed`` after each applied command that changed the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkListenerSpec:
+    """Where peers' connections come in."""
+
+    host: str
+    port: int
+    server_tls: ssl.SSLContext | None
+    enrolment_token: bytes | None = field(repr=False)
+
+
+class PluginContext(Protocol):
+    """The process, as a plugin sees it."""
+
+    proxy_name: str
+    incarnation: str
+    cluster_id: str
+    cluster: ClusterApi
+    control: ControlApi
+    link_listener: LinkListenerSpec | None
+    link_client_tls: ssl.SSLContext | None
+    fronted_brokers: frozenset[int] | None
+    """None: every broker of the cluster."""
+
+    data_directory: Path | None
+    """Where plugins keep files (``[data] directory``); None: nowhere."""
+
+    offsets_keyring_file: Path | None
+    """Keys of groups' offsets (``[replication] offsets_keyring_file``); None: none."""
+
+    link_observers: LinkObservers
+    """Whom replication tells."""
+
+    @property
+    def internal_topic_ids(self) -> Collection[bytes]:
+        """The ids of the proxies' own topics, 16 bytes each. More may come: it is always the same object."""
+
+    def hide_topic(self, topic_id: bytes) -> None:
+        """Count a topic among the proxies' own."""
+
+    def fronts(self, broker_id: int) -> bool:
+        """Whether this proxy fronts the broker."""
+
+    def link_listening(self, port: int) -> None:
+        """The link listener is bound to this port."""
+
+    @property
+    def link_address(self) -> str | None:
+        """Where peers reach this proxy's link listener."""
+
+    def secret_of(self, link: Link) -> bytes: ...
+
+    def seal(self, secret: bytes, link_id: str) -> Sealed: ...
+
+    async def topic_name(self, topic_id: bytes) -> str | None:
+        """The name of a topic by its id; None if the cluster has no such topic."""
+
+    def known_topic_name(self, topic_id: bytes) -> str | None:
+        """The same, if it is known already. An id never changes its topic."""
+
+    async def fence(self) -> None:
+        """Return when no client's write that was forwarded before the call can still land."""
+
+    def observe(self, tap: Tap | None) -> None:
+        """Have this told of all traffic from now on; None: nobody. There is one at most."""
+
+    @property
+    def lease_deadline(self) -> float:
+        """Until when (monotonic seconds) this proxy may vouch for what it forwards."""

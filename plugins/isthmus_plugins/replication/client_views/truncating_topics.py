@@ -1,0 +1,272 @@
+"""Keeps clients of a topic that is truncated waiting, from before it is deleted until it is whole again.
+
+To its clients the topic never goes away. Metadata tells of it from memory; reads and searches of it are answered with
+OFFSET_NOT_AVAILABLE, positions of groups with COORDINATOR_LOAD_IN_PROGRESS: clients try those again, and consumers keep
+their positions. Other topics in the same request are served.
+
+Fetch sessions (KIP-227) would leave the topic out of their requests while nothing changes, so there are none with it
+(``fetch_sessions``).
+
+A consumer may have read what is cut. To it the topic gets a new leader, with a leader epoch of its own: so consumers
+ask where the epoch of their last record ends (KIP-320), and are told that it ends at the cut. Their positions stand, or
+move to the cut. Afterwards the topic is another one for Kafka, whose leader epochs begin again, and who asks about an
+epoch that it never had is told the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from isthmus_control.control_state import ControlState
+from isthmus_control.truncations import Truncation
+from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
+from isthmus_plugins.verdicts import verdict_of
+from isthmus_protocol import peeks
+from isthmus_protocol.bodies import error_code
+from isthmus_protocol.messages import (
+    build_response,
+    decode_request,
+    decode_response,
+    encode_response,
+)
+from isthmus_protocol.refusals import Part, Refusal, refuse
+from isthmus_protocol.schema import ApiKey
+
+COORDINATOR_LOAD_IN_PROGRESS: Final = 14
+OFFSET_NOT_AVAILABLE: Final = 78
+NO_EPOCH: Final = -1
+CAUSE: Final = "truncating_topic"
+
+CODES: Final = {
+    ApiKey.FETCH: OFFSET_NOT_AVAILABLE,
+    ApiKey.LIST_OFFSETS: OFFSET_NOT_AVAILABLE,
+    ApiKey.OFFSET_COMMIT: COORDINATOR_LOAD_IN_PROGRESS,
+    ApiKey.TXN_OFFSET_COMMIT: COORDINATOR_LOAD_IN_PROGRESS,
+    ApiKey.OFFSET_DELETE: COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""What a partition of a withheld topic is answered with."""
+
+
+class WithheldTopics:
+    """Hooks that do nothing while no topic is truncated, nor was."""
+
+    def __init__(self) -> None:
+        self._withheld: dict[str, Truncation] = {}
+        self._ids: dict[bytes, str] = {}
+        """Old and new ids of withheld topics."""
+        self._cut: dict[str, Truncation] = {}
+        """Topics that were truncated, with the last time that it happened."""
+        self._sessions = FetchSessions(CAUSE)
+        self._released = asyncio.Event()
+        self._seen: tuple[object, object] = (None, None)
+
+    def hooks(self) -> Sequence[RequestHook]:
+        return [
+            RequestHook(ApiKey.FETCH, self.on_fetch, whole=True),
+            RequestHook(ApiKey.OFFSET_FOR_LEADER_EPOCH, self.on_leader_epoch, whole=True),
+            RequestHook(ApiKey.OFFSET_FETCH, self.on_offset_fetch, whole=True),
+            RequestHook(ApiKey.METADATA, self.on_metadata, whole=True),
+            RequestHook(ApiKey.DESCRIBE_TOPIC_PARTITIONS, self.on_metadata, whole=True),
+            *(
+                RequestHook(api, self.on_parts, whole=True)
+                for api in (
+                    ApiKey.LIST_OFFSETS,
+                    ApiKey.OFFSET_COMMIT,
+                    ApiKey.TXN_OFFSET_COMMIT,
+                    ApiKey.OFFSET_DELETE,
+                )
+            ),
+        ]
+
+    def control_changed(self, state: ControlState) -> None:
+        """Withhold what is truncated now, and let go of what is whole."""
+        seen = (state.truncations, state.past_truncations)
+        if seen[0] is self._seen[0] and seen[1] is self._seen[1]:
+            return
+        self._seen = seen
+        before = self._withheld
+        self._withheld = {name: each for name, each in state.truncations.items() if each.withheld}
+        self._ids = {
+            uuid.UUID(topic_id).bytes: name
+            for name, each in self._withheld.items()
+            for topic_id in (each.topic_id, each.new_topic_id)
+            if topic_id is not None
+        }
+        self._cut = {each.topic: each for each in state.past_truncations if each.new_topic_id is not None}
+        if self._withheld.keys() - before.keys():
+            self._sessions.forget()
+        if before.keys() - self._withheld.keys():
+            released, self._released = self._released, asyncio.Event()
+            released.set()
+
+    def _name(self, part: Part) -> str | None:
+        if part.topic_id is not None:
+            return self._ids.get(part.topic_id.bytes)
+        return part.topic if part.topic in self._withheld else None
+
+    def _decide(self, part: Part) -> Refusal | None:
+        name = self._name(part)
+        if name is None:
+            return None
+        return Refusal(CODES[ApiKey(part.api_key)], f"topic {name} is being truncated to its source: try again")
+
+    # ---- reading ----
+
+    def on_fetch(self, request: Request) -> Verdict:
+        """Answer for withheld topics, and forward the rest without a fetch session."""
+        if not self._withheld:
+            return None
+        wait_ms, _, _, session_epoch, topics, _ = peeks.fetch_partitions(request.version, request.frame)
+        by_id = peeks.topics_are_ids(ApiKey.FETCH, request.version)
+        keys = self._ids if by_id else {name.encode() for name in self._withheld}
+        named = any(topic in keys for topic, _ in topics)
+        if (ended := self._sessions.end(request, session_epoch, named)) is not None:
+            return ended
+        if not named:
+            return None
+        return refused_in_part(request, self._decide, wait_ms, self._released, CAUSE)
+
+    def on_parts(self, request: Request) -> Verdict:
+        """Answer for the partitions of withheld topics, and forward the rest."""
+        if not self._withheld:
+            return None
+        head, payload = decode_request(request.frame)
+        return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
+
+    def on_leader_epoch(self, request: Request) -> Verdict:
+        """Speak for the epochs that topics had before they were cut."""
+        if not self._withheld and not self._cut:
+            return None
+        _, payload = decode_request(request.frame)
+        asked: Any = payload
+        epochs = {
+            (topic.topic, partition.partition): partition.leader_epoch
+            for topic in asked.topics
+            if topic.topic in self._cut or topic.topic in self._withheld
+            for partition in topic.partitions
+        }
+        if not epochs:
+            return None
+        return Replace(request.frame, partial(self._with_old_epochs, request.version, epochs))
+
+    def _with_old_epochs(self, version: int, epochs: dict[tuple[str, int], int], frame: bytes) -> bytes:
+        correlation_id, payload = decode_response(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, frame)
+        answered: Any = payload
+
+        def told(topic: str, entry: Any) -> Any:
+            epoch = epochs.get((topic, entry.partition), NO_EPOCH)
+            withheld = self._withheld.get(topic)
+            truncation = withheld or self._cut.get(topic)
+            cut = None if truncation is None else truncation.cut(entry.partition)
+            if cut is None or epoch == NO_EPOCH:
+                return entry
+            if withheld is None and (int(entry.error_code) or entry.end_offset >= 0):
+                return entry  # the broker knows the epoch
+            values: dict[str, Any] = {"error_code": error_code(0), "end_offset": cut.offset}
+            if hasattr(entry, "leader_epoch"):
+                values["leader_epoch"] = epoch
+            return replace(entry, **values)
+
+        topics = tuple(
+            replace(topic, partitions=tuple(told(topic.topic, entry) for entry in topic.partitions))
+            for topic in answered.topics
+        )
+        return encode_response(replace(answered, topics=topics), correlation_id)
+
+    # ---- positions of groups ----
+
+    def on_offset_fetch(self, request: Request) -> Verdict:
+        """Have a group that asks for its positions in a withheld topic, or for all it has, ask again."""
+        if not self._withheld:
+            return None
+        head, payload = decode_request(request.frame)
+        asked: Any = payload
+        groups = getattr(asked, "groups", None)
+        if not any(self._asks(topics) for topics in ([asked.topics] if groups is None else [g.topics for g in groups])):
+            return None
+        code = error_code(COORDINATOR_LOAD_IN_PROGRESS)
+        if groups is not None:
+            values: dict[str, Any] = {
+                "groups": [{"group_id": group.group_id, "error_code": code} for group in groups],
+            }
+        elif head.version >= 2:
+            values = {"error_code": code}
+        else:
+            return Close("positions of a topic that is being truncated")
+        answer = build_response(ApiKey.OFFSET_FETCH, head.version, values)
+        return Answer(encode_response(answer, request.correlation_id), CAUSE)
+
+    def _asks(self, topics: Sequence[Any] | None) -> bool:
+        if topics is None:
+            return True
+        return any(
+            getattr(topic, "name", None) in self._withheld
+            or ((topic_id := getattr(topic, "topic_id", None)) is not None and topic_id.bytes in self._ids)
+            for topic in topics
+        )
+
+    # ---- what there is ----
+
+    def on_metadata(self, request: Request) -> Verdict:
+        """Forward the request, and tell of withheld topics as they were."""
+        if not self._withheld:
+            return None
+        _, payload = decode_request(request.frame)
+        asked: Any = payload
+        topics = asked.topics
+        if topics is None or (not topics and request.version == 0):
+            wanted = set(self._withheld)
+        else:
+            wanted = {
+                name
+                for topic in topics
+                if (name := self._ids.get(topic.topic_id.bytes) if getattr(topic, "topic_id", None) else topic.name)
+                in self._withheld
+            }
+        if not wanted:
+            return None
+        return Replace(request.frame, partial(self._remembered, request.api_key, request.version, wanted))
+
+    def _remembered(self, api_key: int, version: int, wanted: set[str], frame: bytes) -> bytes:
+        correlation_id, payload = decode_response(api_key, version, frame)
+        answered: Any = payload
+        brokers = [broker.node_id for broker in getattr(answered, "brokers", ())]
+        others = [
+            topic
+            for topic in answered.topics
+            if topic.name not in wanted
+            and not ((topic_id := getattr(topic, "topic_id", None)) is not None and topic_id.bytes in self._ids)
+        ]
+        told = [_described(self._withheld[name], brokers) for name in sorted(wanted) if name in self._withheld]
+        made: Any = build_response(api_key, version, {"topics": told})
+        return encode_response(replace(answered, topics=(*others, *made.topics)), correlation_id)
+
+
+def _described(truncation: Truncation, brokers: list[int]) -> dict[str, Any]:
+    """A topic as Metadata and DescribeTopicPartitions tell of it, with leaders that are there, and of another epoch."""
+    partitions = []
+    for index, known in enumerate(truncation.partitions):
+        leader = known.leader
+        if brokers and leader not in brokers:
+            leader = brokers[index % len(brokers)]
+        partitions.append(
+            {
+                "partition_index": index,
+                "leader_id": leader,
+                "leader_epoch": truncation.shown_epoch(index),
+                "replica_nodes": [leader],
+                "isr_nodes": [leader],
+            }
+        )
+    return {
+        "name": truncation.topic,
+        "topic_id": uuid.UUID(truncation.topic_id),
+        "is_internal": False,
+        "partitions": partitions,
+    }

@@ -1,0 +1,249 @@
+"""Two logs of one partition, compared up to where they are equal.
+
+Whole batches are compared by digest, so a range costs the link 16 bytes however large it is; where batches differ,
+records are, with what became of their transactions, since a batch may have been re-encoded; where records differ, the
+range is halved until the first one that does is found, and named by its offset. What moves while it is read may look
+different, so a difference counts if it is still there a second later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from isthmus_control.model import NamespaceMapping, Role
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
+from isthmus_plugins.links import OperationError, PartitionVerdict
+from isthmus_plugins.replication.comparison.digests import BATCHES, LATEST, RECORDS, Digest, Ends, Verification
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.logs.reading import CHUNK_BYTES
+from isthmus_plugins.replication.offsets_topic.counting import NOTE, is_compared
+from isthmus_protocol.records import BatchError
+
+RECHECK_TIMES: Final = 3
+RECHECK_S: Final = 1.0
+AT_ONCE: Final = 4
+"""Partitions that are compared at the same time."""
+
+
+class Progress:
+    """Offsets compared, of how many."""
+
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self._progress = progress
+        self.done = self.total = 0
+
+    def expect(self, offsets: int) -> None:
+        self.total += offsets
+        self._progress(self.done, self.total)
+
+    def add(self, offsets: int) -> None:
+        self.done += offsets
+        self._progress(self.done, self.total)
+
+
+class Comparison:
+    """One partition, here and there."""
+
+    def __init__(
+        self,
+        verification: Verification,
+        connection: LinkConnection,
+        name: str,
+        topic: TopicInfo | None,
+        remote: str,
+        partition: int,
+        mapping: NamespaceMapping | None,
+        remote_ends: Ends | None,
+        compacts: bool,
+    ) -> None:
+        self._verification = verification
+        self._connection = connection
+        self._name = name
+        self._local_topic = topic
+        self._remote = remote
+        self._partition = partition
+        self._mapping = mapping
+        self._remote_ends = remote_ends
+        self._compacts = compacts
+        self._records = 0
+
+    async def run(self, limit: asyncio.Semaphore, counted: Progress) -> PartitionVerdict:
+        async with limit:
+            try:
+                return await self._compare(counted)
+            except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, OperationError, BatchError) as error:
+                return self._verdict(0, 0, Ends(0, 0, 0), f"not compared: {str(error) or type(error).__name__}")
+
+    @property
+    def _topic(self) -> TopicInfo:
+        assert self._local_topic is not None
+        return self._local_topic
+
+    async def _compare(self, counted: Progress) -> PartitionVerdict:
+        if self._local_topic is None or self._partition >= len(self._local_topic.partitions):
+            return self._verdict(0, 0, Ends(0, 0, 0), f"{self._name}-{self._partition} does not exist on this cluster")
+        here = await self._verification.ends(self._topic, self._partition)
+        there = self._remote_ends
+        if there is None:
+            missing = f"{self._remote}-{self._partition}"
+            return self._verdict(0, 0, here, f"{missing} does not exist on the other cluster")
+        start, to = max(here.log_start, there.log_start), min(here.high_watermark, there.high_watermark)
+        counted.expect(max(0, to - start))
+        if here.log_start != there.log_start:
+            return self._verdict(start, start, here, f"the logs start at {here.log_start} and {there.log_start}")
+        if self._mapping is not None and not is_compared(self._mapping):
+            return await self._counted(self._mapping, here, there, counted)
+        difference = await self.first_difference(start, to, here, there, counted.add)
+        if difference is not None:
+            return self._verdict(start, difference, here, self._what(difference))
+        return self._verdict(start, to, here, None)
+
+    async def first_difference(
+        self, start: int, to: int, here: Ends, there: Ends, compared: Callable[[int], None]
+    ) -> int | None:
+        """The first offset of ``[start, to)`` at which the records differ, None if they do not.
+
+        ``compared`` is told how many offsets are equal, piece by piece. Raises LinkRejected, LinkLost, TimeoutError,
+        OperationError, BatchError.
+        """
+        offset = start
+        while offset < to:
+            mine = await self._local(offset, to, BATCHES, CHUNK_BYTES)
+            reached = mine.to
+            theirs = await self._far(offset, reached, BATCHES)
+            if mine.digest != theirs.digest:
+                difference, reached = await self._lasting_difference(start, offset, reached, to, here, there)
+                if difference is not None:
+                    return difference
+            self._records += mine.records
+            compared(reached - offset)
+            offset = reached
+        return None
+
+    async def _counted(self, mapping: NamespaceMapping, here: Ends, there: Ends, counted: Progress) -> PartitionVerdict:
+        """The verdict on an offsets topic and its copy in another form."""
+        assert mapping.offsets is not None
+        leads = mapping.role is Role.LEADER
+        source, copy = (here, there) if leads else (there, here)
+        until = min(source.last_stable_offset, copy.high_watermark)
+        mine = await self._verification.count_offsets(mapping, self._topic, self._partition, until)
+        asked = {"topic": self._remote, "partition": self._partition, "until": until}
+        theirs = int((await self._connection.call("count_offsets", asked, timeout_s=120))["records"])
+        leaving, copied = (mine, theirs) if leads else (theirs, mine)
+        counted.add(max(0, until - here.log_start))
+        if copy.high_watermark > source.high_watermark:
+            difference: str | None = f"the copy ends at {copy.high_watermark}, the source at {source.high_watermark}"
+        elif copied < leaving:
+            difference = (
+                f"the copy has {copied} latest records, {leaving} of the groups that are copied leave the source"
+            )
+        else:
+            difference = None
+        verdict = self._verdict(here.log_start, until, here, difference)
+        verdict.note = NOTE.format(form=mapping.offsets.form.value, source=leaving, copy=copied)
+        return verdict
+
+    async def _lasting_difference(
+        self, start: int, offset: int, to: int, last: int, here: Ends, there: Ends
+    ) -> tuple[int | None, int]:
+        """Where ``[offset, to)`` differs, if it does so for a while, since both sides may be on the move; and up to
+        where that was looked at, at most ``last``.
+
+        Either cleaner takes out what a later record makes superfluous, wherever that stands: of compacted topics, the
+        latest records of all that is stable are compared at once. Above that nothing has been cleaned.
+        """
+        difference, reached = None, to
+        for again in range(RECHECK_TIMES):
+            difference, reached = await self._first_difference(offset, to), to
+            if difference is not None and await self._is_cleaned():
+                if again:  # the source's cleaner may have been where the follower was not yet
+                    here, there = await self._limits()
+                stable = min(here.last_stable_offset, there.last_stable_offset)
+                if offset < stable:
+                    difference = await self._first_latest_difference(start, stable)
+                    reached = min(last, max(to, stable))
+                    if difference is None and stable < to:
+                        difference = await self._first_difference(stable, to)
+            if difference is None or again == RECHECK_TIMES - 1:
+                break
+            await asyncio.sleep(RECHECK_S)
+        return difference, reached
+
+    async def _limits(self) -> tuple[Ends, Ends]:
+        """Both logs' limits now, the own one's first."""
+        answer = await self._connection.call("ends", {"topic": self._remote})
+        here = await self._verification.ends(self._topic, self._partition)
+        return here, Ends(*answer["partitions"][self._partition])
+
+    async def _is_cleaned(self) -> bool:
+        return self._compacts or await self._verification.compacts(self._topic.name, self._topic.topic_id)
+
+    async def _first_difference(self, offset: int, to: int) -> int | None:
+        """The first offset at which the records differ, None if they do not: batches may be cut differently."""
+        if (await self._local(offset, to, RECORDS, None)).digest == (await self._far(offset, to, RECORDS)).digest:
+            return None
+        while to - offset > 1:
+            middle = (offset + to) // 2
+            mine, theirs = await self._local(offset, middle, RECORDS, None), await self._far(offset, middle, RECORDS)
+            if mine.digest == theirs.digest:
+                offset = middle
+            else:
+                to = middle
+        return offset
+
+    async def _first_latest_difference(self, offset: int, until: int) -> int | None:
+        """The first offset at which the latest records of keys differ."""
+        to = until
+        if await self._equal_latest(until, offset, to):
+            return None
+        while to - offset > 1:
+            middle = (offset + to) // 2
+            if await self._equal_latest(until, offset, middle):
+                offset = middle
+            else:
+                to = middle
+        return offset
+
+    async def _equal_latest(self, until: int, offset: int, to: int) -> bool:
+        mine = await self._verification.latest(self._topic, self._partition, until, offset, to)
+        return mine.digest == (await self._far(offset, to, LATEST, until)).digest
+
+    async def _local(self, offset: int, to: int, level: str, bytes_max: int | None) -> Digest:
+        return await self._verification.digest(self._topic, self._partition, offset, to, level, bytes_max)
+
+    async def _far(self, offset: int, to: int, level: str, until: int = 0) -> Digest:
+        answer = await self._connection.call(
+            "digest",
+            {
+                "topic": self._remote,
+                "partition": self._partition,
+                "from": offset,
+                "to": to,
+                "level": level,
+                "until": until,
+            },
+            timeout_s=120,
+        )
+        return Digest(str(answer["digest"]), int(answer["records"]), int(answer["to"]))
+
+    def _what(self, offset: int) -> str:
+        return f"the records at offset {offset} differ"
+
+    def _verdict(self, start: int, to: int, here: Ends, difference: str | None) -> PartitionVerdict:
+        there = self._remote_ends or Ends(0, 0, 0)
+        leads = self._mapping is not None and self._mapping.role is Role.LEADER
+        source, follower = (here, there) if leads else (there, here)
+        return PartitionVerdict(
+            topic=self._name,
+            remote_topic=self._remote,
+            partition=self._partition,
+            equal=difference is None,
+            compared_from=start,
+            compared_to=to,
+            records=self._records,
+            source_end=source.high_watermark,
+            follower_end=follower.high_watermark,
+            difference=difference,
+        )

@@ -1,0 +1,248 @@
+"""Digests of this cluster's partitions: what stands for the records of a range, so that a link carries 16 bytes.
+
+"Equal" is the project's one definition (ARCHITECTURE.md). Each side's cleaner comes by when it likes: of compacted
+topics, the latest record of each key counts. Copies of offsets topics that are not whole are counted
+(``offsets_topic.counting``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from isthmus_control.model import NamespaceMapping
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.logs.reading import read_batches
+from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, is_compacted
+from isthmus_plugins.replication.offsets_topic.counting import OffsetsCount, is_compared
+from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
+from isthmus_protocol.record_codec import decode_records
+from isthmus_protocol.record_equality import LatestDigest, RecordsDigest, batch_digest
+from isthmus_protocol.records import BatchError
+
+BATCHES: Final = "batches"
+RECORDS: Final = "records"
+CONTENTS: Final = "contents"
+MARKED: Final = "marked"
+LATEST: Final = "latest"
+
+
+class Digest(NamedTuple):
+    """What stands for the records of ``[from, to)`` of one partition."""
+
+    digest: str
+    records: int
+    to: int
+    """Where the reading ended: asked for, or, for a first reader, the end of a batch after enough bytes."""
+
+
+class Ends(NamedTuple):
+    log_start: int
+    high_watermark: int
+    last_stable_offset: int
+
+
+class Verification:
+    """Digests and counts of this cluster's partitions, for both ends."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+        self._offsets_count = OffsetsCount(KeyringFile(context.offsets_keyring_file))
+
+    # ---- reading ----
+
+    async def ends(self, topic: TopicInfo, partition: int) -> Ends:
+        """The log's limits. Raises BrokerUnavailable."""
+        cluster = self._context.cluster
+        return Ends(
+            await cluster.log_start(topic.name, partition),
+            await cluster.high_watermark(topic.name, partition),
+            await cluster.last_stable_offset(topic.name, partition),
+        )
+
+    async def digest(
+        self, topic: TopicInfo, partition: int, offset: int, to: int, level: str, bytes_max: int | None
+    ) -> Digest:
+        """The digest of ``[offset, to)``; with ``bytes_max`` up to the batch that reaches so many bytes.
+
+        Levels: BATCHES, whole batches; RECORDS, records and whether they were aborted; CONTENTS, records alone; MARKED,
+        records and markers, whatever comes after them.
+        """
+        own_index = self._context.control.state.producer_id_ranges[self._context.cluster_id]
+        whole = blake2b(digest_size=16)
+        single = RecordsDigest()
+        size = records = 0
+        reached = to
+        if level in (CONTENTS, MARKED):
+            async for batch, _, _ in read_batches(self._context, topic, partition, offset, to):
+                if level == MARKED:
+                    single.add_marked(batch, offset, to)
+                else:
+                    single.add(batch, from_offset=offset, to_offset=to)
+            return Digest(single.digest().hex(), single.records, to)
+        if level == RECORDS:
+            read = offset
+            async for batch, header, aborted in read_batches(
+                self._context, topic, partition, offset, to, read_committed=True
+            ):
+                single.add(batch, from_offset=offset, to_offset=to, aborted=aborted)
+                read = header.next_offset
+            if read < to:  # beyond the last stable offset nothing was aborted yet
+                async for batch, _, _ in read_batches(self._context, topic, partition, read, to):
+                    single.add(batch, from_offset=read, to_offset=to)
+            return Digest(single.digest().hex(), single.records, to)
+        async for batch, header, _ in read_batches(self._context, topic, partition, offset, to):
+            if header.base_offset >= offset and header.next_offset <= to:
+                whole.update(header.base_offset.to_bytes(8, "big"))
+                whole.update(batch_digest(batch, own_index))
+                records += 0 if header.is_control else header.record_count
+            else:
+                single.add(batch, from_offset=offset, to_offset=to)
+                whole.update(b"cut")
+            size += len(batch)
+            if bytes_max is not None and size >= bytes_max and header.next_offset < to:
+                reached = header.next_offset
+                break
+        return Digest(whole.hexdigest() + single.digest().hex(), records + single.records, reached)
+
+    async def latest(self, topic: TopicInfo, partition: int, until: int, offset: int, to: int) -> Digest:
+        """The digest of those records in ``[offset, to)`` that are the latest of their keys before ``until``."""
+        found = LatestDigest()
+        start = await self._context.cluster.log_start(topic.name, partition)
+        async for batch, _, aborted in read_batches(self._context, topic, partition, start, until, read_committed=True):
+            if not aborted:
+                found.add(batch, start, until)
+        digest, records = found.digest(offset, to)
+        return Digest(digest.hex(), records, to)
+
+    async def latest_at(
+        self, topic: TopicInfo, partition: int, start: int, offsets: Sequence[int], whole_batches: bool = False
+    ) -> list[tuple[int, str]]:
+        """For each of some rising offsets: (the offset, the digest of the latest records of all keys before it).
+
+        ``whole_batches``: in the place of an offset in the middle of a batch, where that begins.
+        """
+        found = LatestDigest()
+        digests: list[tuple[int, str]] = []
+        async for batch, header, aborted in read_batches(
+            self._context, topic, partition, start, offsets[-1], read_committed=True
+        ):
+            first = start
+            while len(digests) < len(offsets) and offsets[len(digests)] < header.next_offset:
+                at = offsets[len(digests)]
+                if whole_batches:
+                    at = max(start, min(at, header.base_offset))
+                if not aborted:
+                    found.add(batch, first, at)
+                digests.append((at, found.total.hex()))
+                first = max(first, at)
+            if not aborted:
+                found.add(batch, first)
+        return digests + [(at, found.total.hex()) for at in offsets[len(digests) :]]
+
+    async def may_be_gone(self, topic: str, partition: int, offset: int) -> bool:
+        """Whether a cleaner may have taken what this log has at an offset from a log in which nothing comes after it.
+
+        It takes tombstones, records without a key, what was aborted, and markers. Raises BrokerUnavailable.
+        """
+        info = (await self._context.cluster.topics()).get(topic)
+        if info is None:
+            raise BrokerUnavailable(f"{topic} does not exist")
+        try:
+            async for batch, header, aborted in read_batches(
+                self._context, info, partition, offset, offset + 1, read_committed=True
+            ):
+                if header.is_control or aborted:
+                    continue
+                for record in decode_records(batch):
+                    if record.offset == offset and record.key is not None and record.value is not None:
+                        return False
+        except (OperationError, BatchError) as error:
+            raise BrokerUnavailable(str(error)) from error
+        return await self._context.cluster.last_stable_offset(topic, partition) > offset
+
+    async def digest_of(self, topic: str, partition: int, offset: int, to: int) -> Digest:
+        """The digest of the records of ``[offset, to)``, whatever became of them. Raises BrokerUnavailable."""
+        info = (await self._context.cluster.topics()).get(topic)
+        if info is None:
+            raise BrokerUnavailable(f"{topic} does not exist")
+        try:
+            return await self.digest(info, partition, offset, to, CONTENTS, None)
+        except (OperationError, BatchError) as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    async def compacts(self, topic: str, topic_id: bytes) -> bool:
+        """Whether this cluster's cleaner compacts a topic, or did so while it followed. Raises BrokerUnavailable."""
+        record = self._context.control.state.follower_topics.get(topic)
+        if record is not None and record.cleaned and record.topic_id == str(uuid.UUID(bytes=topic_id)):
+            return True
+        try:
+            configs = await self._context.cluster.topic_configs(topic)
+        except KafkaRefused as error:
+            raise BrokerUnavailable(str(error)) from error
+        return is_compacted({CLEANUP_POLICY: configs[CLEANUP_POLICY][0]})
+
+    # ---- the peer's calls ----
+
+    async def on_digest(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The digest of a range of one of this cluster's partitions, for the peer that verifies."""
+        topic, mapping = await self.linked_topic(connection, str(params["topic"]))
+        if not is_compared(mapping):  # digests would let it try out what it is not to know
+            raise LinkRejected("NOT_COMPARED", f"{topic.name} is copied in a form that is not compared")
+        partition, offset, to = int(params["partition"]), int(params["from"]), int(params["to"])
+        try:
+            if params["level"] == LATEST and "at" in params:
+                found_at = await self.latest_at(topic, partition, offset, [int(at) for at in params["at"]])
+                return {"digests": [digest for _, digest in found_at]}
+            if params["level"] == LATEST:
+                found = await self.latest(topic, partition, int(params["until"]), offset, to)
+            else:
+                found = await self.digest(topic, partition, offset, to, str(params["level"]), None)
+        except (OperationError, BatchError, BrokerUnavailable) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+        return found._asdict()
+
+    async def on_ends(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The limits of each partition's log of one of this cluster's topics."""
+        topic, _ = await self.linked_topic(connection, str(params["topic"]))
+        try:
+            ends = await asyncio.gather(*(self.ends(topic, partition) for partition in range(len(topic.partitions))))
+            compacts = await self.compacts(topic.name, topic.topic_id)
+        except BrokerUnavailable as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+        return {"partitions": [list(each) for each in ends], "compacts": compacts}
+
+    async def on_count_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """How many records of an offsets topic leave, or its copy has, for the peer that verifies."""
+        topic, mapping = await self.linked_topic(connection, str(params["topic"]))
+        try:
+            count = await self.count_offsets(mapping, topic, int(params["partition"]), int(params["until"]))
+        except (OperationError, BatchError, BrokerUnavailable) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+        return {"records": count}
+
+    async def count_offsets(self, mapping: NamespaceMapping, topic: TopicInfo, partition: int, until: int) -> int:
+        """How many latest records before ``until`` leave this side's offsets topic, or its copy here has.
+
+        Raises BrokerUnavailable, BatchError, OperationError.
+        """
+        start = await self._context.cluster.log_start(topic.name, partition)
+        return await self._offsets_count.latest(
+            mapping, read_batches(self._context, topic, partition, start, until, read_committed=True)
+        )
+
+    async def linked_topic(self, connection: LinkConnection, name: str) -> tuple[TopicInfo, NamespaceMapping]:
+        """A topic that the connection's link may ask about, with its mapping. Raises LinkRejected."""
+        link = self._context.control.state.links.get(connection.link_name)
+        mappings = link.topic_mappings if link is not None else ()
+        mapping = next((each for each in mappings if each.remote_name(name) is not None), None)
+        topics = await self._context.cluster.topics() if mapping is not None else {}
+        if mapping is None or name not in topics:
+            raise LinkRejected("UNKNOWN_TOPIC", f"{name} is no topic of this link here")
+        return topics[name], mapping

@@ -1,0 +1,226 @@
+"""Verification of group offsets: what the coordinators of both sides have, group by group.
+
+Both sides are asked through the public protocol, so it does not matter which proxy fronts a coordinator. A source's
+position beyond the follower's data waits there and is counted, not compared. Groups commit while this runs: what
+differs is looked at again, and a follower that is where the source was a moment before is not behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from isthmus_control.model import Link, ResourceType, Role
+from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.links import GroupVerdict
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+
+GROUPS_AT_ONCE: Final = 200
+LOOKS: Final = 4
+LOOK_AGAIN_S: Final = 1.0
+"""Commits reach the follower within a second."""
+
+Place = tuple[str, int]
+Positions = Mapping[Place, CommittedOffset]
+
+
+class GroupVerification:
+    """What this cluster's groups have committed, for both ends, and the comparison itself."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+
+    # ---- the peer's calls ----
+
+    async def on_linked_groups(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """This cluster's groups in the namespaces of the link."""
+        link = self._link(connection)
+        return {"groups": sorted(name for name in await self._context.cluster.groups() if _counterpart(link, name))}
+
+    async def on_committed(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What some of these groups have committed, as [topic, partition, offset, metadata] each."""
+        link = self._link(connection)
+        groups = [str(name) for name in params["groups"]]
+        self._check(link, ResourceType.CONSUMER_GROUP, groups)
+        found = await self._context.cluster.committed_offsets(groups)
+        return {
+            "groups": {
+                name: [[*place, position.offset, position.metadata] for place, position in positions.items()]
+                for name, positions in found.items()
+            }
+        }
+
+    async def on_high_watermarks(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The high watermarks of partitions, as [topic, partition, offset] each."""
+        link = self._link(connection)
+        places = [(str(topic), int(partition)) for topic, partition in params["partitions"]]
+        self._check(link, ResourceType.TOPIC, (topic for topic, _ in places))
+        found = await self._context.cluster.high_watermarks(places)
+        return {"partitions": [[*place, end] for place, end in found.items()]}
+
+    def _link(self, connection: LinkConnection) -> Link:
+        link = self._context.control.state.links.get(connection.link_name)
+        if link is None:
+            raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster")
+        return link
+
+    def _check(self, link: Link, kind: ResourceType, names: Iterable[str]) -> None:
+        for name in names:
+            if not any(each.type is kind and each.remote_name(name) is not None for each in link.mappings):
+                raise LinkRejected("UNKNOWN_RESOURCE", f"{kind} {name} is in no namespace of this link here")
+
+    # ---- comparing ----
+
+    async def verify(self, link: Link, connection: LinkConnection) -> list[GroupVerdict]:
+        """Compare every group of the link's group namespaces. Raises LinkRejected, LinkLost, BrokerUnavailable."""
+        mappings = [each for each in link.mappings if each.type is ResourceType.CONSUMER_GROUP]
+        if not mappings:
+            return []
+        here = await self._context.cluster.groups()
+        there = (await connection.call("linked_groups", {}))["groups"]
+        verdicts = []
+        for mapping in mappings:
+            names = {name for name in here if mapping.remote_name(name) is not None}
+            names |= {name for remote in there if (name := mapping.local_name(str(remote))) is not None}
+            ordered = sorted(names)
+            for start in range(0, len(ordered), GROUPS_AT_ONCE):
+                chunk = ordered[start : start + GROUPS_AT_ONCE]
+                pairs = {name: mapping.remote_name(name) or "" for name in chunk}
+                verdicts += await _Comparison(self._context, link, connection, mapping.role is Role.LEADER).run(pairs)
+        return verdicts
+
+
+class _Comparison:
+    """Some groups, here and there."""
+
+    def __init__(self, context: PluginContext, link: Link, connection: LinkConnection, leads: bool) -> None:
+        self._context = context
+        self._link = link
+        self._connection = connection
+        self._leads = leads
+
+    async def run(self, pairs: Mapping[str, str]) -> list[GroupVerdict]:
+        """``pairs``: local names and remote ones."""
+        verdicts: dict[str, GroupVerdict] = {}
+        left = dict(pairs)
+        before: dict[str, Positions | None] = {}
+        for look in range(LOOKS):
+            if look:
+                await asyncio.sleep(LOOK_AGAIN_S)
+            sources, followers = await self._positions(left)
+            ends = await self._ends(sources, followers)
+            for name, remote in list(left.items()):
+                verdict = self._verdict(name, remote, sources[name], followers[name], before.get(name), ends)
+                verdicts[name] = verdict
+                if verdict.equal:
+                    del left[name]
+            if not left:
+                break
+            before = dict(sources)
+        return [verdicts[name] for name in sorted(verdicts)]
+
+    async def _positions(
+        self, pairs: Mapping[str, str]
+    ) -> tuple[dict[str, Positions | None], dict[str, Positions | None]]:
+        """By local group: the source's positions and the follower's, in the source's topic names, of linked topics."""
+        local = await self._context.cluster.committed_offsets(list(pairs))
+        answer = (await self._connection.call("committed", {"groups": list(pairs.values())}))["groups"]
+        ours: dict[str, Positions | None] = {}
+        theirs: dict[str, Positions | None] = {}
+        for name, remote in pairs.items():
+            positions = local.get(name)
+            ours[name] = None if positions is None else self._linked(positions)
+            said: Sequence[Sequence[Any]] | None = answer.get(remote)
+            theirs[name] = (
+                None
+                if said is None
+                else {
+                    (here, int(partition)): CommittedOffset(int(offset), str(metadata))
+                    for topic, partition, offset, metadata in said
+                    if (here := self._local_topic(str(topic))) is not None
+                }
+            )
+        return (ours, theirs) if self._leads else (theirs, ours)
+
+    def _linked(self, positions: Positions) -> Positions:
+        return {place: position for place, position in positions.items() if self._remote_topic(place[0]) is not None}
+
+    def _remote_topic(self, topic: str) -> str | None:
+        names = (each.remote_name(topic) for each in self._link.mappings if each.type is ResourceType.TOPIC)
+        return next((name for name in names if name is not None), None)
+
+    def _local_topic(self, topic: str) -> str | None:
+        names = (each.local_name(topic) for each in self._link.mappings if each.type is ResourceType.TOPIC)
+        return next((name for name in names if name is not None), None)
+
+    async def _ends(
+        self, sources: Mapping[str, Positions | None], followers: Mapping[str, Positions | None]
+    ) -> dict[Place, int]:
+        """The follower's high watermarks where a source's position is not the follower's, by local topic names."""
+        places = sorted(
+            {
+                place
+                for name, positions in sources.items()
+                for place, position in (positions or {}).items()
+                if (followers.get(name) or {}).get(place) != position
+            }
+        )
+        if not places:
+            return {}
+        if not self._leads:
+            return dict(await self._context.cluster.high_watermarks(places))
+        asked = [[self._remote_topic(topic), partition] for topic, partition in places]
+        answer = await self._connection.call("high_watermarks", {"partitions": asked})
+        return {
+            (topic, int(partition)): int(end)
+            for remote, partition, end in answer["partitions"]
+            if (topic := self._local_topic(str(remote))) is not None
+        }
+
+    def _verdict(
+        self,
+        name: str,
+        remote: str,
+        source: Positions | None,
+        follower: Positions | None,
+        before: Positions | None,
+        ends: Mapping[Place, int],
+    ) -> GroupVerdict:
+        verdict = GroupVerdict(group=name, remote_group=remote, equal=False, positions=0, waiting=0)
+        if source is None or follower is None:
+            verdict.difference = (
+                f"not compared: the {'source' if source is None else 'follower'}'s coordinator is not there"
+            )
+            return verdict
+        for place in sorted({*source, *follower}):
+            wanted, has = source.get(place), follower.get(place)
+            if wanted == has or _on_the_way((before or {}).get(place), has, wanted):
+                verdict.positions += 1
+            elif wanted is not None and (place not in ends or wanted.offset > ends[place]):
+                verdict.waiting += 1
+            elif verdict.difference is None:
+                where = f"{place[0]}-{place[1]}"
+                verdict.difference = f"{where}: the source has {_said(wanted)}, the follower has {_said(has)}"
+        verdict.equal = verdict.difference is None
+        return verdict
+
+
+def _on_the_way(before: CommittedOffset | None, has: CommittedOffset | None, wanted: CommittedOffset | None) -> bool:
+    """Whether the follower is where the source was between the look before and this one."""
+    if before is None or has is None or wanted is None or before == wanted:
+        return False
+    return min(before.offset, wanted.offset) <= has.offset <= max(before.offset, wanted.offset)
+
+
+def _said(position: CommittedOffset | None) -> str:
+    if position is None:
+        return "none"
+    return f"{position.offset} with metadata {position.metadata!r}" if position.metadata else str(position.offset)
+
+
+def _counterpart(link: Link, group: str) -> bool:
+    return any(
+        each.type is ResourceType.CONSUMER_GROUP and each.remote_name(group) is not None for each in link.mappings
+    )

@@ -1,0 +1,409 @@
+"""Appends what streams have: connections to a broker, the requests over them, and what the broker's answers mean.
+
+A writer sends one request at a time, with the next batch of every stream that has one; or a few in a row, where a
+stream has small batches that no fate of those before them can shift (``FollowerLog.take_more``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from time import monotonic
+from typing import Final, Protocol, TypeAlias
+
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    KafkaRefused,
+    ProduceConnection,
+    ProduceResult,
+    TransactionMarkers,
+)
+from isthmus_plugins.observers import LinkAppended
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower.log import Append, LogState, Mark, Operation, StopReason
+from isthmus_plugins.replication.follower.stream import FollowerStream
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.connection import written_together
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.producer_ids import ProducerIdOverflow
+from isthmus_protocol.record_codec import decode_records
+from isthmus_protocol.records import BatchError
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+WRITERS_PER_BROKER: Final = 4
+"""A broker reads a connection's next request only when it has answered the last."""
+PATIENCE_S: Final = 0.02
+"""A request that takes longer is passed by: some in-sync replica may be slow."""
+REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
+PRODUCE_TIMEOUT_MS: Final = 30_000
+REFUSALS_MAX: Final = 5
+"""A broker that answers a batch so often with an error that may pass, with nothing stored, does not want it."""
+
+UNVERIFIED_MAX: Final = 3
+"""How often a transactional batch is refused before the target is asked whether it verifies transactions (KIP-890): the
+error that says so may pass, too."""
+TRANSACTIONAL_ID_PREFIX: Final = "isthmus-"
+"""Brokers want a transactional id with transactional batches, and ask for WRITE on it; they do nothing else with it."""
+
+MESSAGE_TOO_LARGE: Final = 10
+NOT_ENOUGH_REPLICAS: Final = 19
+INVALID_RECORD: Final = 87
+OUT_OF_ORDER_SEQUENCE: Final = 45
+TRANSACTION_COORDINATOR_FENCED: Final = 52
+_UNVERIFIED: Final = frozenset({NOT_ENOUGH_REPLICAS, 48, 49})
+"""NOT_ENOUGH_REPLICAS, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING: what the verification of KIP-890 answers."""
+_NOT_STORED: Final = frozenset(
+    {
+        NOT_ENOUGH_REPLICAS,  # refused before the append
+        5,  # LEADER_NOT_AVAILABLE
+        89,  # THROTTLING_QUOTA_EXCEEDED
+    }
+)
+_MOVED: Final = frozenset({3, 6, 100})
+"""UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_ID: the leader end looks for the leader again."""
+_FATE_UNKNOWN: Final = frozenset({7, 13, 20, 56, -1})
+"""Timed out, connection trouble, too few replicas after the append, storage error."""
+_DOUBTFUL: Final = frozenset({45, 46, 59})
+"""Sequence trouble: passes if a request of ours landed that we took for lost, else it is an objection."""
+
+
+Writes: TypeAlias = dict[tuple[str, int], tuple[FollowerStream, list[Append] | Mark]]
+"""What is written to each partition."""
+
+
+class WriterEnd(Protocol):
+    """What writers tell the follower end that has them."""
+
+    batches_appended: int
+    bytes_appended: int
+
+    @property
+    def recent(self) -> int | None: ...
+
+    def proceed(self, stream: FollowerStream) -> None: ...
+
+    def tell_appended(self, stream: FollowerStream) -> None: ...
+
+
+class Writers:
+    """The connections to one broker over which batches are appended.
+
+    One takes all that there is to write, in one request after the other, which costs the broker least. Another one goes
+    past a request that takes long.
+    """
+
+    def __init__(self, end: WriterEnd, context: PluginContext, broker_id: int) -> None:
+        self.ready: dict[FollowerStream, None] = {}
+        """Streams that may have a batch to send, in the order in which they asked."""
+        self._writers = [Writer(self, end, context, broker_id, number) for number in range(WRITERS_PER_BROKER)]
+        self._later: asyncio.TimerHandle | None = None
+
+    async def stop(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        for writer in self._writers:
+            await writer.stop()
+
+    def wake(self, stream: FollowerStream) -> None:
+        """The stream has a batch to send."""
+        self.ready[stream] = None
+        self.share()
+
+    @property
+    def busy(self) -> bool:
+        """Whether some request is under way."""
+        return any(writer.busy for writer in self._writers)
+
+    def share(self) -> None:
+        """Have a writer take what is ready: at once if none is busy, else when their latest request has taken long."""
+        free, began = None, float("-inf")
+        for writer in self._writers:
+            if writer.busy:
+                began = max(began, writer.began)
+            elif free is None:
+                free = writer
+        if free is None:
+            return
+        wait = began + PATIENCE_S - monotonic()
+        if wait <= 0:
+            free.work.set()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait, self._share_later)
+
+    def _share_later(self) -> None:
+        self._later = None
+        if self.ready:
+            self.share()
+
+    async def leave(self, stream: FollowerStream) -> None:
+        """Return when no request of the stream is under way, nor will be."""
+        self.ready.pop(stream, None)
+        for writer in self._writers:
+            await writer.leave(stream)
+
+
+class Writer:
+    """One connection to a broker: it sends one request at a time, or a few in a row."""
+
+    def __init__(self, writers: Writers, end: WriterEnd, context: PluginContext, broker_id: int, number: int) -> None:
+        self._writers = writers
+        self._end = end
+        self._context = context
+        self._broker_id = broker_id
+        self._lane = f"append-{number}"
+        self._tasks = Tasks(f"writer-{broker_id}-{number}")
+        self._under_way: list[FollowerStream] = []
+        self.began = 0.0
+        """When its latest request began."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.work = asyncio.Event()
+        self._connection: ProduceConnection | None = None
+        self._tasks.start("append", self._run())
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    async def leave(self, stream: FollowerStream) -> None:
+        """Return when no request of the stream is under way here."""
+        while stream in self._under_way:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _run(self) -> None:
+        while True:
+            await self.work.wait()
+            self.work.clear()
+            while writes := self._collect():
+                self._under_way = [stream for stream, _ in writes.values()]
+                self.began = monotonic()
+                if self._writers.ready:  # of another transaction, or beyond a request's size
+                    self._writers.share()
+                try:
+                    await self._write(writes)
+                except Exception:
+                    # A bug of ours must not leave streams waiting for ever.
+                    log.exception("write failed", extra={"broker": self._broker_id})
+                    for stream in self._under_way:
+                        stream.follower_log.unknown()
+                    self._settled()
+                if self._writers.busy:  # another one went past, and may take what is left together with its own
+                    break
+
+    def _collect(self) -> Writes:
+        """The next operation of every stream that has one, or a burst of them, up to a request's size."""
+        writes: Writes = {}
+        transaction_of: int | None = None
+        recent = self._end.recent
+        size = 0
+        for stream in list(self._writers.ready):
+            if size >= REQUEST_BYTES_MAX:
+                break
+            producer_id = stream.follower_log.transaction_of
+            if producer_id is not None and transaction_of not in (None, producer_id):
+                continue  # a request holds transactional batches of one producer
+            del self._writers.ready[stream]
+            try:
+                operation = stream.follower_log.take()
+            except (BatchError, ProducerIdOverflow) as error:
+                stream.follower_log.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(error)))
+                self._end.proceed(stream)
+                continue
+            except Exception as error:  # a bug of ours must not end this writer, which other streams share
+                log.exception("batch not prepared", extra={"topic": stream.topic, "partition": stream.partition})
+                stream.follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, repr(error)))
+                self._end.proceed(stream)
+                continue
+            if operation is None and stream.follower_log.doubtful:
+                self._end.proceed(stream)
+            if isinstance(operation, Mark):
+                writes[stream.place] = (stream, operation)
+            elif operation is not None:
+                appends = [operation, *(() if recent is None else stream.follower_log.take_more(recent))]
+                writes[stream.place] = (stream, appends)
+                size += sum(len(append.data) for append in appends)
+                if operation.transactional:
+                    transaction_of = producer_id
+        return writes
+
+    async def _write(self, writes: Writes) -> None:
+        try:
+            if monotonic() > self._context.lease_deadline:  # another proxy may write by now
+                raise BrokerUnavailable("this proxy has no lease now")
+            self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
+        except BrokerUnavailable as error:
+            for stream in self._under_way:
+                stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
+                stream.follower_log.not_written()
+                stream.follower_log.unknown()
+            self._settled()
+            return
+        try:
+            results = await self._request(self._connection, writes)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("append unanswered", extra={"broker": self._broker_id, "detail": str(error)})
+            self._connection.close()
+            for stream in self._under_way:
+                stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
+                stream.follower_log.unknown()
+        else:
+            with written_together({stream.connection for stream, _ in writes.values()}):
+                for place, (stream, written) in writes.items():
+                    self._result(stream, written, results.get(place, []))
+        self._settled()
+
+    async def _request(
+        self, connection: ProduceConnection, writes: Writes
+    ) -> dict[tuple[str, int], list[ProduceResult]]:
+        """Write batches and markers. Raises BrokerUnavailable: the fate of all is unknown.
+
+        What a partition has under way ends with the last Produce request, which is the one with acks=all.
+        """
+        longest = max((len(written) for _, written in writes.values() if isinstance(written, list)), default=0)
+        requests: list[dict[tuple[str, int], bytes]] = [{} for _ in range(longest)]
+        markers: list[TransactionMarkers] = []
+        transactional_id: str | None = None
+        for place, (stream, written) in writes.items():
+            if isinstance(written, Mark):
+                markers.append(
+                    TransactionMarkers(
+                        *place,
+                        written.producer_id,
+                        written.producer_epoch,
+                        written.committed,
+                        written.coordinator_epoch,
+                        written.next_offset - written.first_offset,
+                    )
+                )
+                continue
+            for request, append in zip(requests[-len(written) :], written, strict=True):
+                request[place] = append.data
+            if written[0].transactional:
+                transactional_id = TRANSACTIONAL_ID_PREFIX + stream.link_name
+        results: dict[tuple[str, int], list[ProduceResult]] = {}
+        if requests:
+            for answer in await connection.produce(requests, PRODUCE_TIMEOUT_MS, transactional_id):
+                for place, result in answer.items():
+                    results.setdefault(place, []).append(result)
+        if markers:
+            answer = await connection.write_markers(markers, PRODUCE_TIMEOUT_MS)
+            results |= {place: [result] for place, result in answer.items()}
+        return results
+
+    def _settled(self) -> None:
+        streams, self._under_way = self._under_way, []
+        self._idle.set()
+        for stream in streams:
+            self._end.proceed(stream)
+
+    def _result(self, stream: FollowerStream, written: list[Append] | Mark, results: Sequence[ProduceResult]) -> None:
+        follower_log = stream.follower_log
+        operations: Sequence[Operation] = written if isinstance(written, list) else [written]
+        refused = next((result for result in results if result.error_code), None)
+        if len(results) != len(operations):
+            follower_log.unknown()
+        elif refused is None:
+            if isinstance(written, list):
+                follower_log.appended(*(result.base_offset for result in results))
+                self._end.bytes_appended += sum(len(append.data) for append in written)
+            else:
+                follower_log.marked()
+            if follower_log.state is not LogState.DIVERGED:
+                stream.held = stream.trouble = None
+                stream.refusals = 0
+                self._end.batches_appended += len(operations)
+                self._end.tell_appended(stream)
+                if self._context.link_observers:
+                    self._observe(stream, operations)
+        elif len(operations) == 1:
+            self._refused(stream, operations[0], refused)
+        else:  # what is wrong shows when the first that was refused is sent alone
+            stream.trouble = self._objection(stream, refused)
+            follower_log.partly_appended([None if each.error_code else each.base_offset for each in results])
+
+    def _observe(self, stream: FollowerStream, operations: Sequence[Operation]) -> None:
+        state = self._context.control.state
+        link_ = state.links.get(stream.link_name)
+        size = sum(len(each.data) for each in operations if isinstance(each, Append))
+        self._context.link_observers.appended(
+            LinkAppended(
+                stream.link_name,
+                "" if link_ is None else link_.remote_cluster_id,
+                stream.topic,
+                stream.partition,
+                operations[0].first_offset,
+                stream.follower_log.end,
+                len(operations),
+                size,
+                monotonic() - self.began,
+            )
+        )
+
+    @staticmethod
+    def _objection(stream: FollowerStream, result: ProduceResult) -> StopReason:
+        return StopReason(
+            ReasonCode.TARGET_REFUSES_RECORDS,
+            f"the target refused the batch at offset {stream.follower_log.end}: "
+            f"{result.error_name} {result.message}".rstrip(),
+        )
+
+    def _refused(self, stream: FollowerStream, operation: Operation, result: ProduceResult) -> None:
+        """The broker answered an error."""
+        follower_log, code = stream.follower_log, result.error_code
+        transactional = isinstance(operation, Append) and operation.transactional
+        objection = self._objection(stream, result)
+        if code in _MOVED:
+            follower_log.not_written()
+            follower_log.stop(StopReason(reasons.MOVED, f"the broker answered {result.error_name}"))
+        elif code in _UNVERIFIED and transactional:
+            stream.trouble = objection
+            stream.refusals += 1
+            if stream.refusals > UNVERIFIED_MAX:
+                stream.unverified = code
+            follower_log.not_written()
+            follower_log.unknown()
+        elif code in _NOT_STORED:
+            stream.trouble = objection
+            if isinstance(operation, Append):  # of markers, some may have been written
+                follower_log.not_written()
+            follower_log.unknown()
+        elif code in _FATE_UNKNOWN:
+            stream.trouble = objection
+            follower_log.unknown()
+        elif code == MESSAGE_TOO_LARGE and isinstance(operation, Append) and operation.divisible:
+            follower_log.too_large()
+        elif stream.refusals >= REFUSALS_MAX:
+            follower_log.not_written()
+            follower_log.stop(objection)
+        elif code == INVALID_RECORD and isinstance(operation, Append) and _is_keyless(operation) and not stream.is_copy:
+            stream.trouble = objection
+            stream.refusals += 1
+            stream.keyless = True
+            follower_log.not_written()
+        elif code == OUT_OF_ORDER_SEQUENCE and not follower_log.renumbering:
+            stream.refusals += 1
+            follower_log.out_of_sequence()
+        elif code == TRANSACTION_COORDINATOR_FENCED and isinstance(operation, Mark):
+            stream.refusals += 1
+            follower_log.fenced()
+        elif code in _DOUBTFUL:
+            stream.trouble = objection
+            stream.refusals += 1
+            follower_log.unknown()
+        else:
+            follower_log.not_written()
+            follower_log.stop(objection)
+
+
+def _is_keyless(operation: Append) -> bool:
+    """Whether some record of a batch has no key."""
+    return any(record.key is None for record in decode_records(operation.data))

@@ -1,0 +1,99 @@
+"""One partition of the offsets topic, as it is pushed over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+from isthmus_control.model import Link, ResourceType, Role, leads_positions, remote_name
+from isthmus_plugins.replication.groups.followed_group import Waiting
+from isthmus_plugins.replication.groups.pushed_partition import FedPartition
+from isthmus_plugins.replication.groups.source import Source
+from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_protocol.offsets_log import OffsetKey
+
+NAMES_MAX: Final = 100_000
+"""Whose names at the other end are remembered, for each link."""
+
+
+class LedGroup(NamedTuple):
+    """What a link's status tells of one group that is led."""
+
+    group: str
+    remote_group: str
+    kind: str | None
+    positions: int
+    unmapped_topics: tuple[str, ...]
+    """Topics of its positions that no namespace of the link holds: those positions stay here."""
+    told: bool
+    """Whether the follower end has been told all of it."""
+    waiting: Waiting | None
+    """What the follower's coordinator did not have yet when the follower end was last asked."""
+    problem: str | None
+    partition: int | None
+    """Of the offsets topic; None where the group is gone here."""
+
+
+class Feed:
+    """What one link's follower end has been told, over one connection."""
+
+    __slots__ = (
+        "_remote_names",
+        "calls",
+        "confirms",
+        "connection",
+        "fed",
+        "held_back",
+        "holds_back",
+        "idle",
+        "link_name",
+        "mappings",
+        "pending",
+        "told",
+        "topic_prefixes",
+        "wake",
+    )
+
+    def __init__(self, link: Link, connection: LinkConnection) -> None:
+        self.link_name = link.name
+        self.mappings = link.mappings
+        self.topic_prefixes = sorted(
+            mapping.remote_prefix
+            for mapping in link.mappings
+            if mapping.type is ResourceType.TOPIC and mapping.role is Role.LEADER
+        )
+        """The other end's topic namespaces that positions are told of."""
+        self._remote_names: dict[tuple[ResourceType, str], str | None] = {}
+        self.connection = connection
+        self.confirms = leads_positions(link)
+        """Whether the follower end is to say what it has: commits wait for it."""
+        self.fed: dict[Source, FedPartition] = {}
+        """Of a link that confirms."""
+        self.calls: set[asyncio.Task[None]] = set()
+        """That are not answered."""
+        self.told: dict[Source, dict[OffsetKey, float]] = {}
+        """Partitions that have been told whole; what of them changed since then, and when that was read."""
+        self.held_back: dict[Source, frozenset[str]] = {}
+        """Of partitions that have been told but for some topics: those topics. They are told whole again later."""
+        self.holds_back = False
+        """Whether the follower end knows of topics that are not told for now; one of before would delete positions."""
+        self.pending: dict[str, Waiting] = {}
+        """By the remote name of the group."""
+        self.wake = asyncio.Event()
+        self.idle = False
+        """Whether all has been told that there was when :attr:`wake` was waited for."""
+
+    def remote_group(self, group: str) -> str | None:
+        return self._remote_name(ResourceType.CONSUMER_GROUP, group)
+
+    def remote_topic(self, topic: str) -> str | None:
+        return self._remote_name(ResourceType.TOPIC, topic)
+
+    def _remote_name(self, kind: ResourceType, name: str) -> str | None:
+        try:
+            return self._remote_names[kind, name]
+        except KeyError:
+            if len(self._remote_names) >= NAMES_MAX:
+                self._remote_names.clear()
+            found = self._remote_names[kind, name] = remote_name(self.mappings, kind, name)
+            return found

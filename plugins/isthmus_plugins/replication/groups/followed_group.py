@@ -1,0 +1,342 @@
+"""One group that follows: what its source wants, what its coordinator has, and so what there is to do. No I/O.
+
+What cannot be done now is pending, with its reason:
+
+====================================  ==================================================================================
+``BEYOND_FOLLOWER_END``               the commit is ahead of the data, or its topic does not follow (yet)
+``MEMBERS_SUBSCRIBED``                a deletion that the coordinator refuses while members are there
+``TOPICS_DIFFER``                     the topic is attached at one end of the link alone, so nothing is done
+``SOURCE_TRUNCATING``                 the source's topic is being truncated, so what groups have there is not told now
+``TRUNCATING``                        the topic has records that go, so it is not known where its data ends
+``COORDINATOR_NOT_AVAILABLE``         the group's coordinator moves, loads, or does not answer
+``TRANSACTION_VERIFICATION_ENABLED``  the brokers verify transactions, so they take no commits in a group's place
+``POSITION_NOT_KNOWN``                the source's newest commit cannot be read: what the coordinator has stays
+``TARGET_REFUSES_OFFSETS``            the coordinator answers with an error that does not pass by itself
+====================================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import CommittedOffset
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+BEYOND_FOLLOWER_END: Final = "BEYOND_FOLLOWER_END"
+MEMBERS_SUBSCRIBED: Final = "MEMBERS_SUBSCRIBED"
+COORDINATOR_NOT_AVAILABLE: Final = "COORDINATOR_NOT_AVAILABLE"
+POSITION_NOT_KNOWN: Final = "POSITION_NOT_KNOWN"
+TOPICS_DIFFER: Final = "TOPICS_DIFFER"
+TARGET_REFUSES_OFFSETS: Final = "TARGET_REFUSES_OFFSETS"
+
+COMPARE_INTERVAL_S: Final = 10.0
+"""How often what coordinators have is read again although nothing happened: somebody else may have changed it."""
+NEVER: Final = float("inf")
+FIRST_RENEWAL_MAX_S: Final = 600.0
+"""Nobody knows how old positions are that were found: they are renewed within this time."""
+
+
+class Pending(NamedTuple):
+    """Why something is not done yet."""
+
+    code: str
+    message: str
+
+
+STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, ReasonCode.TRANSACTION_VERIFICATION_ENABLED})
+"""Reasons that somebody must remove."""
+
+
+class Waiting(NamedTuple):
+    """What a group's coordinator does not have yet, summed up. Goes over the link as it is."""
+
+    positions: int
+    """Positions and deletions."""
+    age_ms: int
+    """Of the oldest of them."""
+    code: str | None
+    message: str | None
+
+
+class Plan(NamedTuple):
+    """What is to be done for one group now."""
+
+    commit: dict[Place, CommittedOffset]
+    renew: dict[Place, CommittedOffset]
+    """As the coordinator has it: committed again, so that it does not expire."""
+    delete: set[Place]
+    delete_group: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.commit or self.renew or self.delete or self.delete_group)
+
+
+class FollowedGroup:
+    """One group of this cluster: what its source wants, what the coordinator has of it."""
+
+    def __init__(self, link: str, group: str, source_partition: int) -> None:
+        self.link = link
+        self.group = group
+        self.source_partition = source_partition
+        """Of the source's offsets topic."""
+        self.wanted: dict[Place, CommittedOffset] = {}
+        self.differences: set[Place] = set()
+        """Where the coordinator does not have what is wanted, but for those that are left as they are."""
+        self.unknown: set[Place] = set()
+        """Positions whose newest commit at the source cannot be read."""
+        self.silent: dict[Place, Pending] = {}
+        """Positions that are left as they are, since the source does not tell of their topics now; and why."""
+        self.silent_by: object = None
+        """What that was found by; None: the group has got or lost positions since."""
+        self.deleting = False
+        """The source has no such group any more."""
+        self.has: dict[Place, CommittedOffset] | None = None
+        """In the link's topics. None: not read yet, or in doubt."""
+        self.has_others = False
+        """Whether it has positions in topics of its own."""
+        self.unsure = True
+        """Whether somebody's request of before may have left a position that is ahead of the data by now."""
+        self.read_at = 0.0
+        """When all that is to be read (again)."""
+        self.certain_from = 0.0
+        """Until then somebody's request of before may be carried out, and put an older position over a newer one."""
+        self.certain = False
+        """Whether what the coordinator has was read after that."""
+        self.since: dict[Place, float] = {}
+        """When what is wanted and not there came to be wanted."""
+        self.renew_at: dict[Place, float] = {}
+        self._first_renewal = NEVER
+        """None of them is before this."""
+        self.pending: dict[Place | None, Pending] = {}
+        """By partition; None is the group itself."""
+        self.retry_at = 0.0
+        self.failures = 0
+        self.busy = False
+
+    def want(self, place: Place, wanted: CommittedOffset | None, since: float) -> None:
+        """The source's position is this now (None: there is none)."""
+        if place in self.unknown or (place in self.wanted) is not (wanted is not None):
+            self.silent_by = None
+        self.unknown.discard(place)
+        if wanted is None:
+            self.wanted.pop(place, None)
+        else:
+            self.wanted[place] = wanted
+            self.deleting = False
+        self.since.setdefault(place, since)
+        self.retry_at = 0.0
+        self._settle(place)
+
+    def not_known(self, place: Place) -> None:
+        """The source's newest commit there cannot be read."""
+        self.unknown.add(place)
+        self.silent_by = None
+        self._settle(place)
+
+    def forget(self, place: Place) -> None:
+        """It is not known any more what the source has there."""
+        self.wanted.pop(place, None)
+        self.unknown.discard(place)
+        self.silent_by = None
+        self._settle(place)
+
+    def silence(self, places: Mapping[Place, Pending], by: object) -> None:
+        """Leave these positions as they are, and no others; ``by``: see :attr:`silent_by`."""
+        self.silent_by = by
+        if places != self.silent:
+            self.silent = dict(places)
+            self._settle_all()
+
+    def found(
+        self,
+        has: Mapping[Place, CommittedOffset],
+        has_others: bool,
+        now: float,
+        renewal_s: float,
+        asked_at: float | None = None,
+    ) -> None:
+        """What the coordinator has, read now: in the link's topics, and whether in others."""
+        self.has, self.has_others = dict(has), has_others
+        self.certain = (now if asked_at is None else asked_at) >= self.certain_from
+        self.read_at = now + COMPARE_INTERVAL_S if self.certain else max(now, self.certain_from)
+        self.renew_at = {
+            place: self.renew_at.get(place, now + random.uniform(0, min(renewal_s, FIRST_RENEWAL_MAX_S)))
+            for place in has
+        }
+        self._first_renewal = min(self.renew_at.values(), default=NEVER)
+        self.silent_by = None
+        self._settle_all()
+        for place in self.differences:
+            self.since.setdefault(place, now)
+
+    def committed(self, places: Mapping[Place, CommittedOffset], now: float, renewal_s: float) -> None:
+        """The coordinator has taken these."""
+        self._first_renewal = min(self._first_renewal, now + renewal_s)
+        for place, position in places.items():
+            if self.has is not None:
+                if place not in self.has:
+                    self.silent_by = None
+                self.has[place] = position
+            self.renew_at[place] = now + renewal_s
+            self._settle(place)
+
+    def deleted(self, places: Iterable[Place]) -> None:
+        """The coordinator has none of these any more."""
+        self.silent_by = None
+        for place in places:
+            if self.has is not None:
+                self.has.pop(place, None)
+            self.renew_at.pop(place, None)
+            self._settle(place)
+
+    def in_doubt(self, read_at: float) -> None:
+        """A request may or may not have been carried out, or the log that it was made for is another one by now."""
+        self.is_not_told()
+        self.unsure = True
+        self.read_at = read_at
+        self.doubt(read_at)
+
+    def is_not_told(self) -> None:
+        """The coordinator does not say what it has."""
+        self.has = None
+        self.silent_by = None
+        self._settle_all()
+
+    def doubt(self, until: float) -> None:
+        """A request of before may be carried out until then."""
+        self.certain_from = max(self.certain_from, until)
+        self.certain = False
+
+    def _settle(self, place: Place) -> None:
+        """See what there is to do for a position that has changed. One that is as it should be waits for nothing."""
+        left = place in self.unknown or place in self.silent
+        if not left and self.wanted.get(place) != (self.has or {}).get(place):
+            self.differences.add(place)
+            return
+        self.differences.discard(place)
+        if self.has is not None:
+            self.since.pop(place, None)
+            if not left:
+                self.pending.pop(place, None)
+
+    def _settle_all(self) -> None:
+        """The same of all of them."""
+        waiting = {place for place in self.pending if place is not None}
+        for place in {*self.wanted, *(self.has or ()), *self.differences, *self.since, *waiting}:
+            self._settle(place)
+
+    def has_as_wanted(self, place: Place) -> bool:
+        """Whether the coordinator has, for good, a position as the source's newest commit is, or there is none."""
+        if self.has is None or not self.certain or place in self.unknown:
+            return False
+        return place not in self.wanted or self.has.get(place) == self.wanted[place]
+
+    @property
+    def to_commit(self) -> list[Place]:
+        """Partitions whose ends matter for the next plan."""
+        return [place for place in self.differences if place in self.wanted]
+
+    @property
+    def settled(self) -> bool:
+        """Whether the coordinator has what is wanted, and nothing that is not."""
+        open_places = self.differences or self.unknown or self.silent
+        return self.has is not None and not open_places and not self.pending
+
+    @property
+    def due_at(self) -> float:
+        """When it is to be read or renewed although nothing happened."""
+        return min(self.read_at, self._first_renewal)
+
+    def to_renew(self, now: float) -> list[Place]:
+        """Positions that are to be committed again."""
+        if now < self._first_renewal:
+            return []
+        self._first_renewal = min(self.renew_at.values(), default=NEVER)
+        return [place for place, due in self.renew_at.items() if due <= now]
+
+    def _stays(self, place: Place, objections: Mapping[str, Pending]) -> bool:
+        """Whether the coordinator has what is wanted, in a log that is not about to be cut."""
+        objection = objections.get(place[0])
+        if objection is not None and objection.code == ReasonCode.TRUNCATING:
+            return False
+        has = self.has or {}
+        return place in has and has[place] == self.wanted.get(place)
+
+    def waiting(self, now: float) -> Waiting:
+        """What is not there yet, and the gravest reason for it."""
+        positions = len(self.wanted) if self.has is None else len(self.differences | self.unknown | self.silent.keys())
+        age_s = now - min(self.since.values()) if positions and self.since else 0.0
+        reasons = sorted(self.pending.values(), key=lambda pending: pending.code not in STOPPED)
+        code, message = reasons[0] if reasons else (None, None)
+        return Waiting(positions, int(age_s * 1000), code, message)
+
+    @property
+    def to_check(self) -> list[Place]:
+        """Positions of the coordinator that may be ahead of the data."""
+        return [place for place in self.has or () if place not in self.silent] if self.unsure else []
+
+    def to_plan(self, now: float) -> set[Place]:
+        """What a plan may be about."""
+        return {*self.differences, *self.to_check, *self.to_renew(now)}
+
+    def plan(
+        self,
+        ends: Mapping[Place, int],
+        objections: Mapping[str, Pending],
+        now: float,
+        log_ends: Mapping[Place, int] = MappingProxyType({}),
+        whole: bool = True,
+    ) -> Plan:
+        """What to do now; why the rest waits is noted as pending.
+
+        ``ends``: high watermarks of :attr:`to_commit` and :attr:`to_check`. ``objections``: topics of :meth:`to_plan`
+        that do not follow (now), and why. ``log_ends``: of :attr:`to_check`, where topics follow: what is
+        beyond is moved into the data. ``whole``: what is not wanted is not there at the source, as far as has been
+        told.
+        """
+        assert self.has is not None
+        commit: dict[Place, CommittedOffset] = {}
+        for place in self.unknown:
+            message = f"the source's newest commit for {text_of(place)} cannot be read"
+            self.pending[place] = Pending(POSITION_NOT_KNOWN, message)
+        for place in self.to_commit:
+            wanted, end = self.wanted[place], ends.get(place)
+            if place[0] in objections:
+                self.pending[place] = objections[place[0]]
+            elif end is None:
+                self.pending[place] = Pending(BEYOND_FOLLOWER_END, f"the end of {text_of(place)} cannot be read now")
+            elif wanted.offset > end:
+                message = f"{text_of(place)} ends at {end}, the group's position is {wanted.offset}"
+                self.pending[place] = Pending(BEYOND_FOLLOWER_END, message)
+            else:
+                commit[place] = wanted
+        ahead = {
+            place: CommittedOffset(ends[place], self.has[place].metadata)
+            for place in self.to_check
+            if place in self.wanted.keys() | self.unknown
+            and place[0] not in objections
+            and place in ends
+            and self.has[place].offset > log_ends.get(place, self.has[place].offset)
+        }
+        self.unsure = any(place not in log_ends or place not in ends for place in self.to_check)
+        commit = {**ahead, **commit}
+        renew = {
+            place: self.has[place]
+            for place in self.to_renew(now)
+            if self._stays(place, objections) and place not in commit
+        }
+        for place, why in self.silent.items():
+            self.pending[place] = why
+        delete = {place for place in self.differences if place not in self.wanted} if whole else set()
+        delete_group = whole and self.deleting and not self.has and not self.has_others
+        return Plan(commit, renew, delete, delete_group)
+
+
+def text_of(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"

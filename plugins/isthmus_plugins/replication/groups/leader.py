@@ -1,0 +1,639 @@
+"""The leader end of group offsets: reads this cluster's offsets topic, and tells follower ends what is committed.
+
+For each partition of ``__consumer_offsets`` whose leader this proxy fronts there is a :class:`Source`: what the log
+adds up to for the groups of led namespaces, read from the log's start in one leader epoch. For each link there is one
+:class:`Feed` over one connection: first the whole of each partition, then what changed, newest state only, one call at
+a time. What a call carried is the follower end's to keep until the connection ends; then all is told again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_positions, local_name, remote_name
+from isthmus_control.truncations import WITHHELD
+from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.groups.feed import Feed, LedGroup
+from isthmus_plugins.replication.groups.followed_group import Waiting
+from isthmus_plugins.replication.groups.pushed_partition import FedPartition
+from isthmus_plugins.replication.groups.source import Source
+from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.peers import LinkPeers
+from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace, SyncPlace
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Group, OffsetKey, OffsetsLog
+from isthmus_protocol.records import BatchError, BatchHeader, Frame, walk
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+DISCOVERY_INTERVAL_S: Final = 1.0
+"""How often the offsets topic's leaders are looked at, where group namespaces are led."""
+TAIL_WAIT_MS: Final = 2000
+"""An idle cluster costs one read a broker in this time."""
+GATHER_S: Final = 0.05
+"""After a read that found something: what comes meanwhile is read together, since each read names every partition."""
+FETCH_BYTES_MAX: Final = 1024 * 1024
+PARTITION_BYTES_MAX: Final = 256 * 1024
+POSITIONS_AT_ONCE: Final = 2000
+"""In one call."""
+CALLS_AT_ONCE: Final = 64
+"""Calls to one follower end of a synchronous link that are not answered; each takes a round trip."""
+PENDING_INTERVAL_S: Final = 1.0
+RETRY_DELAY_S: Final = 0.5
+BROKEN_RETRY_S: Final = 10.0
+LANE: Final = "group-offsets"
+
+OFFSET_OUT_OF_RANGE: Final = 1
+
+
+class GroupLeader:
+    """The groups that are led over links, as far as this proxy fronts their coordinators."""
+
+    def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
+        self._context = context
+        self._peers = peers
+        self._tasks = Tasks("group-leader")
+        self._changed = asyncio.Event()
+        self._wanted: tuple[NamespaceMapping, ...] = ()
+        """Led group namespaces of all links: what the logs were read for."""
+        self._topic_id = b""
+        self._partitions = 0
+        self._sources: dict[int, Source] = {}
+        self._tails: dict[int, asyncio.Event] = {}
+        self._feeds: dict[str, Feed] = {}
+        self.on_confirmed: Callable[[SyncPlace], None] = lambda place: None
+        """Called when a follower end of a synchronous link has more."""
+        self.told = asyncio.Event()
+        """Set when a follower end is told more; who waits for it clears it."""
+        self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = lambda *batch: True
+        """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
+        self.error: str | None = None
+        """Why the offsets topic cannot be found."""
+
+    def start(self) -> None:
+        self._tasks.start("reconcile", self._reconcile_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def wake(self) -> None:
+        """Links, namespaces or connections changed."""
+        self._changed.set()
+
+    # ---- what synchronous links confirm ----
+
+    @property
+    def partitions(self) -> int:
+        """Of the offsets topic; 0 while it is not known."""
+        return self._partitions
+
+    @property
+    def topic_id(self) -> bytes:
+        """Of the offsets topic; empty while it is not known."""
+        return self._topic_id
+
+    def places(self) -> Iterator[LedPartition]:
+        """The partitions whose groups are led over synchronous links, as far as this proxy fronts their leaders."""
+        for link in self._leading().values():
+            if leads_positions(link):
+                for partition in self._sources:
+                    yield LedPartition(link.name, OFFSETS_TOPIC, partition)
+
+    def place(self, key: LedPartition) -> SyncPlace | None:
+        """One of them, from when its follower had all of it once."""
+        feed, source = self._feeds.get(key.link), self._sources.get(key.partition)
+        if feed is None or source is None or not self._is_current(feed):
+            return None
+        fed = feed.fed.get(source)
+        return fed if fed is not None and fed.acked >= 0 else None
+
+    def leader_epoch(self, partition: int) -> int:
+        """Under which a partition of the offsets topic is read, -1 for none."""
+        source = self._sources.get(partition)
+        return -1 if source is None else source.leader_epoch
+
+    def read_end(self, partition: int) -> int:
+        """Up to where a partition of the offsets topic is read, -1 for not at all."""
+        source = self._sources.get(partition)
+        return -1 if source is None else source.read_offset
+
+    async def on_applied(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """The other side's coordinators have what partitions add up to at these offsets."""
+        feed = self._feeds.get(connection.link_name)
+        if feed is not None and feed.connection is connection and self._is_current(feed):
+            for partition, epoch, upto in params["parts"]:
+                source = self._sources.get(int(partition))
+                fed = feed.fed.get(source) if source is not None and source.leader_epoch == epoch else None
+                if fed is not None:
+                    fed.confirmed(int(upto))
+                    self.on_confirmed(fed)
+        return {}
+
+    def _is_current(self, feed: Feed) -> bool:
+        """Whether what a feed tells is what the link's namespaces ask for now."""
+        link = self._context.control.state.links.get(feed.link_name)
+        return link is not None and feed.mappings == link.mappings and not feed.connection.lost
+
+    def groups(self, link: Link) -> Iterator[LedGroup]:
+        """The led groups of a link that this proxy knows."""
+        feed = self._feeds.get(link.name)
+        mapped = feed if feed is not None and feed.mappings == link.mappings else None
+        named: set[str] = set()
+        for source in self._sources.values():
+            for name, group in source.offsets_log.groups.items():
+                remote = remote_name(link.mappings, ResourceType.CONSUMER_GROUP, name)
+                if remote is not None:
+                    named.add(remote)
+                    yield self._led_group(link, name, remote, group, source, mapped)
+        for remote, waiting in (mapped.pending if mapped is not None else {}).items():
+            local = local_name(link.mappings, remote)
+            if remote not in named and local is not None:  # deleted here, and not yet there
+                yield LedGroup(local, remote, None, 0, (), True, waiting, None, None)
+
+    def _led_group(
+        self, link: Link, name: str, remote: str, group: Group, source: Source, feed: Feed | None
+    ) -> LedGroup:
+        unmapped = {
+            topic for topic, _ in group.positions if remote_name(link.mappings, ResourceType.TOPIC, topic) is None
+        }
+        problems = [f"{topic}-{partition}: {what}" for (topic, partition), what in sorted(group.unreadable.items())]
+        changed = None if feed is None else feed.told.get(source)
+        told = changed is not None and not any(key.group == name for key in changed)
+        return LedGroup(
+            name,
+            remote,
+            None if group.kind is None else group.kind.value,
+            sum(topic not in unmapped for topic, _ in group.positions),
+            tuple(sorted(unmapped)),
+            told,
+            None if feed is None else feed.pending.get(remote),
+            source.problem or "; ".join(problems) or None,
+            source.partition,
+        )
+
+    def warnings(self) -> list[str]:
+        """What keeps this proxy from knowing all that groups have committed."""
+        found = [
+            f"{OFFSETS_TOPIC}-{source.partition} has records of {what}, the last at offset {offset}, which this "
+            "version does not know: upgrade the proxies"
+            for source in self._sources.values()
+            for what, offset in source.offsets_log.unknown.items()
+        ]
+        return found if self.error is None else [*found, f"{OFFSETS_TOPIC} cannot be found: {self.error}"]
+
+    # ---- what should be, and making it so ----
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self._reconcile()
+                self.error = None
+            except (BrokerUnavailable, KafkaRefused) as error:
+                if self.error is None:
+                    log.warning("offsets topic not found", extra={"detail": str(error)})
+                self.error = str(error)
+            try:
+                async with asyncio.timeout(DISCOVERY_INTERVAL_S if self._wanted else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    def _leading(self) -> dict[str, Link]:
+        return {link.name: link for link in self._context.control.state.links.values() if link.leads_groups}
+
+    async def _reconcile(self) -> None:
+        leading = self._leading()
+        wanted = tuple(mapping for link in leading.values() for mapping in link.mappings if mapping.leads_groups)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._sources.clear()
+        # Without a lease another proxy may front these brokers, and tell the same groups.
+        if not wanted or monotonic() >= self._context.lease_deadline:
+            self._sources.clear()
+            self._keep_feeds({})
+            return
+        await self._find_sources()
+        self._keep_feeds(leading)
+
+    async def _find_sources(self) -> None:
+        topic = await self._context.cluster.topic(OFFSETS_TOPIC)
+        if topic is None:  # no group was ever used
+            self._sources.clear()
+            return
+        if topic.topic_id != self._topic_id:
+            self._topic_id = topic.topic_id
+            self._sources.clear()
+        self._partitions = len(topic.partitions)
+        now = monotonic()
+        for index, info in enumerate(topic.partitions):
+            known = self._sources.get(index)
+            if not self._context.fronts(info.leader) or info.leader < 0:
+                self._sources.pop(index, None)
+            elif (
+                known is None
+                or (known.broker_id, known.leader_epoch) != (info.leader, info.leader_epoch)
+                or (known.problem is not None and known.retry_at <= now)
+            ):
+                self._sources[index] = Source(index, info.leader, info.leader_epoch, OffsetsLog(self._is_wanted))
+        for broker_id in {source.broker_id for source in self._sources.values()}:
+            if broker_id not in self._tails:
+                self._tails[broker_id] = asyncio.Event()
+                self._tasks.start(f"tail-{broker_id}", self._read_for_ever(broker_id, self._tails[broker_id]))
+            self._tails[broker_id].set()
+
+    def _is_wanted(self, group: str) -> bool:
+        return any(mapping.remote_name(group) is not None for mapping in self._wanted)
+
+    def _keep_feeds(self, leading: Mapping[str, Link]) -> None:
+        for name, feed in list(self._feeds.items()):
+            link = leading.get(name)
+            if link is None or feed.connection.lost or feed.mappings != link.mappings:
+                del self._feeds[name]
+                if link is None and not feed.connection.lost:
+                    self._tasks.start(f"end-{name}", self._end(feed.connection, None))
+                feed.wake.set()
+        for name, link in leading.items():
+            connections = self._peers.connections(name)
+            if name not in self._feeds and connections:
+                feed = self._feeds[name] = Feed(link, connections[0])
+                self._tasks.start(f"feed-{name}", self._feed_for_ever(feed))
+                self._tasks.start(f"pending-{name}", self._ask_for_ever(feed))
+        for name, feed in self._feeds.items():
+            confirms = leads_positions(leading[name])
+            if confirms is not feed.confirms:
+                feed.confirms = confirms
+                feed.told.clear()
+                feed.fed.clear()
+            feed.wake.set()
+
+    async def _end(self, connection: LinkConnection, partitions: list[int] | None) -> None:
+        """Tell a follower end that this one tells it no more of these partitions, of all by default."""
+        try:
+            await connection.call("end_group_offsets", {"partitions": partitions})
+        except (LinkRejected, LinkLost, TimeoutError):
+            pass  # it learns it from the connection, or from whoever tells them now
+
+    # ---- reading ----
+
+    async def _read_for_ever(self, broker_id: int, wake: asyncio.Event) -> None:
+        turn = 0
+        while True:
+            wake.clear()
+            now = monotonic()
+            sources = [
+                source
+                for source in self._sources.values()
+                if source.broker_id == broker_id and source.problem is None and source.retry_at <= now
+            ]
+            if not sources:
+                await wake.wait()
+                continue
+            turn = (turn + 1) % len(sources)
+            connection: FetchConnection | None = None
+            try:
+                connection = await self._context.cluster.fetch_connection(broker_id, LANE)
+                if await self._read(connection, sources[turn:] + sources[:turn]):
+                    await asyncio.sleep(GATHER_S)
+            except (BrokerUnavailable, KafkaRefused) as error:
+                log.warning("offsets topic not read", extra={"broker": broker_id, "detail": str(error)})
+                if connection is not None:
+                    connection.close()
+                self.wake()
+                await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _read(self, connection: FetchConnection, sources: list[Source]) -> bool:
+        """One read; whether to pause: it found what the follower ends lack, or less than there is to be read."""
+        asked = {source.partition: source for source in sources}
+        await self._read_ends([source for source in sources if source.log_end is None])
+        loaded = all(source.loaded for source in sources)
+        fetched = await connection.fetch(
+            [
+                FetchPartition(
+                    self._topic_id, source.partition, source.read_offset, PARTITION_BYTES_MAX, source.leader_epoch
+                )
+                for source in sources
+            ],
+            TAIL_WAIT_MS if loaded else 0,
+            FETCH_BYTES_MAX,
+            only_changes=loaded,
+        )
+        now = monotonic()
+        found = False
+        nothing_left = not any(len(part.records) for part in fetched)
+        for part in fetched:
+            source = asked[part.partition]
+            if self._sources.get(part.partition) is not source:
+                continue
+            if part.error_code:
+                await self._refused(source, part)
+                continue
+            found = self._take(source, part, now) or found
+            reached = max(source.next_offset, part.high_watermark if nothing_left else 0)
+            if not source.loaded and source.log_end is not None and reached >= source.log_end:
+                source.loaded = True
+                for feed in self._feeds.values():
+                    feed.wake.set()
+            await asyncio.sleep(0)  # a long log is read without holding up the sessions
+        if not all(source.loaded for source in sources):
+            return nothing_left
+        return found and not any(feed.confirms for feed in self._feeds.values())
+
+    async def _read_ends(self, sources: list[Source]) -> None:
+        if sources:
+            ends = await self._context.cluster.log_ends([(OFFSETS_TOPIC, source.partition) for source in sources])
+            for source in sources:
+                source.log_end = ends.get((OFFSETS_TOPIC, source.partition))
+
+    def _take(self, source: Source, part: Fetched, now: float) -> bool:
+        broken: BatchError | None = None
+        try:
+            for start, end, header in walk(part.records):
+                if header.next_offset > source.read_offset:
+                    source.waiting.append((bytes(part.records[start:end]), header))
+        except BatchError as error:
+            broken = error
+        self._take_waiting(source, now, broken)
+        return bool(len(part.records))
+
+    def _take_waiting(self, source: Source, now: float, broken: BatchError | None = None) -> None:
+        """Take what was read, up to a marker that may not be told yet; ``broken``: what comes behind it."""
+        changed: set[OffsetKey] = set()
+        try:
+            while source.waiting:
+                batch, header = source.waiting[0]
+                if header.is_transactional and not self._may_pass(source, header, batch):
+                    break
+                changed |= source.offsets_log.take(batch, header)
+                source.next_offset = header.next_offset
+                source.waiting.popleft()
+            if broken is not None and not source.waiting:
+                raise broken
+        except BatchError as error:
+            source.waiting.clear()
+            source.problem = (
+                f"{OFFSETS_TOPIC}-{source.partition} cannot be read at offset {source.next_offset}: {error}"
+            )
+            source.retry_at = now + BROKEN_RETRY_S
+            log.error("offsets topic not read", extra={"partition": source.partition, "detail": str(error)})
+        pending, undone = source.offsets_log.take_pending_news(), source.offsets_log.take_undone()
+        for feed in self._feeds.values():
+            news, fed = feed.told.get(source), feed.fed.get(source)
+            if news is not None:
+                for key in changed:
+                    if feed.remote_group(key.group) is not None and feed.remote_topic(key.topic) is not None:
+                        news.setdefault(key, now)
+            if fed is not None:
+                fed.pending |= pending
+                fed.undone = fed.undone or undone
+                fed.saw(source.read_offset, now)
+            if (news or fed is not None) and not self._tell_at_once(feed, source):
+                feed.wake.set()
+
+    def _may_pass(self, source: Source, header: BatchHeader, batch: Frame) -> bool:
+        """Whether a transactional batch may be told over all links that confirm."""
+        fed = [fed for feed in self._feeds.values() if (fed := feed.fed.get(source)) is not None]
+        return all(self.may_pass(each, header, batch) for each in fed)
+
+    def resume(self, partition: int) -> None:
+        """Look again at what may not have been told."""
+        source = self._sources.get(partition)
+        if source is not None and source.waiting:
+            self._take_waiting(source, monotonic())
+
+    def is_told(self, place: object) -> bool:
+        """Whether a place is told still."""
+        feeds = [feed for feed in self._feeds.values() if self._is_current(feed)]
+        return any(each is place for feed in feeds for each in feed.fed.values())
+
+    async def _refused(self, source: Source, part: Fetched) -> None:
+        if part.error_code == OFFSET_OUT_OF_RANGE and source.next_offset == 0:
+            source.next_offset = await self._context.cluster.log_start(OFFSETS_TOPIC, source.partition)
+            source.waiting.clear()
+        else:  # another leader, or the log was cut: read it again from its start
+            del self._sources[source.partition]
+            self.wake()
+
+    # ---- telling ----
+
+    async def _feed_for_ever(self, feed: Feed) -> None:
+        """Tell one follower end, until its connection ends or the link changes."""
+        while self._in_use(feed):
+            feed.wake.clear()
+            try:
+                if not await self._tell(feed):
+                    feed.idle = True
+                    await feed.wake.wait()
+                    feed.idle = False
+            except LinkLost:
+                break
+            except (LinkRejected, TimeoutError) as error:
+                log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
+                feed.told.clear()
+                await asyncio.sleep(RETRY_DELAY_S)
+        self.wake()
+
+    def _in_use(self, feed: Feed) -> bool:
+        return self._feeds.get(feed.link_name) is feed and self._is_current(feed)
+
+    async def _ask_for_ever(self, feed: Feed) -> None:
+        """Ask a follower end what of all that is pending there, for the link's status on this side."""
+        while self._in_use(feed):
+            try:
+                answer = await feed.connection.call("group_pending", {})
+                feed.pending = {str(name): Waiting(*said) for name, said in answer["groups"].items()}
+            except LinkLost:
+                break
+            except (LinkRejected, TimeoutError):
+                feed.pending = {}
+            await feed.connection.lost_within(PENDING_INTERVAL_S)
+
+    async def _tell(self, feed: Feed) -> bool:
+        """Tell what the follower end lacks; False if that was nothing."""
+        current = set(self._sources.values())
+        withheld = self._withheld(feed)
+        for source in [source for source in feed.told if source not in current]:
+            del feed.told[source]
+            feed.held_back.pop(source, None)
+            feed.fed.pop(source, None)
+            if source.partition not in self._sources:  # another proxy fronts its leader now
+                await self._end(feed.connection, [source.partition])
+        for source in [source for source in feed.told if feed.held_back.get(source, frozenset()) - withheld]:
+            del feed.told[source]
+        for source in current:
+            if source.loaded and source not in feed.told:
+                if withheld and not feed.holds_back:
+                    await self._call(feed, [])  # the answer says whether it does
+                if withheld and not feed.holds_back:
+                    break
+                await self._tell_whole(feed, source, frozenset(withheld))
+                return True
+        changes = []
+        room = POSITIONS_AT_ONCE
+        for source in feed.told:
+            part = self._change(feed, source, withheld, room)
+            if part is not None:
+                room -= len(part["positions"])
+                changes.append(part)
+        if not changes:
+            return False
+        if not feed.confirms:
+            await self._call(feed, changes)
+            return True
+        self._begin_call(feed, changes)
+        if len(feed.calls) >= CALLS_AT_ONCE:
+            await asyncio.wait(feed.calls, return_when=asyncio.FIRST_COMPLETED)
+        return True
+
+    def _tell_at_once(self, feed: Feed, source: Source) -> bool:
+        """Tell a follower end that confirms what was read just now, if it was told all else; whether it has all of it.
+
+        Clients wait for that. The task that tells takes its turn where there is more to do.
+        """
+        if not feed.idle or not feed.confirms or source not in feed.told or not self._is_current(feed):
+            return False
+        if len(feed.calls) >= CALLS_AT_ONCE:
+            return False
+        part = self._change(feed, source, self._withheld(feed), POSITIONS_AT_ONCE)
+        if part is not None:
+            self._begin_call(feed, [part])
+        return not feed.told[source]
+
+    def _withheld(self, feed: Feed) -> set[str]:
+        """Topics that are not told now: one that is truncated takes its positions with it when it is deleted, and gets
+        them back."""
+        withheld = (name for name, each in self._context.control.state.truncations.items() if each.phase in WITHHELD)
+        return {name for name in withheld if feed.remote_topic(name) is not None}
+
+    def _change(self, feed: Feed, source: Source, withheld: Collection[str], room: int) -> dict[str, Any] | None:
+        """What changed of one partition, as a call carries it, up to ``room`` positions; None: nothing."""
+        news, fed = feed.told[source], feed.fed.get(source)
+        keys = [key for key in news if key.topic not in withheld][: max(0, room)]
+        all_told = len(keys) == len(news) and not feed.held_back.get(source)
+        if not keys and (fed is None or not all_told or source.next_offset <= fed.told):
+            return None
+        now = monotonic()
+        positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]
+        part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
+        if fed is not None:
+            pending, fed.pending = fed.pending, {}
+            part |= self._upto(feed, source, pending, all_told, fed.undone)
+            fed.told, fed.undone = (source.next_offset, False) if all_told else (fed.told, fed.undone)
+        return part
+
+    def _begin_call(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
+        """Call now, without waiting for the answer: calls are taken in their order. Raises LinkLost."""
+        answer = feed.connection.begin_call("group_offsets", self._asked(feed, changes))
+        self.told.set()
+        call = self._tasks.start(f"tell-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
+        feed.calls.add(call)
+        call.add_done_callback(feed.calls.discard)
+
+    async def _answered(self, feed: Feed, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        try:
+            self._note_answer(feed, await answer)
+        except LinkLost:
+            feed.wake.set()
+        except (LinkRejected, TimeoutError) as error:
+            log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
+            feed.told.clear()
+            feed.wake.set()
+
+    async def _tell_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
+        """Tell all that one partition adds up to, but for some topics, in as many calls as it takes."""
+        feed.told[source] = {}
+        feed.held_back[source] = withheld
+        feed.fed.pop(source, None)
+        upto: dict[str, Any] = {}
+        if feed.confirms:
+            upto = self._upto(feed, source, source.offsets_log.pending(), not withheld, True)
+            key = LedPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
+            fed = feed.fed[source] = FedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
+            fed.saw(source.next_offset, monotonic())
+            fed.told = -1 if withheld else source.next_offset
+        keys = [
+            OffsetKey(name, *place)
+            for name, group in source.offsets_log.groups.items()
+            if feed.remote_group(name) is not None
+            for place in {**group.positions, **group.unreadable}
+            if place[0] not in withheld and feed.remote_topic(place[0]) is not None
+        ]
+        held_back = sorted(remote for topic in withheld if (remote := feed.remote_topic(topic)) is not None)
+        for start in range(0, max(1, len(keys)), POSITIONS_AT_ONCE):
+            chunk = keys[start : start + POSITIONS_AT_ONCE]
+            part = self._part(source, [self._position(feed, source, key, 0.0) for key in chunk])
+            part["begin"], part["end"] = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
+            part["held_back"] = held_back
+            part["confirm"] = feed.confirms
+            part |= upto if part["end"] else {}
+            await self._call(feed, [part])
+
+    def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> list[Any]:
+        """One position as a call carries it: [group, topic, partition, offset, metadata, age in ms].
+
+        The offset is None where there is none any more, and -1 where the newest commit cannot be read.
+        """
+        group, place = source.offsets_log.groups.get(key.group), (key.topic, key.partition)
+        where = [feed.remote_group(key.group), feed.remote_topic(key.topic), key.partition]
+        if group is not None and place in group.unreadable:
+            return [*where, -1, "", int(age_s * 1000)]
+        position = None if group is None else group.positions.get(place)
+        if position is None:
+            return [*where, None, "", int(age_s * 1000)]
+        return [*where, position.offset, position.metadata, int(age_s * 1000)]
+
+    def _upto(
+        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool, undone: bool
+    ) -> dict[str, Any]:
+        """What a follower end that confirms is told beside positions: up to where that is all, and what is pending.
+
+        ``undone``: transactions may have been aborted, or positions have gone back: those that are open are told, each
+        with where its commits begin.
+
+        Commits of open transactions: [producer id, its epoch, group, topic, partition, offset (None: it was deleted),
+        metadata, where it stands in the log].
+        """
+        told: list[list[Any]] = []
+        for producer_id, key in pending:
+            found = source.offsets_log.pending_position(producer_id, key)
+            where = [feed.remote_group(key.group), feed.remote_topic(key.topic), key.partition]
+            if found is None or None in where:
+                continue  # it has ended, and is told as a position, or is not the link's
+            epoch, position = found
+            if position is None:
+                told.append([producer_id, epoch, *where, None, "", source.next_offset - 1])
+            elif not isinstance(position, str):
+                said = position.offset, position.metadata, position.log_offset
+                told.append([producer_id, epoch, *where, *said])
+        settled = source.offsets_log.first_open(source.next_offset)
+        all_told = all_told and not source.offsets_log.has_unreadable_pending
+        still_open = source.offsets_log.open_since().items() if all_told and undone else None
+        return {
+            "upto": source.next_offset if all_told else None,
+            "settled": settled,
+            "pending": told,
+            "open": None if still_open is None else [[*each] for each in still_open],
+        }
+
+    def _part(self, source: Source, positions: list[list[Any]]) -> dict[str, Any]:
+        return {"partition": source.partition, "epoch": source.leader_epoch, "positions": positions}
+
+    def _gone(self, feed: Feed, source: Source, keys: Iterable[OffsetKey]) -> list[str]:
+        """Groups among these that exist no more, by their remote names."""
+        names = {key.group for key in keys} - source.offsets_log.groups.keys()
+        return sorted(remote for name in names if (remote := feed.remote_group(name)) is not None)
+
+    async def _call(self, feed: Feed, parts: list[dict[str, Any]]) -> None:
+        self._note_answer(feed, await feed.connection.call("group_offsets", self._asked(feed, parts)))
+
+    def _asked(self, feed: Feed, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"partitions": self._partitions, "parts": parts, "topics": feed.topic_prefixes}
+
+    @staticmethod
+    def _note_answer(feed: Feed, answer: Mapping[str, Any]) -> None:
+        feed.holds_back = bool(answer.get("holds_back"))

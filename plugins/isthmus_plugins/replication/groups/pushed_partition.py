@@ -1,0 +1,64 @@
+"""One partition of the offsets topic that is told to a follower end over one connection."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from isthmus_plugins.replication.leader.stream import CLOSE_MS, SEEN_INTERVAL_S
+from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_protocol.offsets_log import OffsetKey
+
+
+class FedPartition:
+    """How far a partition was told and confirmed: a :class:`~isthmus_plugins.replication.partitions.SyncPlace`."""
+
+    __slots__ = (
+        "_seen",
+        "acked",
+        "connection",
+        "key",
+        "leader_epoch",
+        "pending",
+        "told",
+        "topic_id",
+        "undecided",
+        "undone",
+    )
+
+    def __init__(self, key: LedPartition, topic_id: bytes, leader_epoch: int, connection: LinkConnection) -> None:
+        self.key = key
+        self.topic_id = topic_id
+        self.leader_epoch = leader_epoch
+        self.connection = connection
+        self.told = -1
+        """The follower end was told what the log adds up to at this offset."""
+        self.acked = -1
+        """The follower's coordinators have that of this offset; -1: it has not had the whole of it once."""
+        self.pending: dict[tuple[int, OffsetKey], None] = {}
+        """Commits of open transactions that are to be told, by producer id."""
+        self.undone = False
+        """Some transaction of theirs was aborted, or a position went back, and that is to be told."""
+        self.undecided = False
+        """The decision is not known to be on the other side that a commit marker carries out; it waits for that."""
+        self._seen: deque[tuple[int, float]] = deque()
+
+    def saw(self, offset: int, now: float) -> None:
+        """The log was read up to ``offset``."""
+        if self._seen and now - self._seen[-1][1] < SEEN_INTERVAL_S:
+            self._seen[-1] = offset, self._seen[-1][1]
+        elif not self._seen or self._seen[-1][0] < offset:
+            self._seen.append((offset, now))
+
+    def confirmed(self, offset: int) -> None:
+        self.acked = max(self.acked, offset)
+
+    def age_ms(self, now: float) -> int:
+        """How long ago the oldest of what the other side lacks was read, 0 if it lacks nothing."""
+        while self._seen and self._seen[0][0] <= self.acked:
+            self._seen.popleft()
+        return int((now - self._seen[0][1]) * 1000) if self._seen else 0
+
+    def is_close(self, now: float) -> bool:
+        """Whether the other side lacks nothing but what came just now."""
+        return self.age_ms(now) <= CLOSE_MS

@@ -1,0 +1,437 @@
+"""What the source's transactions have come to, kept in the target cluster for a failover: ``__isthmus_transactions``.
+
+Of each decision to commit there is a record for each partition that it touches, all in one batch: what of that producer
+is open there below ``end`` is committed. So a later decision replaces no more of an earlier one than it settles itself.
+Nobody reads them until a failover; the topic is compacted by key.
+
+    key     [kind, link id, the source's producer id, ..., sending proxy, storing proxy]
+            kind "d" (a decision): ..., the topic as it is called here, partition
+    value   JSON; of a decision {"id": transactional id, "epoch": of the markers, "data_epoch": of the records,
+            "at": [partition, offset] of it in the source's transaction log, "end": ..., "earlier": [[epoch,
+            data_epoch, end]] of those before it whose marker the follower may not have yet}
+
+No key is written by two processes: the storing proxy's name is in it, a process that has just come waits until no
+request of the one before it can land, and an append whose fate is unknown is made again only when it can land no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.logs.reading import read_batches
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.record_codec import Record, decode_records, encode_batch
+from isthmus_protocol.records import MAGIC, BatchHeader
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+TOPIC: Final = INTERNAL_PREFIX + "transactions"
+PLACE: Final = (TOPIC, 0)
+LANE: Final = "transactions"
+DECISION: Final = "d"
+AGAIN: Final = " (again)"
+"""Behind the name of a proxy that tells a decision from before its start, or one of a partition of which the follower
+lacks what was there then: ends may be later ones, decisions before it unknown. It replaces nothing that is stored."""
+REPLICATION_FACTOR: Final = 3
+RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+BATCH_BYTES_MAX: Final = 1024 * 1024
+"""What waits goes together, up to this size; one entry that is larger goes alone."""
+PRODUCE_TIMEOUT_MS: Final = 10_000
+LOST_REQUEST_MARGIN_S: Final = 2.0
+"""After its connection broke, a request may still be taken up by the broker; no longer than this after it answers."""
+RETRY_S: Final = 0.2
+CREATE_TIMEOUT_S: Final = 30.0
+TOPIC_ALREADY_EXISTS: Final = 36
+
+_PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
+
+
+class Entry(NamedTuple):
+    """One record of the store. ``value`` None: there is none any more."""
+
+    key: tuple[Any, ...]
+    """Strings and integers; kind, link id and the source's producer id first."""
+    value: Mapping[str, Any] | None
+
+
+class PlaceDecision(NamedTuple):
+    """A decision to commit, for one partition."""
+
+    transactional_id: str
+    identity: tuple[int, int]
+    """Where it stands in the source's transaction log: (partition, offset). Of one id, higher is later."""
+    producer_epoch: int
+    """Of its markers."""
+    data_epoch: int
+    """Of its records."""
+    end: int
+    """Its records stand below, those of the producer's next transaction do not."""
+    earlier: tuple[tuple[int, int, int], ...] = ()
+    """Decisions before it that are not known to be carried out: (epoch of the markers, of the records, end)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """All that the store has of one link, copies that several proxies made put together."""
+
+    decisions: Mapping[tuple[int, str, int], PlaceDecision]
+    """By the source's producer id, the topic as it is called here, and partition: the latest one."""
+    others: Mapping[tuple[Any, ...], Mapping[str, Any]]
+    """Entries of other kinds, by key."""
+
+    def commits(
+        self, producer_id: int, producer_epoch: int, place: tuple[str, int], start: int
+    ) -> PlaceDecision | None:
+        """The decision by which what is open since ``start`` commits; None: it was not decided.
+
+        ``producer_id`` as the source has it; its markers have an epoch of their own.
+        """
+        found = self.decisions.get((producer_id, *place))
+        if found is None:
+            return None
+        for epoch, data_epoch, end in ((found.producer_epoch, found.data_epoch, found.end), *found.earlier):
+            if data_epoch == producer_epoch and start < end:
+                return found._replace(producer_epoch=epoch, data_epoch=data_epoch, end=end)
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    entries: Sequence[Entry]
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class TransactionStore:
+    """This proxy's writer of the store, and the way to read it."""
+
+    def __init__(
+        self, context: PluginContext, on_durable: Callable[[LinkConnection], None] = lambda connection: None
+    ) -> None:
+        """``on_durable``: called when decisions that came over a connection are durable."""
+        self._context = context
+        self._tasks = Tasks("transaction-store")
+        self._waiting: list[_Waiting] = []
+        self._work = asyncio.Event()
+        self._opened: TopicInfo | None = None
+        self._leader: int | None = None
+        """The broker that took the last append; None: to be looked for."""
+        self._latest: dict[tuple[Any, ...], tuple[int, int]] = {}
+        """By key of a decision: its identity."""
+        self._under_way: dict[LinkConnection, Counter[int]] = {}
+        """By connection and the source's producer id: how many decisions came and are not durable yet.
+
+        One that is refused stays: who sent it ends the connection.
+        """
+        self._uncertain_until: float | None = monotonic() + LOST_REQUEST_MARGIN_S
+        """Until then a request of ours, or of a process before this one, may still land. None: of unknown fate."""
+        self._on_durable = on_durable
+
+    def start(self) -> None:
+        self._tasks.start("append", self._append_for_ever())
+        self._tasks.start("find", self._prepare_early(create=False))
+
+    def needed(self) -> None:
+        """A link is synchronous: decisions will come."""
+        self._tasks.start("prepare", self._prepare_early(create=True))
+
+    async def _prepare_early(self, create: bool) -> None:
+        """Have the topic ready, and clients kept from it."""
+        try:
+            if create or await self._context.cluster.topic(TOPIC) is not None:
+                await self.prepare()
+        except (BrokerUnavailable, KafkaRefused, OperationError) as error:
+            log.warning("transactions topic not ready", extra={"detail": str(error)})
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    # ---- decisions, from the leader end ----
+
+    def announced(self, connection: LinkConnection, params: Mapping[str, Any]) -> None:
+        """A ``decide`` call came in, and nothing that came behind it over the connection was looked at yet."""
+        self._under_way.setdefault(connection, Counter()).update(_producers(params))
+
+    def awaits(self, connection: LinkConnection, producer_id: int) -> bool:
+        """Whether a decision of the source's producer that came over the connection is not durable yet."""
+        return self._under_way.get(connection, Counter())[producer_id] > 0
+
+    def connection_lost(self, connection: LinkConnection) -> None:
+        """What came over it is told again over another one."""
+        self._under_way.pop(connection, None)
+
+    async def on_decide(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Store decisions to commit; the answer says that they are durable here. They were :meth:`announced`."""
+        link = self._context.control.state.links.get(connection.link_name)
+        if link is None:
+            raise LinkRejected("LINK_NOT_FOUND", "the link was deleted")
+        self._check_follows(link.name, params)
+        sender = str(connection.peer.get("proxy"))
+        entries: list[Entry] = []
+        for each in params["decisions"]:
+            entries += self._entries(link.link_id, sender, each)
+        await self.put(entries)
+        self._check_follows(link.name, params)
+        if connection in self._under_way:
+            self._under_way[connection] -= Counter(_producers(params))
+        self._on_durable(connection)
+        return {}
+
+    def _check_follows(self, link_name: str, params: Mapping[str, Any]) -> None:
+        """Raises LinkRejected where a partition follows no more: a failover may have read all that it will of it.
+
+        It reads when every proxy knows that, so what is told to be durable before is read.
+        """
+        if monotonic() > self._context.lease_deadline:
+            raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now")
+        state = self._context.control.state
+        link = state.links.get(link_name)
+        groups = link is not None and any(
+            each.type is ResourceType.CONSUMER_GROUP and each.role is Role.FOLLOWER for each in link.mappings
+        )
+        for topic in {str(topic) for each in params["decisions"] for topic, *_ in each["places"]}:
+            counterpart = state.lookup.following(ResourceType.TOPIC, topic)
+            follows = counterpart is not None and counterpart.link.name == link_name
+            if not (groups if topic == OFFSETS_TOPIC else follows):
+                raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} does not follow over this link")
+
+    def _entries(self, link_id: str, sender: str, said: Mapping[str, Any]) -> Iterator[Entry]:
+        """The entries of one decision, but those that a later one has replaced."""
+        identity = _identity(said)
+        common = {
+            "id": str(said["id"]),
+            "epoch": int(said["epoch"]),
+            "data_epoch": int(said["data_epoch"]),
+            "at": list(identity),
+        }
+        for topic, partition, end, *earlier in said["places"]:
+            teller = sender + AGAIN if said.get("again") else sender
+            names = str(topic), int(partition), teller, self._context.proxy_name
+            key = (DECISION, link_id, int(said["producer_id"]), *names)
+            if self._latest.get(key, identity) <= identity:
+                self._latest[key] = identity
+                carried = [[int(number) for number in each] for each in (earlier[0] if earlier else ())]
+                yield Entry(key, {**common, "end": int(end), **({"earlier": carried} if carried else {})})
+
+    async def take_out(self, entries: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> None:
+        """Put tombstones for entries of this proxy, but for decisions that a later one has replaced since."""
+        gone: list[Entry] = []
+        for key, value in entries:
+            identity = tuple(value["at"]) if key[0] == DECISION else ()
+            if self._latest.get(key, identity) <= identity:
+                self._latest.pop(key, None)
+                gone.append(Entry(key, None))
+        await self.put(gone)
+
+    # ---- appending ----
+
+    async def put(self, entries: Sequence[Entry]) -> None:
+        """Append entries in one batch, and return when the topic's in-sync replicas have them.
+
+        Tried for as long as the caller waits; what was put earlier is appended earlier.
+        """
+        if entries:
+            waiting = _Waiting(entries)
+            self._waiting.append(waiting)
+            self._work.set()
+            await waiting.done
+
+    async def _append_for_ever(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._waiting:
+                taken = self._take()
+                if not await self._appended(taken):
+                    self._waiting[:0] = taken
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                for each in taken:
+                    if not each.done.done():
+                        each.done.set_result(None)
+
+    def _take(self) -> list[_Waiting]:
+        """What goes into the next batch."""
+        taken: list[_Waiting] = []
+        size = 0
+        while self._waiting and (not taken or size < BATCH_BYTES_MAX):
+            each = self._waiting.pop(0)
+            taken.append(each)
+            size += sum(100 + len(str(entry)) for entry in each.entries)
+        return taken
+
+    async def _appended(self, taken: Sequence[_Waiting]) -> bool:
+        """Append once; whether all of it is durable."""
+        durable = await self._append(taken)
+        if not durable:
+            self._leader = None
+        return durable
+
+    async def _append(self, taken: Sequence[_Waiting]) -> bool:
+        entries = [entry for each in taken for entry in each.entries]
+        try:
+            await self.prepare()
+            await self._certain()
+            if monotonic() > self._context.lease_deadline:
+                raise BrokerUnavailable("this proxy has no lease now")
+            if self._leader is None:
+                self._leader = await self._context.cluster.leader_of(*PLACE)
+            leader = -1 if self._leader is None else self._leader
+            connection = await self._context.cluster.produce_connection(leader, LANE)
+        except (BrokerUnavailable, KafkaRefused, OperationError) as error:
+            log.warning("decisions not stored", extra={"detail": str(error)})
+            return False
+        self._uncertain_until = None
+        try:
+            result = (await connection.produce([{PLACE: _batch(entries)}], PRODUCE_TIMEOUT_MS))[0][PLACE]
+            if result.error_code:
+                raise BrokerUnavailable(f"{result.error_name} {result.message}".rstrip())
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("decisions not stored", extra={"detail": str(error)})
+            connection.close()
+            return False
+        self._uncertain_until = 0.0
+        return True
+
+    async def _certain(self) -> None:
+        """Wait until no request of which we do not know the fate can land any more. Raises BrokerUnavailable."""
+        if self._uncertain_until is None:
+            await self._context.cluster.log_end(*PLACE)  # the broker answers: it has what was on the way by now
+            self._uncertain_until = monotonic() + LOST_REQUEST_MARGIN_S
+        if (wait := self._uncertain_until - monotonic()) > 0:
+            await asyncio.sleep(wait)
+
+    # ---- the topic ----
+
+    async def prepare(self) -> TopicInfo:
+        """Make the topic if need be. Raises BrokerUnavailable, KafkaRefused, OperationError (it is not fit for it)."""
+        if self._opened is not None:
+            return self._opened
+        cluster = self._context.cluster
+        deadline = monotonic() + CREATE_TIMEOUT_S
+        while (topic := await cluster.topic(TOPIC)) is None or topic.partitions[0].leader < 0:
+            if topic is None:
+                await self._create()
+            if monotonic() > deadline:
+                raise BrokerUnavailable(f"{TOPIC} does not appear, or has no leader")
+            await asyncio.sleep(RETRY_S)
+        configs = await cluster.topic_configs(TOPIC)
+        policy = configs["cleanup.policy"][0]
+        if len(topic.partitions) != 1 or policy != "compact":
+            raise OperationError(
+                "INVALID_TOPIC", f"{TOPIC} has {len(topic.partitions)} partitions and cleanup.policy={policy}", 500
+            )
+        self._context.hide_topic(topic.topic_id)
+        self._opened = topic
+        return topic
+
+    async def _create(self) -> None:
+        factor = min(REPLICATION_FACTOR, await self._context.cluster.broker_count())
+        configs = {
+            "cleanup.policy": "compact",
+            "segment.bytes": str(64 * 1024 * 1024),  # what stands in the newest one is not compacted
+            "unclean.leader.election.enable": "false",
+            "min.insync.replicas": "2" if factor >= REPLICATION_FACTOR else "1",
+            "max.message.bytes": str(RECORD_BYTES_MAX),
+            "message.timestamp.type": "LogAppendTime",
+        }
+        try:
+            await self._context.cluster.create_topic(TOPIC, 1, factor, configs)
+            log.info("transactions topic created", extra={"topic": TOPIC, "replication_factor": factor})
+        except KafkaRefused as error:
+            if error.error_code != TOPIC_ALREADY_EXISTS:
+                raise
+        except BrokerUnavailable:
+            pass  # it may exist now: look
+
+    # ---- reading ----
+
+    async def read(self, link_id: str) -> Stored:
+        """All that is stored of a link, by whichever proxies. Raises BrokerUnavailable, OperationError, BatchError."""
+        return merged((key, value) for key, value in (await self.entries()).items() if key[1] == link_id)
+
+    async def entries(self) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
+        """All that is stored, by key. Raises BrokerUnavailable, OperationError, BatchError."""
+        topic = await self._context.cluster.topic(TOPIC)
+        if topic is None:
+            return {}
+        # Whatever was durable once is below the log's end, also where a new leader does not know that yet.
+        start, end = await self._context.cluster.log_start(*PLACE), await self._context.cluster.log_end(*PLACE)
+        latest: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        async for batch, _, _ in read_batches(self._context, topic, 0, start, end, lane=LANE):
+            for record in decode_records(batch):
+                key = tuple(json.loads(record.key or b"[]"))
+                if len(key) < 3:
+                    continue
+                if record.value is None:
+                    latest.pop(key, None)
+                else:
+                    latest[key] = json.loads(record.value)
+        return latest
+
+
+def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stored:
+    """What copies of several proxies come to: of a partition's decisions the latest; of its copies the smallest end.
+
+    Older ones are kept as ``earlier``: whoever told the latest one may not have known them.
+    """
+    found: dict[tuple[int, str, int], dict[tuple[int, int], PlaceDecision]] = {}
+    others: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for key, value in entries:
+        if key[0] != DECISION:
+            others[key] = value
+            continue
+        identity = int(value["at"][0]), int(value["at"][1])
+        epochs = int(value["epoch"]), int(value["data_epoch"])
+        earlier = {(int(epoch), int(data_epoch), int(end)) for epoch, data_epoch, end in value.get("earlier", ())}
+        copy = PlaceDecision(str(value["id"]), identity, *epochs, int(value["end"]))
+        copies = found.setdefault((int(key[2]), str(key[3]), int(key[4])), {})
+        known = copies.get(identity)
+        if known is not None:
+            earlier |= set(known.earlier)
+            copy = min(known, copy, key=lambda copy: copy.end)
+        copies[identity] = copy._replace(earlier=tuple(sorted(earlier)))
+    return Stored({place: _latest(list(copies.values())) for place, copies in found.items()}, others)
+
+
+def _latest(decisions: Sequence[PlaceDecision]) -> PlaceDecision:
+    """The latest of a partition's decisions, with those before it."""
+    latest = max(decisions, key=lambda each: each.identity)
+    earlier = {known for each in decisions for known in each.earlier}
+    earlier |= {(each.producer_epoch, each.data_epoch, each.end) for each in decisions if each is not latest}
+    return latest._replace(earlier=tuple(sorted(each for each in earlier if each[1] != latest.data_epoch)))
+
+
+def _producers(params: Mapping[str, Any]) -> list[int]:
+    """Whose decisions a call has."""
+    return [int(each["producer_id"]) for each in params["decisions"]]
+
+
+def _identity(said: Mapping[str, Any]) -> tuple[int, int]:
+    """Where a decision stands in the source's transaction log."""
+    return int(said["at"][0]), int(said["at"][1])
+
+
+def _batch(entries: Sequence[Entry]) -> bytes:
+    records = [
+        Record(offset, 0, _json(entry.key), None if entry.value is None else _json(entry.value))
+        for offset, entry in enumerate(entries)
+    ]
+    return encode_batch(records, _PLAIN)
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()

@@ -1,0 +1,608 @@
+"""The leader end of links: reads this cluster's topics and pushes what is new to the follower ends.
+
+For each partition of a led namespace whose leader this proxy fronts there is one stream to the proxy that fronts the
+target partition's leader, and tails read for it (``tail``).
+
+A stream belongs to one leader epoch of the source. Every read names it, so that the log cannot be cut and grow again
+unseen between two reads; with a new epoch the stream is opened again, and begins by asking whether the follower's last
+batch is still the source's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.observers import LinkConfirmed
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.comparison.digests import Verification
+from isthmus_plugins.replication.leader.continuity import objection_to, still_in_log, truncated
+from isthmus_plugins.replication.leader.lag_without_stream import UnfollowedPartitions
+from isthmus_plugins.replication.leader.source_settings import SourceConfigs
+from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Flow, LeaderStream
+from isthmus_plugins.replication.leader.tail import Tail
+from isthmus_plugins.replication.leader.target_topics import PreparedTopic, TargetTopics
+from isthmus_plugins.replication.leader.tombstone_window import Lateness
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.connection import UNKNOWN_METHOD, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.peers import LinkPeers
+from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
+from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
+from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
+from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import link
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.producer_ids import carry
+from isthmus_protocol.records import BatchHeader, Frame
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+DISCOVERY_INTERVAL_S: Final = 0.4
+"""How often topics are looked for: one that is new is found, made on the target and followed within a second."""
+POLICY_KNOWN_S: Final = 5.0
+"""How long a topic's cleanup policy is taken to be what it was."""
+OPENING_AT_ONCE: Final = 32
+OFFSET_MAX: Final = 2**63 - 1
+
+
+class Stopped(NamedTuple):
+    """Why a partition has no stream, and when it may have one again.
+
+    It stays while the next stream has not come further than the one before it.
+    """
+
+    code: str
+    message: str
+    retry_at: float
+
+
+class LeaderEnd:
+    """All partitions that are led over links on the brokers that this proxy fronts."""
+
+    def __init__(self, context: PluginContext, peers: LinkPeers, verification: Verification) -> None:
+        self._context = context
+        self._peers = peers
+        self._verification = verification
+        self._tasks = Tasks("leader-end")
+        self._stream_ids = itertools.count(1)
+        self._changed = asyncio.Event()
+        self._streams: dict[LedPartition, LeaderStream] = {}
+        self._by_id: dict[tuple[LinkConnection, int], LeaderStream] = {}
+        """Those and the ones that are being opened: the follower may end a stream as soon as it has opened it."""
+        self._opening: set[LedPartition] = set()
+        self._tails: dict[tuple[int, str], Tail] = {}
+        self._configs = SourceConfigs(context, self.wake)
+        self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake)
+        self._flows: dict[LinkConnection, Flow] = {}
+        self._lateness: dict[tuple[LedPartition, bytes], Lateness] = {}
+        """By partition and topic id."""
+        self._policies: dict[bytes, tuple[float, bool]] = {}
+        """By topic id: when its cleanup policy was read, and whether it compacts."""
+        self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
+        self.stopped: dict[LedPartition, Stopped] = {}
+        self.led: dict[LedPartition, PreparedTopic | None] = {}
+        """Every partition that this proxy is to push, with what the target said of its topic."""
+        self.topic_ids: dict[str, bytes] = {}
+        """Of the topics of those."""
+        self.discovery_error: str | None = None
+        self.leader_epochs: dict[tuple[str, int], int] = {}
+        """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
+        self.on_confirmed: Callable[[LeaderStream], None] = lambda stream: None
+        """Called when a stream was opened, and when its follower has more."""
+        self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = lambda *batch: True
+        """Whether a transactional batch may be sent; the last says whether as a plain one. Asked again after
+        :meth:`resume_tails`."""
+        self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
+        self.unfollowed = UnfollowedPartitions(context, self._without_stream)
+
+    def start(self) -> None:
+        self._tasks.start("reconcile", self._reconcile_for_ever())
+        self._configs.start()
+        self.unfollowed.start()
+
+    async def stop(self) -> None:
+        await self.unfollowed.stop()
+        await self._tasks.close()
+        await self._configs.stop()
+        for tail in self._tails.values():
+            await tail.stop()
+
+    def stream(self, key: LedPartition) -> LeaderStream | None:
+        return self._streams.get(key)
+
+    def stream_of(self, connection: LinkConnection, stream_id: int) -> LeaderStream | None:
+        """The stream of that number over a connection, once it is open."""
+        stream = self._by_id.get((connection, stream_id))
+        return stream if stream is not None and self._streams.get(stream.key) is stream else None
+
+    def _without_stream(self) -> dict[LedPartition, bytes]:
+        return {key: self.topic_ids[key.topic] for key in self.led if key not in self._streams}
+
+    def wake(self) -> None:
+        """Something changed: links, connections, topics."""
+        self._changed.set()
+
+    # ---- what should be, and making it so ----
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self._reconcile()
+                self.discovery_error = None
+            except (BrokerUnavailable, KafkaRefused) as error:
+                if self.discovery_error is None:
+                    log.warning("topics not read", extra={"detail": str(error)})
+                self.discovery_error = str(error)
+            try:
+                async with asyncio.timeout(DISCOVERY_INTERVAL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    def _leading(self) -> list[tuple[Link, NamespaceMapping]]:
+        return [
+            (link_, mapping)
+            for link_ in self._context.control.state.links.values()
+            for mapping in link_.topic_mappings
+            if mapping.role is Role.LEADER
+        ]
+
+    async def _reconcile(self) -> None:
+        # Without a lease another proxy may front these brokers, and push the same partitions.
+        leading = self._leading() if monotonic() < self._context.lease_deadline else []
+        if not leading:
+            self._keep({}, {})
+            self._configs.watch(())
+            self._targets.tells = frozenset()
+            self._lateness.clear()
+            self.led, self.topic_ids = {}, {}
+            self.stopped.clear()
+            return
+        topics = await self._context.cluster.topics()
+        led: dict[LedPartition, PreparedTopic | None] = {}
+        mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
+        every: dict[str, list[str]] = {}
+        truncating = self._context.control.state.truncations
+        epochs: dict[tuple[str, int], int] = {}
+        for link_, mapping in leading:
+            every.setdefault(link_.name, [])
+            every[link_.name] += [name for name in truncating if mapping.remote_name(name) is not None]
+            for topic in topics.values():
+                if (topic.internal and mapping.offsets is None) or mapping.remote_name(topic.name) is None:
+                    continue
+                if topic.name in truncating:
+                    self._wait_for_truncation(link_.name, mapping, topic, led)
+                    continue
+                every[link_.name].append(topic.name)
+                epochs.update(((topic.name, index), info.leader_epoch) for index, info in enumerate(topic.partitions))
+                fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
+                if fronted:
+                    mine.setdefault(link_.name, {})[topic.name] = (mapping, topic)
+                for index in fronted:
+                    key = LedPartition(link_.name, topic.name, index)
+                    led[key] = self._targets.prepared.get((key.link, key.topic))
+        # Of a topic that several proxies push, one tells the settings: that of its first partition.
+        firsts = {
+            topic.name: topic
+            for wanted in mine.values()
+            for _, topic in wanted.values()
+            if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))
+        }
+        self._targets.tells = firsts.keys()
+        self._configs.watch([topic for wanted in mine.values() for _, topic in wanted.values()])
+        for link_name, names in every.items():
+            self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
+        self.led, self.leader_epochs = led, epochs
+        self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
+        self._learn_retention(topics)
+        self._keep(led, topics)
+        now = monotonic()
+        for key in led:
+            if key not in self._streams and key not in self._opening:
+                stopped = self.stopped.get(key)
+                if stopped is None or stopped.retry_at <= now:
+                    self._open(key, topics[key.topic])
+        for key in [key for key in self.stopped if key not in led]:
+            del self.stopped[key]
+
+    def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
+        """Keep what is known of led partitions true, also while the link is away; forget the others."""
+        for place, lateness in list(self._lateness.items()):
+            (key, topic_id), topic = place, topics.get(place[0].topic)
+            if key not in self.led or topic is None or topic.topic_id != topic_id:
+                del self._lateness[place]
+            else:
+                lateness.learn(self._configs.of(topic))
+
+    def _wait_for_truncation(
+        self,
+        link_name: str,
+        mapping: NamespaceMapping,
+        topic: TopicInfo,
+        led: dict[LedPartition, PreparedTopic | None],
+    ) -> None:
+        """Push nothing of a topic that is truncated itself: it is frozen, or not whole, or will be another one."""
+        remote_topic = mapping.remote_name(topic.name) or ""
+        self._targets.prepared.pop((link_name, topic.name), None)
+        message = reasons.source_truncating(topic.name, remote_topic)
+        waiting = PreparedTopic(remote_topic, False, ReasonCode.SOURCE_TRUNCATING, message, ())
+        for index, info in enumerate(topic.partitions):
+            if self._fronts(info.leader):
+                key = LedPartition(link_name, topic.name, index)
+                led[key] = waiting
+                self.stopped.pop(key, None)
+
+    def _fronts(self, leader: int) -> bool:
+        """Whether a partition with this leader is this proxy's to push, or to tell of where it has none."""
+        return self._context.fronts(leader) if leader >= 0 else self._context.fronted_brokers is None
+
+    def _still_right(self, key: LedPartition, topic: TopicInfo) -> bool:
+        stream = self._streams[key]
+        info = topic.partitions[key.partition]
+        return (
+            not stream.connection.lost
+            and key.topic not in self._context.control.state.truncations
+            and stream.topic_id == topic.topic_id
+            and stream.broker_id == info.leader
+            and stream.leader_epoch == info.leader_epoch
+            and stream.copy == self._copy(key)
+        )
+
+    def _copy(self, key: LedPartition) -> OffsetsCopy | None:
+        """The form in which a partition of the offsets topic leaves now; None for other topics."""
+        if key.topic != OFFSETS_TOPIC:
+            return None
+        link_ = self._context.control.state.links.get(key.link)
+        mapping = link_.offsets_topic(Role.LEADER) if link_ is not None else None
+        return mapping.offsets if mapping is not None else None
+
+    def _keep(self, led: Mapping[LedPartition, object], topics: Mapping[str, TopicInfo]) -> None:
+        """Close the streams of what is not led any more, or is led elsewhere or by another epoch."""
+        for key, stream in list(self._streams.items()):
+            topic = topics.get(key.topic)
+            if key in led and topic is not None and self._still_right(key, topic):
+                self._settle(stream, topic)
+                continue
+            why: tuple[str, str]
+            if key.topic in self._context.control.state.truncations:
+                why = (ReasonCode.SOURCE_TRUNCATING, reasons.source_truncating(key.topic, stream.remote_topic))
+            elif topics and (topic is None or topic.topic_id != stream.topic_id):
+                why = (
+                    ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,
+                    reasons.deleted(key.topic, stream.remote_topic),
+                )
+            else:
+                why = (reasons.CLOSED, "the leader end does not push it any more, or over another stream")
+            self._close(stream, why)
+
+    def _settle(self, stream: LeaderStream, topic: TopicInfo) -> None:
+        """Read a topic as a compacted one from when it has become that. What was one once may lack markers for ever."""
+        configs = self._configs.of(topic)
+        if not stream.compacted and configs is not None and is_compacted(configs):
+            stream.compacted = stream.settling = True
+            self.resume_tails(stream.key.link)
+
+    def _close(self, stream: LeaderStream, why: tuple[str, str] | None = None) -> None:
+        """End a stream; ``why`` (code, message) is told to the follower."""
+        if self._streams.get(stream.key) is stream:
+            del self._streams[stream.key]
+            self.unfollowed.heard(stream)
+        self._by_id.pop((stream.connection, stream.stream_id), None)
+        stream.closed()
+        tail = self._tails.get((stream.broker_id, stream.key.link))
+        if tail is not None:
+            tail.remove(stream)
+        self.resume_tails(stream.key.link)
+        if why is not None and not stream.connection.lost:
+            self._tasks.start(f"close-{stream.stream_id}", self._tell_closed(stream, *why))
+
+    async def _tell_closed(self, stream: LeaderStream, code: str, message: str) -> None:
+        try:
+            await stream.connection.call("close_stream", {"stream": stream.stream_id, "code": code, "message": message})
+        except (LinkRejected, LinkLost, TimeoutError):
+            pass  # the follower end learns it from the connection, or from the next stream of the partition
+
+    # ---- streams ----
+
+    def _open(self, key: LedPartition, topic: TopicInfo) -> None:
+        prepared = self.led[key]
+        info = topic.partitions[key.partition]
+        if info.leader < 0:
+            self._note(key, ReasonCode.NO_LOCAL_LEADER, "the source partition has no leader")
+            return
+        if prepared is None or not prepared.ready or key.partition >= len(prepared.leaders):
+            return
+        connection = self._peers.fronting(key.link, prepared.leaders[key.partition])
+        if connection is None:
+            if self._peers.connections(key.link):
+                self._note(
+                    key,
+                    reasons.NOT_LEADER,
+                    f"no proxy of the other cluster that is connected fronts broker {prepared.leaders[key.partition]}, "
+                    "which leads the partition there",
+                )
+            return
+        self._opening.add(key)
+        stream = LeaderStream(
+            key,
+            topic.topic_id,
+            prepared.remote_topic,
+            info.leader,
+            info.leader_epoch,
+            connection,
+            next(self._stream_ids),
+            self._flows.setdefault(connection, Flow(connection.round_trip_s)),
+            self._copy(key),
+            self._lateness.setdefault((key, topic.topic_id), Lateness()),
+        )
+        self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))
+
+    def _note(self, key: LedPartition, code: str, message: str, retry_s: float = 0.0) -> None:
+        """Why a partition has no stream now; a reason that somebody must remove is kept as long as it may hold."""
+        before = self.stopped.get(key)
+        retry_at = monotonic() + retry_s
+        if before is not None and reasons.waiting_state(before.code) and not reasons.waiting_state(code):
+            self.stopped[key] = before._replace(retry_at=retry_at)
+        else:
+            self.stopped[key] = Stopped(code, message, retry_at)
+
+    async def _opened(self, stream: LeaderStream) -> None:
+        key, place = stream.key, (stream.connection, stream.stream_id)
+        self._by_id[place] = stream
+        try:
+            async with self._limit:
+                answer = await stream.connection.call(
+                    "open_stream",
+                    {
+                        "stream": stream.stream_id,
+                        "topic": stream.remote_topic,
+                        "source_topic_id": str(uuid.UUID(bytes=stream.topic_id)),
+                        "partition": key.partition,
+                    },
+                )
+                if int(answer["epoch"]) > stream.leader_epoch:  # its log may be shorter than the real one
+                    raise BrokerUnavailable(
+                        f"broker {stream.broker_id} leads with epoch {stream.leader_epoch}, and the follower has "
+                        f"records of epoch {answer['epoch']}"
+                    )
+                stream.opened(int(answer["end_offset"]))
+                self.unfollowed.heard(stream)
+                empty = int(answer.get("start_offset", -1)) == stream.acked
+                stream.lateness.opened(stream.acked, empty, stream.leader_epoch, monotonic())
+                stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
+                objection = await objection_to(self._context, self._verification, stream, answer)
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            if isinstance(error, LinkRejected):
+                code = error.code
+            elif isinstance(error, LinkLost):
+                code = reasons.LINK_LOST
+            else:
+                code = ReasonCode.TIMEOUT_ERROR if isinstance(error, TimeoutError) else reasons.SOURCE_UNAVAILABLE
+            if code == reasons.NOT_LEADER:
+                self._targets.prepare_again(key.link)
+            self._note(key, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S)
+            may_be_open = isinstance(error, BrokerUnavailable | KafkaRefused | TimeoutError)
+            self._close(stream, (reasons.CLOSED, "the leader end could not go on") if may_be_open else None)
+            return
+        finally:
+            self._opening.discard(key)
+        if self._by_id.get(place) is not stream:
+            return  # the follower has ended it
+        if objection is not None:
+            before = self.stopped.get(key)
+            if before is not None and before.code in reasons.DIVERGED and objection[0] in reasons.DIVERGED:
+                objection = before.code, before.message  # what was found first says more
+            waiting = reasons.waiting_state(objection[0]) is not None
+            self.stop_stream(stream, *objection, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S)
+            return
+        if stream.connection.lost:
+            self._close(stream)
+            return
+        before = self.stopped.get(key)
+        if before is not None and reasons.waiting_state(before.code) is None:
+            del self.stopped[key]
+        self._streams[key] = stream
+        before_it = self.unfollowed.of(key)
+        stream.lacking_since = before_it.since if before_it is not None else None
+        self.unfollowed.followed(key)
+        self.on_confirmed(stream)
+        reader = (stream.broker_id, key.link)
+        tail = self._tails.get(reader)
+        if tail is None:
+            tail = self._tails[reader] = Tail(self, self._context, *reader)
+        tail.add(stream)
+
+    async def _compacts(self, topic: str, topic_id: bytes) -> bool:
+        """Whether the cleaner compacts a topic, or did. Raises BrokerUnavailable, KafkaRefused."""
+        read_at, compacts = self._policies.get(topic_id, (float("-inf"), False))
+        if monotonic() - read_at > POLICY_KNOWN_S:
+            compacts = await self._verification.compacts(topic, topic_id)
+            self._policies[topic_id] = (monotonic(), compacts)
+        return compacts
+
+    async def ended_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Which of the follower's open transactions have no records left in the source's log before a gap.
+
+        The cleaner works below the last stable offset, so each of them has ended; and it takes a marker out only after
+        the last record of its transaction. One that has records left still has its marker, too.
+        """
+        stream = self._by_id.get((connection, int(params["stream"])))
+        if stream is None:
+            raise LinkRejected(reasons.CLOSED, "the stream was closed")
+        state = self._context.control.state
+        ranges = state.producer_id_ranges
+        own, remote = ranges[self._context.cluster_id], ranges[state.links[stream.key.link].remote_cluster_id]
+        began = {int(producer_id): int(start) for producer_id, start in params["began"]}
+        left = await still_in_log(
+            self._context,
+            stream.key.topic,
+            stream.topic_id,
+            stream.key.partition,
+            stream.broker_id,
+            stream.leader_epoch,
+            began,
+            int(params["before"]),
+            lambda producer_id: carry(producer_id, own, remote),
+        )
+        return {"ended": [producer_id for producer_id in began if producer_id not in left]}
+
+    def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
+        """The follower has everything of a stream up to an offset."""
+        stream = self._by_id.get((connection, appended.stream))
+        if stream is None:
+            return
+        was_full = stream.full
+        if appended.end_offset > stream.acked:
+            self._went_on(stream.key)
+            if self._context.link_observers:
+                self._observe(stream, appended.end_offset)
+        stream.confirmed(appended.end_offset)
+        self.on_confirmed(stream)
+        stream.lateness.confirmed(stream.acked)
+        if stream.blocked is not None and stream.acked >= stream.next_offset:
+            stream.blocked()
+        elif was_full and not stream.full:
+            self.resume_tails(stream.key.link)
+
+    def _observe(self, stream: LeaderStream, end_offset: int) -> None:
+        link_ = self._context.control.state.links.get(stream.key.link)
+        remote = "" if link_ is None else link_.remote_cluster_id
+        sent_at = stream.sent_at(end_offset)
+        took_s = None if sent_at is None else monotonic() - sent_at
+        self._context.link_observers.confirmed(
+            LinkConfirmed(stream.key.link, remote, *stream.key.place, stream.acked, end_offset, took_s)
+        )
+
+    def on_writable(self, connection: LinkConnection) -> None:
+        """A peer that was slow takes more."""
+        self.resume_tails(connection.link_name)
+
+    def resume_tails(self, link_name: str) -> None:
+        """Streams of a link may be read on."""
+        for (_, name), tail in self._tails.items():
+            if name == link_name:
+                tail.resume()
+
+    def _went_on(self, key: LedPartition) -> None:
+        self.stopped.pop(key, None)
+
+    def caught_up(self, stream: LeaderStream) -> None:
+        """The follower has all that the source has."""
+        if stream.key in self.stopped:
+            self._went_on(stream.key)
+
+    def on_stopped(self, connection: LinkConnection, said: Mapping[str, Any]) -> None:
+        """The follower end takes no more of a stream."""
+        stream = self._by_id.get((connection, int(said.get("stream", 0))))
+        if stream is None:
+            return
+        code, message = str(said.get("code")), str(said.get("message"))
+        stream.acked = int(said.get("end_offset", stream.acked))
+        waiting = reasons.waiting_state(code) is not None
+        if not waiting:
+            self._targets.prepare_again(stream.key.link)
+        self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, tell=False)
+
+    def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, tell: bool = True) -> None:
+        """End a stream for a reason, tell the follower if it does not know, and try again after ``retry_s``."""
+        if stream.key.topic in self._context.control.state.truncations:  # the log that was read is not whole any more
+            code = ReasonCode.SOURCE_TRUNCATING
+            message = reasons.source_truncating(stream.key.topic, stream.remote_topic)
+        before = self.stopped.get(stream.key)
+        if before is None or before.code != code:
+            log.info(
+                "stream stopped",
+                extra={
+                    "link": stream.key.link,
+                    "topic": stream.key.topic,
+                    "partition": stream.key.partition,
+                    "offset": stream.acked,
+                    "code": str(code),
+                    "detail": message,
+                },
+            )
+        self._note(stream.key, code, message, retry_s)
+        self._close(stream, (code, message) if tell else None)
+        self.wake()
+
+    def block(self, stream: LeaderStream, end: Callable[[], None]) -> None:
+        """Read no further, and ``end`` the stream as soon as the follower has all before."""
+        if stream.acked >= stream.next_offset:
+            end()
+        else:
+            stream.blocked = end
+
+    def doubt(self, stream: LeaderStream, until: int) -> None:
+        """Tell the follower that deletions before ``until`` may be missing, and read on when it has recorded that."""
+        stream.doubting = True
+        self._tasks.start(f"doubt-{stream.key.topic}-{stream.key.partition}", self._doubt(stream, until))
+
+    async def _doubt(self, stream: LeaderStream, until: int) -> None:
+        key = stream.key
+        try:
+            _, effective = await self._context.cluster.effective_configs([key.topic])
+            stream.lateness.learn(copied((effective or {}).get(key.topic, {})))
+            if stream.lateness.late(monotonic()):
+                asked = {"stream": stream.stream_id, "offset": until}
+                await stream.connection.call("doubt_deletions", asked)
+                stream.doubted = until
+        except LinkRejected as error:
+            if error.code != UNKNOWN_METHOD:
+                self._stop_if_current(stream, error.code, str(error))
+                return
+            stream.doubted = OFFSET_MAX  # a peer of a version before this one cannot look after it
+        except (LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            self._stop_if_current(stream, reasons.SOURCE_UNAVAILABLE, str(error) or "the peer did not answer in time")
+            return
+        stream.doubting = False
+        self.resume_tails(key.link)
+
+    def _stop_if_current(self, stream: LeaderStream, code: str, message: str) -> None:
+        if self._streams.get(stream.key) is stream:
+            self.stop_stream(stream, code, message, REOPEN_DELAY_S)
+
+    def out_of_range(self, stream: LeaderStream) -> None:
+        """The source has no such offset: find out what it has, and go on there or stop."""
+        stream.seeking = True
+        self._tasks.start(f"range-{stream.key.topic}-{stream.key.partition}", self._out_of_range(stream))
+
+    async def _out_of_range(self, stream: LeaderStream) -> None:
+        key, offset = stream.key, stream.next_offset
+        try:
+            log_start = await self._context.cluster.log_start(key.topic, key.partition)
+            log_end = await self._context.cluster.log_end(key.topic, key.partition)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            if self._streams.get(key) is stream:
+                self.stop_stream(stream, reasons.SOURCE_UNAVAILABLE, str(error), REOPEN_DELAY_S)
+            return
+        if self._streams.get(key) is not stream:
+            return
+        if log_start > offset:
+            log.info(
+                "source log starts later",
+                extra={"topic": key.topic, "partition": key.partition, "offset": log_start, "from": offset},
+            )
+            stream.seek(log_start)
+            self.resume_tails(key.link)
+        elif log_end < offset:
+            stream.source_end = log_end
+            self.stop_stream(stream, *truncated(offset, log_end), STOPPED_RETRY_S)
+        else:
+            self.stop_stream(stream, reasons.SOURCE_UNAVAILABLE, f"offset {offset} was out of range", REOPEN_DELAY_S)
+
+    def connection_lost(self, connection: LinkConnection) -> None:
+        """Streams of a connection that is gone end; they are opened again over the next one."""
+        for stream in [stream for stream in self._streams.values() if stream.connection is connection]:
+            self._close(stream)
+        self._flows.pop(connection, None)
+        self.wake()

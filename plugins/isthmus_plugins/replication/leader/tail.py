@@ -1,0 +1,326 @@
+"""Reads the ends of the logs that one broker leads, for one link, and pushes what is new.
+
+One long poll for the streams in which nothing happens, and a second one for those that are busy, so that a record costs
+a read of the busy partitions and not of all. Batches go out as the log has them, without waiting for the answers to
+earlier ones. Where reads follow each other all the time, what comes within 2 ms is read together: a read for each
+record takes cores from the clients that wait for the broker. Over a synchronous link clients wait for the copy, too:
+there it is a twentieth of the round trip at most.
+
+Where the cleaner comes by, a committed transaction may lose its marker and keep records. Below the last stable offset
+of a compacted topic, records of committed transactions are therefore sent as plain ones (a *settling* stream, which
+reads read_committed for the list of aborted transactions); those of aborted ones still have their markers. What is at
+or above the last stable offset is sent as it is: nothing there has been cleaned.
+
+The offsets topic itself is read up to the last stable offset only, and leaves in the form that the operator chose
+(``offsets_topic.leaving``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from typing import Final, Protocol
+
+from isthmus_control.model import LinkMode
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Lane, LeaderStream
+from isthmus_plugins.replication.leader.tombstone_window import hole_end
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.connection import written_together
+from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import link
+from isthmus_protocol.offsets_cipher import KeyringError
+from isthmus_protocol.records import BatchError, BatchHeader, Frame, as_committed, walk
+from isthmus_protocol.transactions import AbortedTransactions
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+TAIL_WAIT_MS: Final = 500
+"""An idle link costs one read a broker in this time."""
+CLOGGED_WAIT_MS: Final = 20
+"""A read that leaves out a stream, since too much of it is on its way, waits no longer: by then some of it is there."""
+BUSY_S: Final = 1.0
+"""A partition is busy from a record on for this time."""
+GATHERING_S: Final = 0.002
+"""From the beginning of a read of busy streams to that of the next one, on average."""
+GATHERING_OF_ROUND_TRIP: Final = 1 / 20
+"""No more than this, where acks wait for the link."""
+READS_AT_ONCE: Final = 8
+"""So many may follow each other without a pause: a producer's requests that come together."""
+FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
+OFFSET_OUT_OF_RANGE: Final = 1
+_RESOLVE_AGAIN: Final = frozenset({3, 5, 6, 9, 74, 75, 76, 100, 103})
+"""Errors of a Fetch after which the partition's leader is looked for again."""
+_GONE: Final = frozenset({3, 100})
+"""UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID."""
+
+
+class TailOwner(Protocol):
+    """What tails ask of, and tell, the leader end that has them."""
+
+    may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool]
+    offsets_source: OffsetsSource
+
+    def wake(self) -> None: ...
+
+    def on_confirmed(self, stream: LeaderStream) -> None: ...
+
+    def caught_up(self, stream: LeaderStream) -> None: ...
+
+    def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float) -> None: ...
+
+    def block(self, stream: LeaderStream, end: Callable[[], None]) -> None: ...
+
+    def doubt(self, stream: LeaderStream, until: int) -> None: ...
+
+    def out_of_range(self, stream: LeaderStream) -> None: ...
+
+
+class Tail:
+    """Reads the ends of the logs that one broker leads, for one link."""
+
+    def __init__(self, end: TailOwner, context: PluginContext, broker_id: int, link_name: str) -> None:
+        self._end = end
+        self._context = context
+        self._broker_id = broker_id
+        self._link_name = link_name
+        self._tasks = Tasks(f"tail-{broker_id}-{link_name}")
+        self._streams: dict[tuple[bytes, int], LeaderStream] = {}
+        self._wake = {lane: asyncio.Event() for lane in Lane}
+        self._ways = {
+            Lane.IDLE: self._found,
+            Lane.BUSY: self._found,
+            Lane.SETTLING: self._settled,
+            Lane.OFFSETS: self._offsets,
+        }
+        """What leaves of what a lane has read."""
+        self._busy_read = False
+        """Whether a read of busy streams is under way."""
+        self._quiet: tuple[float, dict[tuple[bytes, int], tuple[LeaderStream, FetchPartition]]] = (0.0, {})
+        """When the last read of idle streams began, and those of which it had nothing to tell."""
+        for lane in Lane:
+            self._tasks.start(lane.value, self._read_for_ever(lane))
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def add(self, stream: LeaderStream) -> None:
+        self._streams[stream.topic_id, stream.key.partition] = stream
+        self.resume()
+
+    def remove(self, stream: LeaderStream) -> None:
+        key = (stream.topic_id, stream.key.partition)
+        self._note_quiet(stream)
+        if self._streams.get(key) is stream:
+            del self._streams[key]
+
+    def resume(self) -> None:
+        """A stream can be read on."""
+        for event in self._wake.values():
+            event.set()
+
+    async def _read_for_ever(self, lane: Lane) -> None:
+        turn = 0
+        paced = 0.0
+        """When the last read would have begun at the pace that they may have in the long run."""
+        while True:
+            wake = self._wake[lane]
+            wake.clear()
+            if lane is Lane.IDLE:
+                self._take_over_idle(monotonic())
+            elif lane is Lane.BUSY:
+                self._take_over_stirred()
+            of_lane = [stream for stream in self._streams.values() if stream.lane is lane]
+            streams = [stream for stream in of_lane if not stream.full]
+            if lane is Lane.BUSY:
+                self._busy_read = bool(streams)
+            if not streams:
+                try:
+                    async with asyncio.timeout(BUSY_S if self._streams and lane is Lane.IDLE else None):
+                        await wake.wait()
+                except TimeoutError:
+                    pass  # a busy stream may be idle by now
+                continue
+            turn = (turn + 1) % len(streams)
+            connection: FetchConnection | None = None
+            began = monotonic()
+            try:
+                connection = await self._context.cluster.fetch_connection(
+                    self._broker_id, f"tail-{self._link_name}-{lane.value}"
+                )
+                clogged = len(streams) < len(of_lane) and any(stream.clogged for stream in of_lane)
+                wait_ms = CLOGGED_WAIT_MS if clogged else TAIL_WAIT_MS
+                await self._read(connection, streams[turn:] + streams[:turn], lane, wait_ms)
+            except (BrokerUnavailable, KafkaRefused) as error:
+                log.warning("source not read", extra={"broker": self._broker_id, "detail": str(error)})
+                if connection is not None:
+                    connection.close()
+                self._end.wake()
+                await asyncio.sleep(REOPEN_DELAY_S)
+            else:
+                if lane is Lane.BUSY:
+                    gathering_s = self._gathering_s(streams)
+                    paced = max(paced, began - READS_AT_ONCE * gathering_s) + gathering_s
+                    if (rest := paced - monotonic()) > 0:
+                        await asyncio.sleep(rest)
+
+    def _gathering_s(self, streams: Iterable[LeaderStream]) -> float:
+        found = self._context.control.state.links.get(self._link_name)
+        if found is None or found.mode is not LinkMode.SYNCHRONOUS:
+            return GATHERING_S
+        round_trip_s = min(stream.flow.round_trip_s for stream in streams)
+        return min(GATHERING_S, round_trip_s * GATHERING_OF_ROUND_TRIP)
+
+    def _take_over_idle(self, now: float) -> None:
+        """The read that begins now has the streams in which nothing happened lately; the busy one drops them after."""
+        for stream in self._streams.values():
+            if stream.busy and stream.at_end and now - stream.last_read > BUSY_S:
+                stream.busy = False
+
+    def _take_over_stirred(self) -> None:
+        """The busy read that begins now has the streams that the idle one found busy meanwhile."""
+        for stream in self._streams.values():
+            if stream.stirred:
+                stream.busy, stream.stirred = True, False
+
+    async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane, wait_ms: int) -> None:
+        asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
+        asked_at = monotonic()
+        fetched = await connection.fetch(
+            [wanted for _, wanted in asked.values()],
+            0 if lane is Lane.SETTLING else wait_ms,  # what has ended is there, or nothing is
+            FETCH_BYTES_MAX,
+            read_committed=lane in (Lane.SETTLING, Lane.OFFSETS),
+            only_changes=lane is Lane.IDLE,
+        )
+        now = monotonic()
+        with written_together({asked[part.topic_id, part.partition][0].connection for part in fetched}):
+            for part in fetched:
+                place = (part.topic_id, part.partition)
+                stream, wanted = asked[place]
+                # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the
+                # log.
+                if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
+                    self._take(stream, part, lane, asked_at, now)
+        if lane is Lane.IDLE:
+            for part in fetched:
+                del asked[part.topic_id, part.partition]
+            self._quiet = asked_at, asked
+
+    def _note_quiet(self, stream: LeaderStream) -> None:
+        """What the last read of idle streams says of one of which it told nothing: that its log has not grown."""
+        asked_at, asked = self._quiet
+        read, wanted = asked.get((stream.topic_id, stream.key.partition), (None, None))
+        if read is stream and wanted is not None and wanted.offset == stream.next_offset and stream.at_end:
+            stream.lateness.saw_end(stream.source_end, asked_at, stream.acked)
+
+    def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, asked_at: float, now: float) -> None:
+        if part.error_code:
+            self._refused(stream, part)
+            return
+        self._note_quiet(stream)
+        stream.saw_end(part.high_watermark, now)
+        if stream.saw_stable(part.high_watermark, part.last_stable_offset):
+            self._end.on_confirmed(stream)
+        if stream.copy is None and stream.lateness.late(now):
+            hole = hole_end(part.records, stream.next_offset, stream.doubted)
+            if hole is not None:
+                self._end.doubt(stream, max(hole, part.last_stable_offset))  # the cleaner works below that
+                return
+        stream.lateness.saw_end(part.high_watermark, asked_at, stream.acked)
+        try:
+            records, next_offset, broken = self._ways[lane](stream, part)
+        except KeyringError as error:
+            self._end.stop_stream(stream, ReasonCode.KEYRING_UNUSABLE, str(error), STOPPED_RETRY_S)
+            return
+        told = (part.log_start, stream.source_end)
+        if records or stream.told != told:
+            stream.told = told
+            stream.connection.send(
+                link.encode_append_head(stream.stream_id, stream.read_from, *told, stream.age_ms(now), len(records)),
+                records,
+            )
+            stream.read_from = next_offset
+        if records:
+            stream.last_read = now
+            stream.sent(next_offset, len(records))
+        elif broken is not None:
+            code, message = ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(broken)
+            self._end.block(stream, lambda: self._end.stop_stream(stream, code, message, STOPPED_RETRY_S))
+            return
+        elif lane is Lane.SETTLING and next_offset == stream.next_offset:
+            stream.settling = False  # nothing that has ended is left
+            self.resume()
+        stream.at_end = next_offset >= part.high_watermark
+        if stream.at_end and not stream.lag:
+            self._end.caught_up(stream)
+        if (records or not stream.at_end) and not stream.busy:
+            if self._busy_read:
+                stream.stirred = True
+            else:
+                stream.busy = True
+                self._wake[Lane.BUSY].set()
+
+    def _found(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """What is to be sent of what was read, where it ends, and why it does not go further."""
+        end, next_offset = 0, stream.next_offset
+        try:
+            for start, batch_end, header in walk(part.records):
+                # Where the log's start was moved into the middle of a batch, what is open begins in the middle, too.
+                has_ended = header.next_offset <= part.last_stable_offset
+                if stream.compacted and has_ended and header.is_transactional and not header.is_control:
+                    stream.settling = True
+                    self._wake[Lane.SETTLING].set()
+                    return part.records[:start], next_offset, None
+                if header.is_transactional and not self._end.may_pass(
+                    stream, header, part.records[start:batch_end], False
+                ):
+                    return part.records[:start], next_offset, None
+                end, next_offset = batch_end, header.next_offset
+        except BatchError as error:
+            return part.records[:end], next_offset, error
+        return part.records[:end], next_offset, None
+
+    def _settled(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """Records of transactions that have ended: the committed ones as plain, the aborted ones as they are."""
+        found: list[Frame] = []
+        next_offset = stream.next_offset
+        broken: BatchError | None = None
+        try:
+            for batch, header, aborted in _with_outcomes(part):
+                if header.is_transactional and not self._end.may_pass(stream, header, batch, not aborted):
+                    break
+                committed = header.is_transactional and not header.is_control and not aborted
+                found.append(as_committed(batch) if committed else batch)
+                next_offset = header.next_offset
+        except BatchError as error:
+            broken = error
+        return b"".join(found), next_offset, broken
+
+    def _offsets(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+        """What leaves of the offsets topic. Raises KeyringError."""
+        assert stream.copy is not None
+        return self._end.offsets_source.batches(stream.copy, stream.next_offset, _with_outcomes(part))
+
+    def _refused(self, stream: LeaderStream, part: Fetched) -> None:
+        if part.error_code == OFFSET_OUT_OF_RANGE:
+            self._end.block(stream, lambda: self._end.out_of_range(stream))
+        else:
+            code, message = reasons.SOURCE_UNAVAILABLE, f"the source's broker answered error {part.error_code}"
+            if part.error_code in _GONE:
+                code = ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
+                message = reasons.deleted(stream.key.topic, stream.remote_topic)
+            known = part.error_code in _RESOLVE_AGAIN
+            self._end.stop_stream(stream, code, message, REOPEN_DELAY_S if known else STOPPED_RETRY_S)
+
+
+def _with_outcomes(part: Fetched) -> Iterator[tuple[Frame, BatchHeader, bool]]:
+    """The batches of a read of what has ended: (batch, header, whether it is of an aborted transaction)."""
+    aborted = AbortedTransactions(part.aborted)
+    for start, end, header in walk(part.records):
+        yield part.records[start:end], header, aborted.hold(header)

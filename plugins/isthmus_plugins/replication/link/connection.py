@@ -1,0 +1,512 @@
+"""One connection between two proxies: handshake, frames, calls, heartbeats.
+
+The link protocol itself (bytes) is :mod:`isthmus_protocol.link`; this is its asyncio shell. Either side may have
+dialled; after the handshake both ends are the same class with the same powers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final, TypeAlias, cast
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.congestion import CongestionControl
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import link
+from isthmus_protocol.link import MessageType
+from isthmus_protocol.wire import MalformedFrame
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+HEARTBEAT_INTERVAL_S: Final = 1.0
+SILENCE_MAX_S: Final = 8.0
+"""A peer that says nothing for so long is taken for dead: several lost heartbeats, less than a client's time-out."""
+CALL_TIMEOUT_S: Final = 30.0
+WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
+UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
+"""What a peer answers to a call that its version does not know."""
+SYNC_LEASE: Final = "sync-lease"
+DECISIONS: Final = "decisions"
+CONFIRMED_COMMITS: Final = "confirmed-commits"
+SYNC_FEATURES: Final = frozenset({SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS})
+"""What synchronous links need of a peer."""
+FEATURES: Final = (SYNC_LEASE, DECISIONS, CONFIRMED_COMMITS)
+"""What this version knows beyond its version of the protocol. Said in the handshake by both ends."""
+FLUSH_TIMEOUT_S: Final = 2.0
+"""How long a connection that ends may still send what is queued (the reason of a rejection, say)."""
+
+
+class LinkRejected(Exception):
+    """The peer refused the connection or a call. ``code`` is a constant of the link protocol."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class LinkLost(Exception):
+    """The connection ended while something was awaited on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What an acceptor knows of a dialler that may come in: the secret that it must hold."""
+
+    secret: bytes = field(repr=False)
+
+
+class PeerSilent(LinkLost):
+    """The peer said nothing for too long."""
+
+
+Handler: TypeAlias = Callable[["LinkConnection", dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Receiver:
+    """What a connection delivers to. The defaults take nothing: records that nobody asked for end the connection."""
+
+    def on_append(self, connection: LinkConnection, append: link.Append) -> None:
+        raise MalformedFrame("an APPEND of no open stream")
+
+    def on_call(self, connection: LinkConnection, method: str, params: dict[str, Any]) -> None:
+        """A call came in. Called in the order of frames, and before it is answered; raises what a handler may."""
+
+    def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
+        raise MalformedFrame("an APPENDED of no open stream")
+
+    def on_stopped(self, connection: LinkConnection, stopped: dict[str, Any]) -> None:
+        raise MalformedFrame("a STOPPED of no open stream")
+
+    def on_writable(self, connection: LinkConnection) -> None:
+        """The peer keeps up again with what is queued for it."""
+
+    def on_lost(self, connection: LinkConnection) -> None:
+        """The connection is gone; nothing more will come of it."""
+
+
+class LinkConnection(asyncio.Protocol):
+    """One end of a connection between two proxies.
+
+    ``accept`` (acceptor only) looks a HELLO up and returns the :class:`Credential`, ``approve`` (dialler only) looks at
+    a CHALLENGE whose proof holds; either may raise :class:`LinkRejected`. ``on_ready`` is called when the handshake is
+    over, before anything else is taken: it sets handlers and receiver. ``ready`` resolves then, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        hello: Mapping[str, Any] | None = None,
+        secret: bytes = b"",
+        accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
+        approve: Callable[[dict[str, Any]], None] | None = None,
+        identity: Mapping[str, Any] | None = None,
+        on_ready: Callable[[LinkConnection], None] | None = None,
+        on_made: Callable[[LinkConnection], None] | None = None,
+    ) -> None:
+        self.dialled = hello is not None
+        self.receiver = Receiver()
+        self.handlers: Mapping[str, Handler] = {}
+        self.peer: dict[str, Any] = {}
+        """What the peer said of itself: HELLO or CHALLENGE, verified by its proof."""
+        self.purpose = ""
+        self.last_heard = monotonic()
+        self.lost = False
+        self.lost_reason = ""
+        self.lost_error: Exception | None = None
+        self.link_name = ""
+        """Set when the connection is taken into use for a link."""
+        self._ended = asyncio.Event()
+        self._disconnected = asyncio.Event()
+        self._gathered: list[bytes | memoryview] | None = None
+        """Frames that are written together in a moment."""
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._secret = secret
+        self._accept = accept
+        self._approve = approve
+        self._identity = dict(identity or {})
+        self._on_ready = on_ready
+        self._on_made = on_made
+        self._key = X25519PrivateKey.generate()
+        self._hello: dict[str, Any] = dict(hello or {})
+        self._challenge: dict[str, Any] = {}
+        self._splitter = link.Splitter()
+        self._tasks = Tasks("link-connection")
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._call_ids = itertools.count(1)
+        self._last_sent = self._beaten = monotonic()
+        self.round_trip_s = 0.0
+        """How long the peer took to answer the first message: at least once to it and back."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.writable = True
+        """Whether the peer keeps up with what is queued for it."""
+        self._transport: asyncio.Transport
+        self.keep_steady: Callable[[bool], None]
+        """See :class:`~isthmus_plugins.replication.link.congestion.CongestionControl`; there once it is connected."""
+
+    # ---- life ----
+
+    @classmethod
+    async def dial(
+        cls,
+        host: str,
+        port: int,
+        *,
+        hello: Mapping[str, Any],
+        secret: bytes,
+        identity: Mapping[str, Any],
+        tls: ssl.SSLContext | None = None,
+        approve: Callable[[dict[str, Any]], None] | None = None,
+        on_ready: Callable[[LinkConnection], None] | None = None,
+    ) -> LinkConnection:
+        """Connect and shake hands. Raises OSError, TimeoutError, LinkRejected, LinkLost."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            _, connection = await loop.create_connection(
+                lambda: cls(hello=hello, secret=secret, identity=identity, approve=approve, on_ready=on_ready),
+                host,
+                port,
+                ssl=tls,
+                server_hostname=host if tls is not None else None,
+            )
+            try:
+                await connection.ready
+            except MalformedFrame as error:
+                raise LinkLost(f"it is no link listener: {error}") from error
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self.keep_steady = CongestionControl(transport.get_extra_info("socket")).keep_steady
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timed_out)
+        if self.dialled:
+            self._hello |= {
+                **self._identity,
+                "versions": [link.VERSION_MIN, link.VERSION_MAX],
+                "nonce": os.urandom(link.NONCE_BYTES).hex(),
+                "key": self._public_key(),
+            }
+            self.send(link.encode_json(MessageType.HELLO, self._hello))
+        if self._on_made is not None:
+            self._on_made(self)
+
+    @property
+    def peer_features(self) -> frozenset[str]:
+        """What the peer knows of :data:`FEATURES`, and of those to come; nothing if it is older than them."""
+        features = self.peer.get("features")
+        return frozenset(map(str, features)) if isinstance(features, list) else frozenset()
+
+    @property
+    def peer_address(self) -> str:
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if name else ""
+
+    def _handshake_timed_out(self) -> None:
+        self._fail(LinkLost("the peer did not finish the handshake in time"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disconnected.set()
+        self._fail(LinkLost(repr(exc) if exc else "the peer closed the connection"))
+
+    def close(self, why: str = "closed") -> None:
+        """End the connection; what waits on it fails with :class:`LinkLost`."""
+        self._fail(LinkLost(why))
+
+    async def stopped(self) -> None:
+        """End the connection and the peer's calls that are still being answered, and wait for it."""
+        self.close()
+        await self._tasks.close()
+        try:
+            async with asyncio.timeout(2 * FLUSH_TIMEOUT_S):
+                await self._disconnected.wait()
+        except TimeoutError:
+            pass
+
+    def _fail(self, error: Exception) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        self.lost_reason = str(error)
+        self.lost_error = error
+        self._ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.close()
+        # A peer that is stuck takes nothing more: what is queued for it must not stay in memory.
+        asyncio.get_running_loop().call_later(FLUSH_TIMEOUT_S, self._transport.abort)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # the acceptor has nobody who awaits it
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(LinkLost(str(error)))
+        self._calls.clear()
+        self.receiver.on_lost(self)
+
+    # ---- bytes ----
+
+    def data_received(self, data: bytes) -> None:
+        self.last_heard = monotonic()
+        try:
+            for kind, body in self._splitter.feed(data):
+                if self.lost:
+                    return
+                self._take(kind, body)
+        except MalformedFrame as error:
+            log.warning("link connection refused by protocol", extra={"peer": self.peer_address, "detail": str(error)})
+            self._fail(error)
+        except LinkRejected as error:
+            log.warning(
+                "link connection rejected",
+                extra={"peer": self.peer_address, "code": error.code, "detail": error.message},
+            )
+            self.send(link.encode_json(MessageType.REJECT, {"code": error.code, "message": error.message}))
+            self._fail(error)
+
+    def _take(self, kind: MessageType, body: memoryview) -> None:
+        if not self.ready.done():
+            self._shake_hands(kind, link.decode_json(body))
+        elif kind is MessageType.APPEND:
+            self.receiver.on_append(self, link.decode_append(body))
+        elif kind is MessageType.APPENDED:
+            self.receiver.on_appended(self, link.decode_appended(body))
+        elif kind is MessageType.HEARTBEAT:
+            pass
+        elif kind is MessageType.CALL:
+            call = link.decode_json(body)
+            try:
+                self.receiver.on_call(self, str(call.get("method")), call.get("params") or {})
+            except (KeyError, TypeError, ValueError) as error:
+                raise MalformedFrame(f"a call of {call.get('method')}: {error!r}") from error
+            self._tasks.start(f"call-{call.get('method')}", self._answer(call))
+        elif kind is MessageType.RESULT:
+            self._result(link.decode_json(body))
+        elif kind is MessageType.STOPPED:
+            self.receiver.on_stopped(self, link.decode_json(body))
+        elif kind is MessageType.REJECT:
+            rejection = link.decode_json(body)
+            self._fail(LinkRejected(str(rejection.get("code")), str(rejection.get("message"))))
+        else:
+            raise MalformedFrame(f"{kind.name} after the handshake")
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Queue one frame, given in parts."""
+        if self._gathered is not None:
+            self._gathered += parts
+        elif not self.lost:
+            self._last_sent = monotonic()
+            self._transport.writelines(parts)
+
+    def gather(self) -> None:
+        """Keep the frames that are sent from here on, until :meth:`write`: one call of the kernel for all of them."""
+        if self._gathered is None:
+            self._gathered = []
+
+    def write(self) -> None:
+        """Write what was gathered."""
+        parts, self._gathered = self._gathered, None
+        if parts:
+            self.send(*parts)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if not self.lost:
+            self.receiver.on_writable(self)
+
+    async def lost_within(self, seconds: float) -> bool:
+        """Whether the connection ends within the next ``seconds``; returns at once when it does."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _beat(self) -> None:
+        now = monotonic()
+        if now - self.last_heard > SILENCE_MAX_S and now - self._beaten < 2 * HEARTBEAT_INTERVAL_S:
+            self._fail(PeerSilent(f"nothing heard for {now - self.last_heard:.1f} s"))
+            return
+        self._beaten = now
+        if now - self._last_sent >= HEARTBEAT_INTERVAL_S:
+            self.send(link.encode(MessageType.HEARTBEAT, b""))
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
+
+    # ---- handshake ----
+
+    def _public_key(self) -> str:
+        return self._key.public_key().public_bytes_raw().hex()
+
+    def _shake_hands(self, kind: MessageType, said: dict[str, Any]) -> None:
+        if kind is MessageType.REJECT:
+            self._fail(LinkRejected(str(said.get("code")), str(said.get("message"))))
+        elif self.dialled and kind is MessageType.CHALLENGE and not self._challenge:
+            self._challenge = said
+            self.round_trip_s = monotonic() - self._last_sent
+            words = link.transcript(self._hello, said)
+            if not self._proof_holds("acceptor", words, said):
+                self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
+                return
+            try:
+                if self._approve is not None:
+                    self._approve(said)
+            except LinkRejected as error:
+                self._fail(error)
+                return
+            self.send(link.encode_json(MessageType.PROOF, {"proof": link.proof(self._secret, "dialler", words)}))
+        elif self.dialled and kind is MessageType.WELCOME and self._challenge:
+            self._handshake_done(self._challenge | said)
+        elif not self.dialled and kind is MessageType.HELLO and not self._hello:
+            self._challenge_for(said)
+        elif not self.dialled and kind is MessageType.PROOF and self._hello:
+            self.round_trip_s = monotonic() - self._last_sent
+            words = link.transcript(self._hello, self._challenge)
+            if not self._proof_holds("dialler", words, said):
+                raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")
+            self.send(link.encode_json(MessageType.WELCOME, {}))
+            self._handshake_done(self._hello)
+        else:
+            raise MalformedFrame(f"{kind.name} out of turn in the handshake")
+
+    def _proof_holds(self, side: str, words: bytes, said: dict[str, Any]) -> bool:
+        given = str(said.get("proof", ""))
+        return given.isascii() and link.proof_holds(self._secret, side, words, given)
+
+    def _challenge_for(self, hello: dict[str, Any]) -> None:
+        assert self._accept is not None
+        try:
+            lowest, highest = (int(version) for version in hello["versions"])
+            nonce, key = bytes.fromhex(hello["nonce"]), bytes.fromhex(hello["key"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedFrame("an incomplete HELLO") from error
+        if len(nonce) != link.NONCE_BYTES or len(key) != 32:
+            raise MalformedFrame("a HELLO with a nonce or key of the wrong size")
+        version = link.choose_version(lowest, highest)
+        if version is None:
+            raise LinkRejected(
+                "UNSUPPORTED_VERSION",
+                f"this proxy speaks link versions {link.VERSION_MIN} to {link.VERSION_MAX}, the dialler {lowest} to "
+                f"{highest}: upgrade the older one",
+            )
+        self._hello = hello
+        self._secret = self._accept(hello, self).secret
+        self._challenge = {
+            **self._identity,
+            "version": version,
+            "nonce": os.urandom(link.NONCE_BYTES).hex(),
+            "key": self._public_key(),
+        }
+        words = link.transcript(hello, self._challenge)
+        self._challenge["proof"] = link.proof(self._secret, "acceptor", words)
+        self.send(link.encode_json(MessageType.CHALLENGE, self._challenge))
+
+    def _handshake_done(self, peer: dict[str, Any]) -> None:
+        self.peer = peer
+        self.purpose = str(self._hello.get("purpose", ""))
+        self._splitter.authenticated()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._beat)
+        if self._on_ready is not None:
+            self._on_ready(self)
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def agreed_secret(self, purpose: str) -> bytes:
+        """32 bytes that only the two ends of this connection know, the same at both; they never crossed the wire."""
+        shared = self._key.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(self.peer["key"])))
+        salt = bytes.fromhex(self._hello["nonce"]) + bytes.fromhex(self._challenge["nonce"])
+        return HKDF(hashes.SHA256(), 32, salt, purpose.encode()).derive(shared)
+
+    # ---- calls ----
+
+    async def call(self, method: str, params: Mapping[str, Any], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+        """Ask the peer. Raises LinkRejected (the peer's answer), LinkLost, TimeoutError."""
+        return await self.begin_call(method, params)(timeout_s)
+
+    def begin_call(
+        self, method: str, params: Mapping[str, Any]
+    ) -> Callable[[float], Coroutine[Any, Any, dict[str, Any]]]:
+        """Send a call now, before whatever is sent later; what is returned waits for the answer. Raises LinkLost."""
+        if self.lost:
+            raise LinkLost("the connection is gone")
+        call_id = next(self._call_ids)
+        result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = result
+        self.send(link.encode_json(MessageType.CALL, {"id": call_id, "method": method, "params": dict(params)}))
+
+        async def answer(timeout_s: float) -> dict[str, Any]:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await result
+            finally:
+                self._calls.pop(call_id, None)
+
+        return answer
+
+    async def _answer(self, call: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {"id": call.get("id")}
+        handler = self.handlers.get(str(call.get("method")))
+        try:
+            if handler is None:
+                raise LinkRejected(UNKNOWN_METHOD, f"no such call for this connection: {call.get('method')}")
+            answer["result"] = await handler(self, call.get("params") or {})
+        except LinkRejected as error:
+            answer["error"] = {"code": error.code, "message": error.message}
+        except LinkLost as error:
+            answer["error"] = {"code": reasons.LINK_LOST, "message": str(error)}
+        except BrokerUnavailable as error:
+            answer["error"] = {"code": reasons.BROKER_UNAVAILABLE, "message": str(error)}
+        except KafkaRefused as error:
+            answer["error"] = {"code": error.error_name, "message": str(error)}
+        except (KeyError, TypeError, ValueError) as error:
+            log.exception("link call failed", extra={"method": call.get("method")})
+            answer["error"] = {"code": "INVALID_REQUEST", "message": f"{type(error).__name__}: {error}"}
+        except Exception as error:
+            log.exception("link call failed", extra={"method": call.get("method")})
+            answer["error"] = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}"}
+        self.send(link.encode_json(MessageType.RESULT, answer))
+
+    def _result(self, answer: dict[str, Any]) -> None:
+        call = self._calls.pop(answer.get("id", 0), None)
+        if call is None or call.done():
+            return
+        error = answer.get("error")
+        if error is not None:
+            call.set_exception(LinkRejected(str(error.get("code")), str(error.get("message"))))
+        else:
+            call.set_result(answer.get("result") or {})
+
+
+@contextmanager
+def written_together(connections: Collection[LinkConnection]) -> Iterator[None]:
+    """Have what is sent over them meanwhile be written at the end, by one call of the kernel for each."""
+    for connection in connections:
+        connection.gather()
+    try:
+        yield
+    finally:
+        for connection in connections:
+            connection.write()

@@ -1,0 +1,394 @@
+"""The connections to the proxies of other clusters: who dials, who is known, who is alive.
+
+For every link in the control state, the side that dials keeps one connection to each proxy of the other cluster, found
+through any of the link's remote addresses; the other side accepts them. After the handshake there is no difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.model import Link, LinkMode
+from isthmus_control.sealing import SealingError
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.connection import (
+    FEATURES,
+    Credential,
+    Handler,
+    LinkConnection,
+    LinkLost,
+    LinkRejected,
+    PeerSilent,
+    Receiver,
+)
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+PURPOSE_CREATE: Final = "create-link"
+PURPOSE_LINK: Final = "link"
+REDIAL_DELAY_MIN_S: Final = 0.2
+REDIAL_DELAY_MAX_S: Final = 2.0
+DELETED_LINK_GRACE_S: Final = 1.0
+LEASE_POLL_S: Final = 0.1
+"""A proxy that has no lease yet, because it starts or is refused, speaks to nobody."""
+HANDSHAKES_MAX: Final = 256
+"""Connections that have not proved anything yet. More are closed at once."""
+ALREADY_CONNECTED: Final = "ALREADY_CONNECTED"
+ALREADY_CONNECTED_WAIT_S: Final = 30.0
+_REASONS: Final = {
+    "UNSUPPORTED_VERSION": ReasonCode.PEER_VERSION_UNSUPPORTED,
+    "LINK_NOT_FOUND": ReasonCode.PEER_HAS_NO_SUCH_LINK,
+}
+"""What a peer's rejection is called in status."""
+TOPOLOGY_INTERVAL_S: Final = 2.0
+"""How often a peer is asked for its cluster's proxies: one that is new is dialled within this time."""
+
+
+@dataclass(slots=True)
+class PeerState:
+    """What is known of the other cluster of one link."""
+
+    last_heard: float | None = None
+    reason: str | None = ReasonCode.NOT_CONNECTED_YET
+    message: str | None = "the link has not connected yet"
+    connections: dict[str, LinkConnection] = field(default_factory=dict)
+    """By the peer proxy's name."""
+    dialling: set[str] = field(default_factory=set)
+    """Addresses for which a task is dialling or keeps a connection."""
+
+
+class LinkPeers:
+    """All link connections of this proxy.
+
+    ``on_change(link_name)`` is called when a connection of the link came or went. ``handlers`` answer the calls of
+    peers of established links; ``create_handlers`` those of a connection that was made to create a link.
+    """
+
+    def __init__(
+        self,
+        context: PluginContext,
+        handlers: Mapping[str, Handler],
+        create_handlers: Mapping[str, Handler],
+        receiver: Callable[[str], Receiver],
+        on_change: Callable[[str], None],
+    ) -> None:
+        self._context = context
+        self._handlers = {**handlers, "topology": self._topology}
+        self._create_handlers = create_handlers
+        self._receiver = receiver
+        self._on_change = on_change
+        self._tasks = Tasks("link-peers")
+        self._states: dict[str, PeerState] = {}
+        self._accepted: set[LinkConnection] = set()
+        """Connections that were accepted and are in the handshake, or create a link."""
+        self._leaving: set[LinkConnection] = set()
+        """Connections of links that were deleted just now."""
+        self._server: asyncio.Server | None = None
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Listen for peers, if a link listener is configured. Raises OSError."""
+        spec = self._context.link_listener
+        if spec is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._acceptor, spec.host, spec.port, ssl=spec.server_tls)
+        self._context.link_listening(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._tasks.close()
+        for connection in [*self._accepted, *self._leaving, *self.all_connections()]:
+            await connection.stopped()
+
+    def all_connections(self) -> list[LinkConnection]:
+        return [connection for state in self._states.values() for connection in state.connections.values()]
+
+    def follow(self, links: Iterable[Link]) -> None:
+        """Keep connections for these links and no others."""
+        wanted = {link.name: link for link in links}
+        for name in [name for name in self._states if name not in wanted]:
+            for connection in self._states.pop(name).connections.values():
+                # The peer may be waiting for the answer to the very call that deleted the link.
+                asyncio.get_running_loop().call_later(DELETED_LINK_GRACE_S, connection.close, "the link was deleted")
+                self._leaving = {other for other in self._leaving if not other.lost} | {connection}
+        for link in wanted.values():
+            state = self._states.setdefault(link.name, PeerState())
+            for connection in state.connections.values():
+                connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
+            if link.dials:
+                for address in link.remote_addresses:
+                    self._keep_dialling(link.name, state, address)
+
+    def state(self, link_name: str) -> PeerState:
+        """What is known of the link's peer."""
+        state = self._states.get(link_name) or PeerState()
+        for connection in state.connections.values():
+            if state.last_heard is None or connection.last_heard > state.last_heard:
+                state.last_heard = connection.last_heard
+        return state
+
+    def connections(self, link_name: str) -> list[LinkConnection]:
+        """The live connections of a link, in the order of their peers' names: the same first one until it goes."""
+        state = self._states.get(link_name)
+        return [state.connections[name] for name in sorted(state.connections)] if state is not None else []
+
+    def fronting(self, link_name: str, broker_id: int) -> LinkConnection | None:
+        """The connection to the proxy that fronts this broker of the other cluster."""
+        for connection in self.connections(link_name):
+            brokers = connection.peer.get("brokers")
+            if brokers == "all" or (isinstance(brokers, list) and broker_id in brokers):
+                return connection
+        return None
+
+    # ---- dialling ----
+
+    def _keep_dialling(self, link_name: str, state: PeerState, address: str) -> None:
+        if address not in state.dialling:
+            state.dialling.add(address)
+            self._tasks.start(f"dial-{link_name}-{address}", self._dial_for_ever(link_name, state, address))
+
+    def _current(self, link_name: str, state: PeerState) -> Link | None:
+        """The link as it is now; None if it is gone or another one took its name."""
+        if self._states.get(link_name) is not state:
+            return None
+        return self._context.control.state.links.get(link_name)
+
+    async def _dial_for_ever(self, link_name: str, state: PeerState, address: str) -> None:
+        delay = REDIAL_DELAY_MIN_S
+        while (link := self._current(link_name, state)) is not None:
+            if monotonic() > self._context.lease_deadline:
+                await asyncio.sleep(LEASE_POLL_S)
+                continue
+            try:
+                connection = await self._dial(link_name, link, state, address)
+            except _AlreadyConnected as already:
+                # Another address of the same proxy: dial this one only when that connection is gone.
+                await already.connection.lost_within(ALREADY_CONNECTED_WAIT_S)
+                continue
+            except (OSError, TimeoutError, LinkRejected, LinkLost, SealingError, ValueError) as error:
+                self._dial_failed(state, address, error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, REDIAL_DELAY_MAX_S)
+                continue
+            delay = REDIAL_DELAY_MIN_S
+            await self._stay(link_name, state, connection)
+        state.dialling.discard(address)
+
+    async def _dial(self, link_name: str, link: Link, state: PeerState, address: str) -> LinkConnection:
+        """Connect to one address of a link's peer and take the connection into use."""
+        host, _, port = address.rpartition(":")
+        already: list[LinkConnection] = []
+
+        def approve(peer: dict[str, Any]) -> None:
+            self._check_cluster(link, peer)
+            known = state.connections.get(str(peer.get("proxy")))
+            if known is not None and not known.lost and known.peer.get("incarnation") == peer.get("incarnation"):
+                already.append(known)
+                raise LinkRejected(ALREADY_CONNECTED, "this proxy is connected already")
+
+        try:
+            return await LinkConnection.dial(
+                host.strip("[]"),
+                int(port),
+                hello={"purpose": PURPOSE_LINK, "link_id": link.link_id},
+                secret=self._context.secret_of(link),
+                identity=self._identity(),
+                tls=self._context.link_client_tls,
+                approve=approve,
+                on_ready=lambda connection: self._take(link_name, link, state, connection),
+            )
+        except LinkRejected as error:
+            if already:
+                raise _AlreadyConnected(already[0]) from error
+            raise
+
+    def _dial_failed(self, state: PeerState, address: str, error: Exception) -> None:
+        code = _reason_of(error)
+        message = f"{address}: {str(error) or type(error).__name__}"
+        if (state.reason, state.message) != (code, message):
+            log.warning("link peer not reached", extra={"address": address, "code": str(code), "detail": message})
+        if not state.connections:  # else the link is up, over another address
+            state.reason, state.message = code, message
+
+    async def _stay(self, link_name: str, state: PeerState, connection: LinkConnection) -> None:
+        """Until the connection is lost: learn of the peer cluster's other proxies and dial them."""
+        while not connection.lost:
+            try:
+                answer = await connection.call("topology", {})
+            except (LinkRejected, TimeoutError):
+                answer = {}
+            except LinkLost:
+                break
+            for proxy in answer.get("proxies", []):
+                address, name = proxy.get("link_address"), proxy.get("proxy")
+                if address and name not in state.connections:
+                    self._keep_dialling(link_name, state, address)
+            await connection.lost_within(TOPOLOGY_INTERVAL_S)
+
+    # ---- accepting ----
+
+    def _acceptor(self) -> LinkConnection:
+        return LinkConnection(
+            accept=self._look_up, identity=self._identity(), on_ready=self._accepted_ready, on_made=self._made
+        )
+
+    def _made(self, connection: LinkConnection) -> None:
+        """A connection came in. What it is shows in the handshake; until then there are only so many."""
+        self._accepted = {other for other in self._accepted if not other.lost}
+        if len(self._accepted) >= HANDSHAKES_MAX:
+            log.warning("link connection refused", extra={"peer": connection.peer_address, "code": "TOO_MANY"})
+            connection.close("too many connections that have not proved anything")
+            return
+        self._accepted.add(connection)
+
+    def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
+        """The secret that a dialler must hold. Raises LinkRejected."""
+        if monotonic() > self._context.lease_deadline:
+            raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease (yet)")
+        purpose = hello.get("purpose")
+        if purpose == PURPOSE_CREATE:
+            spec = self._context.link_listener
+            token = spec.enrolment_token if spec is not None else None
+            if token is None and not _is_loopback(connection.peer_address):
+                raise LinkRejected(
+                    "AUTHENTICATION_ERROR",
+                    "this cluster takes new links from its own machine only: set [link_listener] enrolment_token_file "
+                    "on its proxies and give the token to `isthmus link create --token-file`",
+                )
+            return Credential(token or b"")
+        if purpose == PURPOSE_LINK:
+            for link in self._context.control.state.links.values():
+                if link.link_id == hello.get("link_id"):
+                    self._check_cluster(link, hello)
+                    return Credential(self._context.secret_of(link))
+            raise LinkRejected("LINK_NOT_FOUND", "there is no such link on this cluster: it was deleted, or never made")
+        raise LinkRejected("INVALID_REQUEST", f"unknown purpose {purpose!r}")
+
+    def _accepted_ready(self, connection: LinkConnection) -> None:
+        if connection.purpose == PURPOSE_CREATE:
+            connection.handlers = self._create_handlers
+            return
+        self._accepted.discard(connection)
+        for link in self._context.control.state.links.values():
+            if link.link_id == connection.peer.get("link_id"):
+                self._take(link.name, link, self._states.setdefault(link.name, PeerState()), connection)
+                return
+        connection.close("the link was deleted meanwhile")
+
+    # ---- both ----
+
+    def _identity(self) -> dict[str, Any]:
+        brokers = self._context.fronted_brokers
+        return {
+            "cluster_id": self._context.cluster_id,
+            "proxy": self._context.proxy_name,
+            "incarnation": self._context.incarnation,
+            "brokers": "all" if brokers is None else sorted(brokers),
+            "features": list(FEATURES),
+        }
+
+    def _check_cluster(self, link: Link, peer: Mapping[str, Any]) -> None:
+        if peer.get("cluster_id") != link.remote_cluster_id:
+            raise LinkRejected(
+                ReasonCode.PEER_IS_ANOTHER_CLUSTER,
+                f"the peer is of cluster {peer.get('cluster_id')}, the link goes to {link.remote_cluster_id}",
+            )
+
+    def _take(self, link_name: str, link: Link, state: PeerState, connection: LinkConnection) -> None:
+        """Take a connection into use; the same proxy's one from before is dead by now."""
+        name = str(connection.peer.get("proxy"))
+        old = state.connections.get(name)
+        if old is not None:
+            old.close("the peer connected again")
+        state.connections[name] = connection
+        state.last_heard = monotonic()
+        state.reason = state.message = None
+        connection.link_name = link_name
+        connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
+        connection.handlers = self._handlers
+        connection.receiver = _Watched(
+            self._receiver(link_name), lambda: self._gone(link_name, state, name, connection)
+        )
+        log.info("link peer connected", extra={"link": link_name, "peer": name, "dialled": connection.dialled})
+        self._on_change(link_name)
+
+    def _gone(self, link_name: str, state: PeerState, name: str, connection: LinkConnection) -> None:
+        if state.connections.get(name) is connection:
+            state.last_heard = connection.last_heard
+            del state.connections[name]
+            log.info("link peer lost", extra={"link": link_name, "peer": name, "detail": connection.lost_reason})
+            if not state.connections:
+                silent = isinstance(connection.lost_error, PeerSilent)
+                state.reason = ReasonCode.PEER_SILENT if silent else ReasonCode.CONNECTION_LOST
+                state.message = connection.lost_reason
+        self._on_change(link_name)
+
+    async def _topology(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """This cluster's proxies, for a peer that dials."""
+        return {
+            "proxies": [
+                {
+                    "proxy": lease.name,
+                    "link_address": lease.link_address,
+                    "brokers": "all" if lease.all_brokers else sorted(lease.broker_ids),
+                }
+                for lease in self._context.control.state.proxies.values()
+            ]
+        }
+
+
+class _Watched(Receiver):
+    """A receiver that also tells the peers of a connection's end."""
+
+    def __init__(self, inner: Receiver, gone: Callable[[], None]) -> None:
+        self.on_append = inner.on_append  # type: ignore[method-assign]
+        self.on_appended = inner.on_appended  # type: ignore[method-assign]
+        self.on_call = inner.on_call  # type: ignore[method-assign]
+        self.on_stopped = inner.on_stopped  # type: ignore[method-assign]
+        self.on_writable = inner.on_writable  # type: ignore[method-assign]
+        self._inner = inner
+        self._gone = gone
+
+    def on_lost(self, connection: LinkConnection) -> None:
+        self._inner.on_lost(connection)
+        self._gone()
+
+
+class _AlreadyConnected(Exception):
+    """The dialled proxy has a connection already."""
+
+    def __init__(self, connection: LinkConnection) -> None:
+        super().__init__("connected already")
+        self.connection = connection
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, LinkRejected):
+        return _REASONS.get(error.code, error.code)
+    if isinstance(error, SealingError):
+        return ReasonCode.AUTHENTICATION_ERROR
+    if isinstance(error, socket.gaierror):
+        return ReasonCode.UNRESOLVABLE_BOOTSTRAP_ERROR
+    if isinstance(error, TimeoutError):
+        return ReasonCode.TIMEOUT_ERROR
+    return ReasonCode.BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,109 @@
+"""Why a partition is where it is: the constants that go over the link and into status, and the states they mean.
+
+Most are :class:`isthmus_control.states.ReasonCode`, which wait for somebody. The others below pass by themselves: the
+leader end opens the stream again, and the partition shows as Catching Up meanwhile; so do SOURCE_TRUNCATING and
+SOURCE_TRUNCATED, of a source that is truncated itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus_control.model import FollowerTopic, Reason
+from isthmus_control.states import PartitionState, ReasonCode
+from isthmus_control.truncations import Succession
+from isthmus_plugins.cluster import KafkaRefused
+
+MOVED: Final = "MOVED"
+"""The follower partition is led by another broker, or its log was cut: the leader end looks for it again."""
+CLOSED: Final = "CLOSED"
+"""The stream was closed: the leader end no longer pushes it, or pushes it over another one."""
+DISCONNECTED: Final = "DISCONNECTED"
+NOT_LEADER: Final = "NOT_LEADER"
+NOT_FOLLOWING: Final = "NOT_FOLLOWING"
+NO_LEASE: Final = "NO_LEASE"
+"""The proxy has no lease (yet): another one may front its brokers."""
+LINK_LOST: Final = "LINK_LOST"
+SOURCE_UNAVAILABLE: Final = "SOURCE_UNAVAILABLE"
+BROKER_UNAVAILABLE: Final = "BROKER_UNAVAILABLE"
+
+DIVERGED: Final = frozenset(
+    {ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION, ReasonCode.TRUNCATING}
+)
+REFUSED: Final = frozenset(
+    {
+        ReasonCode.TARGET_TOPIC_NOT_EMPTY,
+        ReasonCode.TARGET_TOPIC_ID_CHANGED,
+        ReasonCode.TARGET_TOPIC_MAY_BE_DELETED,
+        ReasonCode.TARGET_TOPIC_NOT_CREATED,
+        ReasonCode.SOURCE_TOPIC_ID_CHANGED,
+        ReasonCode.SOURCE_PARTITIONS_DECREASED,
+    }
+)
+STOPPED: Final = frozenset(
+    {
+        ReasonCode.TRANSACTION_VERIFICATION_ENABLED,
+        ReasonCode.UNSUPPORTED_MESSAGE_FORMAT,
+        ReasonCode.TARGET_REFUSES_RECORDS,
+        ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED,
+        ReasonCode.KEYRING_UNUSABLE,
+        ReasonCode.STOPPED_BY_OPERATOR,
+        ReasonCode.INTERNAL_ERROR,
+    }
+)
+
+
+_NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
+"""TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED."""
+
+
+def refused(error: KafkaRefused, operation: str, resource: str) -> str:
+    """What a broker said, and the access that is missing, if it is that: an ACL operation on a resource."""
+    if error.error_code not in _NOT_AUTHORIZED:
+        return str(error)
+    return f"{error} (the proxy's own identity needs ALLOW {operation} on {resource})"
+
+
+def deleted(source_topic: str, topic: str) -> str:
+    """The message of SOURCE_TOPIC_MAY_BE_DELETED."""
+    return (
+        f"the source has no {source_topic} any more; {topic} keeps its records: `isthmus topic forget {topic}` ends "
+        "following, with --delete they are lost"
+    )
+
+
+def source_truncating(source_topic: str, topic: str) -> str:
+    """The message of SOURCE_TRUNCATING."""
+    return (
+        f"the source's {source_topic} is being truncated to correspond with its own source; {topic} waits until it is "
+        "whole again, and is then cut to correspond as well"
+    )
+
+
+def source_truncated(source_topic: str, succession: Succession) -> str:
+    """The message of SOURCE_TRUNCATED."""
+    return (
+        f"the source's {source_topic} was truncated to correspond with its own source, and made anew as "
+        f"{succession.successor}"
+    )
+
+
+def doubted(record: FollowerTopic | None, partition: int) -> Reason | None:
+    """What is shown of a partition that may have missed deletions, until it was compared."""
+    until = None if record is None else record.doubted.get(partition)
+    if record is None or until is None:
+        return None
+    return Reason(
+        ReasonCode.DELETIONS_DOUBTED,
+        f"the cleaner of the source's {record.source_topic} may have taken tombstones before they were copied: what "
+        f"{record.topic} has before offset {until} is compared when it is there",
+    )
+
+
+def waiting_state(code: str) -> PartitionState | None:
+    """The state of a partition that waits for somebody because of ``code``; None if it goes on by itself."""
+    if code in DIVERGED:
+        return PartitionState.DIVERGED
+    if code in REFUSED:
+        return PartitionState.REFUSED
+    return PartitionState.STOPPED if code in STOPPED else None

@@ -1,0 +1,168 @@
+"""The settings that both clusters of a link have: each tells the other, and the later write counts on both sides.
+
+That is the mode and the configuration. Addresses are not told: where one cluster reaches the other is its own to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from time import time
+from typing import Any, Final
+
+from isthmus_control.apply import apply
+from isthmus_control.clock import ZERO, Register
+from isthmus_control.codec import from_json, to_json
+from isthmus_control.commands import Command, MergeLink
+from isthmus_control.model import Link, LinkMode, LinkSettings
+from isthmus_control.outcome import Outcome, Rejected
+from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+RETRY_S: Final = 1.0
+METHOD: Final = "merge_settings"
+
+
+class LinkMirror:
+    """``connections``: those of a link, the same first one until it goes."""
+
+    def __init__(self, context: PluginContext, connections: Callable[[str], list[LinkConnection]]) -> None:
+        self._context = context
+        self._connections = connections
+        self._tasks = Tasks("link-mirror")
+        self._work = asyncio.Event()
+        self._theirs: dict[str, tuple[LinkConnection, LinkSettings]] = {}
+        """By link: what the other cluster is known to have, and over which connection it said so."""
+        self._agreed: dict[str, Register[LinkMode]] = {}
+        """By link id: the last mode that both control logs were seen to have."""
+        self._under_way: set[str] = set()
+        self.refused: dict[str, str] = {}
+        """By link: why a cluster does not take the other one's settings."""
+
+    def start(self) -> None:
+        self._tasks.start("mirror", self._mirror_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def wake(self) -> None:
+        """A connection or a setting may have come."""
+        self._work.set()
+
+    def agreed(self, link_name: str) -> bool:
+        """Whether the other cluster's control log has the mode that this one's has now."""
+        link = self._context.control.state.links.get(link_name)
+        return link is not None and self._agreed.get(link.link_id) == link.settings.mode
+
+    async def check(self, link: Link, wanted: LinkSettings) -> None:
+        """Ask the other cluster whether it would take these settings. Raises LinkRejected, LinkLost, TimeoutError."""
+        connections = self._connections(link.name)
+        if not connections:
+            raise LinkLost(f"link {link.name!r} is not connected")
+        await connections[0].call(METHOD, {"settings": to_json(_mirrored(wanted)), "dry_run": True})
+
+    async def on_merge_settings(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """What the other cluster has; it is told what this one has then. Raises LinkRejected."""
+        name = connection.link_name
+        told = from_json(LinkSettings, params["settings"])
+        if params.get("dry_run"):
+            link = self._link(name)
+            self._check(name, _would_be(self._context, MergeLink(name, link.link_id, told)))
+            return {}
+        await self._take(connection, told)
+        return {"settings": to_json(_mirrored(self._link(name).settings))}
+
+    async def _mirror_for_ever(self) -> None:
+        while True:
+            self._work.clear()
+            due = self._due()
+            for link in due:
+                if link.name not in self._under_way:
+                    self._under_way.add(link.name)
+                    self._tasks.start(f"mirror-{link.name}", self._mirror(link.name))
+            try:
+                async with asyncio.timeout(RETRY_S if due else None):
+                    await self._work.wait()
+            except TimeoutError:
+                pass
+
+    def _due(self) -> list[Link]:
+        links = self._context.control.state.links
+        self._theirs = {name: known for name, known in self._theirs.items() if name in links}
+        due = []
+        for link in links.values():
+            connections = self._connections(link.name) if _was_set(link.settings) else []
+            if connections and self._theirs.get(link.name) != (connections[0], _mirrored(link.settings)):
+                due.append(link)
+        return due
+
+    async def _mirror(self, link_name: str) -> None:
+        """Tell what is here, and take what comes back."""
+        try:
+            link, connections = self._context.control.state.links.get(link_name), self._connections(link_name)
+            if link is None or not connections:
+                return
+            answer = await connections[0].call(METHOD, {"settings": to_json(_mirrored(link.settings))})
+            await self._take(connections[0], from_json(LinkSettings, answer["settings"]))
+            self.refused.pop(link_name, None)
+        except LinkRejected as error:
+            if self.refused.get(link_name) != error.message:
+                log.warning("link settings refused", extra={"link": link_name, "detail": error.message})
+            self.refused[link_name] = error.message
+        except (LinkLost, TimeoutError):
+            pass  # then again, over the connection that there is
+        finally:
+            self._under_way.discard(link_name)
+
+    async def _take(self, connection: LinkConnection, told: LinkSettings) -> None:
+        """Merge what the other cluster has. Raises LinkRejected."""
+        name = connection.link_name
+        link = self._link(name)
+        if link.settings.merge(told) != link.settings:
+            merge = MergeLink(name, link.link_id, told)
+            self._check(name, _would_be(self._context, merge))  # what is refused again and again is not recorded
+            try:
+                self._check(name, await self._context.control.append(merge))
+            except BrokerUnavailable as error:
+                raise LinkRejected(reasons.BROKER_UNAVAILABLE, str(error)) from error
+        link = self._link(name)
+        self._theirs[name] = connection, told
+        if told.mode == link.settings.mode:
+            self._agreed[link.link_id] = told.mode
+
+    def _link(self, name: str) -> Link:
+        link = self._context.control.state.links.get(name)
+        if link is None:
+            raise LinkRejected("LINK_NOT_FOUND", f"there is no link {name!r}: it was deleted just now")
+        return link
+
+    def _check(self, link_name: str, outcome: Outcome) -> None:
+        if isinstance(outcome, Rejected):
+            raise LinkRejected(
+                outcome.code.value.upper().replace("-", "_"),
+                f"cluster {self._context.cluster_id} does not take the settings of link {link_name!r}: "
+                f"{outcome.message}",
+            )
+
+
+def _was_set(settings: LinkSettings) -> bool:
+    """Whether there is anything to tell: it is what it was when the link was created."""
+    return settings.mode.written != ZERO or bool(settings.config)
+
+
+def _mirrored(settings: LinkSettings) -> LinkSettings:
+    return replace(settings, addresses={})
+
+
+def _would_be(context: PluginContext, body: MergeLink) -> Outcome:
+    state = context.control.state
+    command = Command(str(uuid.uuid4()), int(time() * 1000), context.proxy_name, state.applied_offset, body)
+    return apply(state, state.applied_offset + 1, command)[1]

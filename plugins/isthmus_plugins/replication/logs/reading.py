@@ -1,0 +1,81 @@
+"""Reads a range of one of this cluster's logs, wherever the partition's leader is by then, or from one leader alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, FetchPartition, TopicInfo
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.process import PluginContext
+from isthmus_protocol.records import BatchHeader, walk
+from isthmus_protocol.transactions import AbortedTransactions
+
+CHUNK_BYTES: Final = 8 * 1024 * 1024
+READ_WAIT_MS: Final = 500
+READ_TRIES_MAX: Final = 20
+READ_RETRY_S: Final = 0.2
+LANE: Final = "verify"
+FENCED_LEADER_EPOCH: Final = 74
+
+
+async def read_batches(
+    context: PluginContext,
+    topic: TopicInfo,
+    partition: int,
+    offset: int,
+    to: int,
+    read_committed: bool = False,
+    lane: str = LANE,
+) -> AsyncIterator[tuple[memoryview, BatchHeader, bool]]:
+    """Whole batches that hold ``[offset, to)``: (bytes, header, whether aborted). Raises OperationError.
+
+    Those of a ``pinned`` topic come from the leader that it names, or not at all.
+    ``read_committed``: no further than the last stable offset; else nothing is known to be aborted.
+    """
+    connection: FetchConnection | None = None
+    leader_epoch = topic.partitions[partition].leader_epoch if topic.pinned else -1
+    tries = 0
+    while offset < to:
+        try:
+            if connection is None:
+                leader = await context.cluster.leader_of(topic.name, partition)
+                connection = await context.cluster.fetch_connection(-1 if leader is None else leader, lane)
+            asked = [FetchPartition(topic.topic_id, partition, offset, CHUNK_BYTES, leader_epoch)]
+            wait_max_ms = 0 if read_committed else READ_WAIT_MS
+            (part,) = await connection.fetch(asked, wait_max_ms, CHUNK_BYTES, read_committed)
+            if part.error_code == FENCED_LEADER_EPOCH:
+                moved = f"{topic.name}-{partition} has another leader since it was begun to be read"
+                raise OperationError("BROKER_UNAVAILABLE", moved, 503)
+            if part.error_code:
+                raise BrokerUnavailable(f"{topic.name}-{partition}: error {part.error_code} at offset {offset}")
+        except BrokerUnavailable as error:
+            connection = None
+            tries += 1
+            if tries == READ_TRIES_MAX:
+                raise OperationError("BROKER_UNAVAILABLE", f"reading failed: {error}", 503) from error
+            await asyncio.sleep(READ_RETRY_S)
+            continue
+        read = offset
+        aborted = AbortedTransactions(part.aborted)
+        for start, end, header in walk(part.records):
+            is_aborted = aborted.hold(header)
+            if header.next_offset <= offset:
+                continue
+            if header.base_offset >= to:
+                return
+            yield part.records[start:end], header, is_aborted
+            read = header.next_offset
+        if read == offset:
+            if read_committed or part.high_watermark >= to:
+                return  # the rest are offsets without records
+            tries += 1  # a new leader's high watermark may lag for a moment
+            if tries == READ_TRIES_MAX:
+                raise OperationError(
+                    "BROKER_UNAVAILABLE",
+                    f"{topic.name}-{partition} can be read up to {part.high_watermark} so far, not to {to}",
+                    503,
+                )
+            await asyncio.sleep(READ_RETRY_S)
+        offset = read

@@ -1,0 +1,113 @@
+"""What operators' requests about links share: this cluster's control log, the other end, errors to be read."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Mapping
+from time import time
+from typing import Any, Final, TypeVar
+
+from isthmus_control.apply import apply
+from isthmus_control.commands import Body, Command
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link
+from isthmus_control.outcome import Outcome, Rejected, Rejection
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.peers import LinkPeers
+
+T = TypeVar("T")
+
+_HTTP_STATUS: Final = {
+    Rejection.NOT_FOUND: 404,
+    Rejection.INVALID: 422,
+    Rejection.NOT_SUPPORTED: 422,
+    Rejection.LEASE_LOST: 503,
+}
+
+
+class LinkCommands:
+    """Everything here raises OperationError, but for what answers a peer: that raises LinkRejected."""
+
+    def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
+        self._context = context
+        self._peers = peers
+
+    def link(self, name: str) -> Link:
+        """A link of that name."""
+        link = self._context.control.state.links.get(name)
+        if link is None:
+            known = ", ".join(sorted(self._context.control.state.links)) or "none"
+            raise OperationError("NOT_FOUND", f"there is no link {name!r} (links here: {known})", 404)
+        return link
+
+    def connection(self, link_name: str) -> LinkConnection:
+        """Any connection of a link."""
+        connections = self._peers.connections(link_name)
+        if not connections:
+            peer = self._peers.state(link_name)
+            raise OperationError(
+                "UNAVAILABLE",
+                f"link {link_name!r} is not connected ({peer.message or 'the peer was never heard'}); --local-only "
+                "deletes or detaches this end alone",
+                503,
+            )
+        return connections[0]
+
+    async def call(self, link_name: str, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the other end of a link, for 60 s at most."""
+        try:
+            return await self.connection(link_name).call(method, params, timeout_s=60)
+        except LinkRejected as error:
+            raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
+        except (LinkLost, TimeoutError) as error:
+            raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
+
+    async def append(self, body: Body) -> None:
+        """Record a command here."""
+        try:
+            outcome = await self._context.control.append(body)
+        except BrokerUnavailable as error:
+            raise OperationError("CONTROL_LOG_UNAVAILABLE", str(error), 503) from error
+        self._check(outcome)
+
+    def would_append(self, body: Body) -> ControlState:
+        """The state after a command, as things stand; raises what the control log would say. Changes nothing."""
+        state = self._context.control.state
+        command = Command(str(uuid.uuid4()), int(time() * 1000), self._context.proxy_name, state.applied_offset, body)
+        after, outcome = apply(state, state.applied_offset + 1, command)
+        self._check(outcome)
+        return after
+
+    def _check(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Rejected):
+            raise OperationError(
+                outcome.code.value.upper().replace("-", "_"), outcome.message, _HTTP_STATUS.get(outcome.code, 409)
+            )
+
+    async def append_for_peer(self, body: Body) -> None:
+        """Record what a peer asks for."""
+        await self.for_peer(self.append(body))
+
+    async def for_peer(self, work: Any) -> Any:
+        """Await ``work``; an operator's error becomes the answer of a call."""
+        try:
+            return await work
+        except OperationError as error:
+            raise LinkRejected(error.code, error.message) from error
+
+    async def enforced(self) -> None:
+        """Return when every proxy of this cluster does what the control log says now."""
+        try:
+            await self._context.control.enforced(self._context.control.state.applied_offset)
+        except BrokerUnavailable as error:
+            raise OperationError("CONTROL_LOG_UNAVAILABLE", str(error), 503) from error
+
+    async def asked(self, answer: Awaitable[T]) -> T:
+        """What this cluster's brokers answer."""
+        try:
+            return await answer
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error

@@ -1,0 +1,202 @@
+"""Links come and go: both ends of one are set up, or taken down, from either side."""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from isthmus_control.commands import CreateLink, DeleteLink, RegisterProducerIds, SetOffsetsTopic
+from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
+from isthmus_plugins import links
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.peers import PURPOSE_CREATE, LinkPeers
+from isthmus_plugins.replication.operations.commands import LinkCommands
+from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, choice, chosen_copy, wanted_copy
+from isthmus_protocol.producer_ids import CLUSTERS_MAX
+
+CREATE_TIMEOUT_S: Final = 75.0
+"""Three commands of the other side's control log, which may be slow, and more than it takes to give up on them."""
+
+
+class LinkCreation:
+    """Creates and deletes links, and the other side's half of them."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        commands: LinkCommands,
+        peers: LinkPeers,
+        offsets_topics: OffsetsTopics,
+        detach_here: Callable[[Link, NamespaceMapping], Awaitable[None]],
+    ) -> None:
+        self._context = context
+        self._commands = commands
+        self._peers = peers
+        self._offsets_topics = offsets_topics
+        self._detach_here = detach_here
+
+    async def create(self, request: links.CreateLink) -> None:
+        """Set up both ends of a link."""
+        name = request.link_name
+        if name in self._context.control.state.links:
+            raise OperationError("ALREADY_EXISTS", f"there is a link {name!r} already", 409)
+        host, _, port = request.remote.rpartition(":")
+        if not host or not port.isdigit():
+            raise OperationError("INVALID_REQUEST", f"--remote takes host:port, not {request.remote!r}", 422)
+        copy = wanted_copy(request.offsets_topic, request.offsets_groups)
+        self._offsets_topics.check(copy)
+        link_id = str(uuid.uuid4())
+        try:
+            connection = await LinkConnection.dial(
+                host.strip("[]"),
+                int(port),
+                hello={"purpose": PURPOSE_CREATE, "link_id": link_id},
+                secret=(request.token or "").encode(),
+                identity={"cluster_id": self._context.cluster_id, "proxy": self._context.proxy_name},
+                tls=self._context.link_client_tls,
+            )
+        except (OSError, TimeoutError, LinkLost) as error:
+            raise OperationError(
+                "BOOTSTRAP_TCP_CONNECTION_FAILED_ERROR",
+                f"{request.remote} does not answer as a link listener ({str(error) or type(error).__name__}): "
+                "--remote is the [link_listener] address of a proxy of the other cluster",
+                503,
+            ) from error
+        except LinkRejected as error:
+            raise OperationError(error.code, f"{request.remote} refused: {error.message}", 409) from error
+        try:
+            await self._create_over(connection, name, link_id, request.remote, copy)
+        except LinkRejected as error:
+            raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
+        except (LinkLost, TimeoutError) as error:
+            raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
+        finally:
+            await connection.stopped()
+
+    async def _create_over(
+        self, connection: LinkConnection, name: str, link_id: str, remote: str, copy: OffsetsCopy | None
+    ) -> None:
+        context = self._context
+        remote_cluster = str(connection.peer.get("cluster_id"))
+        if remote_cluster == context.cluster_id:
+            raise OperationError("INVALID_REQUEST", f"{remote} is this cluster itself ({remote_cluster})", 422)
+        address = context.link_address
+        answer = await connection.call(
+            "create_link",
+            {
+                "link_name": name,
+                "link_id": link_id,
+                "addresses": [] if address is None else [address],
+                "producer_id_ranges": dict(context.control.state.producer_id_ranges),
+                "offsets_topic": choice(copy),
+            },
+            CREATE_TIMEOUT_S,
+        )
+        secret = context.seal(connection.agreed_secret(link_id), link_id)
+        try:
+            await self._register_ranges(answer["producer_id_ranges"])
+            await self._commands.append(
+                CreateLink(
+                    name,
+                    link_id,
+                    remote_cluster,
+                    dials=True,
+                    remote_addresses=tuple(dict.fromkeys([remote, *answer.get("addresses", [])])),
+                    local_addresses=() if address is None else (address,),
+                    secret=secret,
+                )
+            )
+        except OperationError:
+            try:
+                await connection.call("undo_create_link", {"link_name": name, "link_id": link_id})
+            except (LinkRejected, LinkLost, TimeoutError):
+                pass  # the other half stays behind; the next attempt replaces it
+            raise
+        if copy is not None:
+            await self._commands.append(SetOffsetsTopic(name, Role.LEADER, copy))
+
+    async def on_create_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """The other side creates a link with this cluster."""
+        context = self._context
+        name, link_id = str(params["link_name"]), str(params["link_id"])
+        remote_cluster = str(connection.peer.get("cluster_id"))
+        known = context.control.state.links.get(name)
+        if known is not None:
+            # An earlier attempt whose other half was never recorded holds no namespace and never connected.
+            if known.remote_cluster_id != remote_cluster or known.mappings or self._peers.connections(name):
+                raise LinkRejected("ALREADY_EXISTS", f"it has a link {name!r} with cluster {known.remote_cluster_id}")
+            await self._commands.append_for_peer(DeleteLink(name))
+        ranges = {str(cluster): int(index) for cluster, index in params["producer_id_ranges"].items()}
+        await self._register_ranges_for_peer(ranges)
+        for cluster in (remote_cluster, context.cluster_id):
+            await self._register_ranges_for_peer({cluster: self._free_range(cluster)})
+        address = context.link_address
+        await self._commands.append_for_peer(
+            CreateLink(
+                name,
+                link_id,
+                remote_cluster,
+                dials=False,
+                remote_addresses=tuple(str(each) for each in params.get("addresses", [])),
+                local_addresses=() if address is None else (address,),
+                secret=context.seal(connection.agreed_secret(link_id), link_id),
+            )
+        )
+        copy = chosen_copy(params.get("offsets_topic"))
+        if copy is not None:
+            await self._commands.append_for_peer(SetOffsetsTopic(name, Role.FOLLOWER, copy))
+        return {
+            "addresses": [] if address is None else [address],
+            "producer_id_ranges": dict(context.control.state.producer_id_ranges),
+        }
+
+    async def on_undo_create_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """The other side could not record its half."""
+        known = self._context.control.state.links.get(str(params["link_name"]))
+        if known is not None and known.link_id == params["link_id"]:
+            await self._commands.append_for_peer(DeleteLink(known.name))
+        return {}
+
+    def _free_range(self, cluster_id: str) -> int:
+        """The producer id range of a cluster, or a free one.
+
+        The search begins at a place of the cluster's own, so that clusters which meet later seldom chose the same.
+        """
+        taken = self._context.control.state.producer_id_ranges
+        if cluster_id in taken:
+            return taken[cluster_id]
+        index = zlib.crc32(cluster_id.encode()) % CLUSTERS_MAX
+        while index in taken.values():
+            index = (index + 1) % CLUSTERS_MAX
+        return index
+
+    async def _register_ranges(self, ranges: Mapping[str, int]) -> None:
+        for cluster_id, index in ranges.items():
+            await self._commands.append(RegisterProducerIds(cluster_id, index))
+
+    async def _register_ranges_for_peer(self, ranges: Mapping[str, int]) -> None:
+        for cluster_id, index in ranges.items():
+            await self._commands.append_for_peer(RegisterProducerIds(cluster_id, index))
+
+    async def delete(self, link_name: str, local_only: bool = False) -> None:
+        """Delete both ends."""
+        link = self._commands.link(link_name)
+        if not local_only:
+            await self._commands.call(link_name, "delete_link", {})
+        await self._delete_here(link)
+
+    async def _delete_here(self, link: Link) -> None:
+        for mapping in link.mappings:
+            await self._detach_here(link, mapping)
+        await self._offsets_topics.end(link)
+        await self._commands.append(DeleteLink(link.name))
+
+    async def on_delete_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        link = self._context.control.state.links.get(connection.link_name)
+        if link is not None:
+            await self._commands.for_peer(self._delete_here(link))
+        return {}

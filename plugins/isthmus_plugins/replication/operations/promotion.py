@@ -1,0 +1,477 @@
+"""Promotion: a drained follower namespace becomes one that clients write.
+
+1. Nothing is missing: every partition has what the source has, every group its positions. Else it is refused, with what
+   is missing.
+2. All that was asked for is recorded at once, with the source's values of what is overridden here: the source may be
+   gone before the end.
+3. The source's ends of topic namespaces are detached. When nothing more is sent, it looks again, at topics and then at
+   the positions of groups: if the source has more by then, its ends are attached again, and all of it is abandoned.
+4. It is decided, which is recorded: from here on it can only go on.
+5. All that is attached still is detached, the source's ends first.
+6. Transactions that are open in the follower's logs end (``in_doubt.resolution``): no coordinator of this cluster knows
+   them.
+7. Topics get the source's settings instead of the overrides.
+8. The reservations are cleared, and the record with them.
+
+A failover (``failover``) is recorded as decided, and goes on from step 5 without the source.
+
+Each step can be done again from its beginning. The proxy that was asked carries it out; when it dies, another proxy of
+the cluster, or the next process of its name, goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any, Final
+
+from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, DecidePromotion, EndPromotion
+from isthmus_control.model import (
+    FollowerTopic,
+    Link,
+    NamespaceKey,
+    NamespaceMapping,
+    Promotion,
+    ResourceType,
+    Role,
+    TopicState,
+    contains,
+)
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TransactionMarkers
+from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.comparison.digests import Ends
+from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed, of_groups
+from isthmus_plugins.replication.in_doubt.resolution import Ended, TransactionEnds
+from isthmus_plugins.replication.in_doubt.store import Stored
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.logs import topic_settings
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+RESUME_INTERVAL_S: Final = 2.0
+"""How often a proxy looks for promotions that nobody carries out."""
+MISSING_LISTED: Final = 10
+ARRIVAL_S: Final = 10.0
+"""How long what was sent before the leader's end was detached may take to be in the follower's logs."""
+ARRIVAL_POLL_S: Final = 0.1
+NOT_DRAINED: Final = "NOT_DRAINED"
+UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
+
+Progress = Callable[[int, int], None]
+
+
+class Promotions:
+    """``call`` asks the other cluster, ``append`` records a command, the others are the service's.
+
+    All of them raise OperationError.
+    """
+
+    def __init__(
+        self,
+        context: PluginContext,
+        call: Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]],
+        append: Callable[[Body], Awaitable[None]],
+        detach_here: Callable[[Link, NamespaceMapping], Awaitable[None]],
+        enforced: Callable[[], Awaitable[None]],
+        compare_groups: Callable[[Link], Awaitable[Sequence[GroupVerdict]]],
+        ends: TransactionEnds,
+        stopped: Callable[[Sequence[tuple[FollowerTopic, TopicInfo]]], Awaitable[None]],
+        promoted: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._context = context
+        self._ends = ends
+        self._stopped = stopped
+        self._promoted = promoted
+        self._call = call
+        self._append = append
+        self._detach_here = detach_here
+        self._enforced = enforced
+        self._compare_groups = compare_groups
+        self._tasks = Tasks("promotions")
+        self._lock = asyncio.Lock()
+        self._troubles: dict[NamespaceKey, str] = {}
+
+    def start(self) -> None:
+        self._tasks.start("resume", self._resume_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a promotion that was begun does not go on."""
+        begun = self._context.control.state.promotions
+        return next((why for key, why in self._troubles.items() if key in begun), None)
+
+    # ---- the operator's request ----
+
+    async def promote(
+        self, link: Link, namespaces: Sequence[NamespaceRef], dry_run: bool, progress: Progress
+    ) -> PromoteReport:
+        """Promote these namespaces, or say what keeps them from it. Raises OperationError."""
+        async with self._lock:
+            reports = [await self._look(link, wanted) for wanted in namespaces]
+            blocked = [reason for report in reports for reason in report.missing]
+            result = PromoteReport(link_name=link.name, dry_run=dry_run, drained=not blocked, namespaces=reports)
+            if dry_run:
+                return result
+            if blocked:
+                raise _not_drained(blocked)
+            if fresh := [_key(wanted) for wanted, report in zip(namespaces, reports, strict=True) if not report.begun]:
+                await self._begin(link, fresh)
+            asked = {_key(wanted): report for wanted, report in zip(namespaces, reports, strict=True)}
+            for number, key in enumerate(asked):
+                progress(number, len(asked))
+                promotion = self._context.control.state.promotions.get(key)
+                if promotion is not None:  # not together with one before
+                    await self._carry_out(promotion, asked)
+            progress(len(asked), len(asked))
+            return result
+
+    async def _look(self, link: Link, wanted: NamespaceRef) -> PromotedNamespace:
+        """What a namespace lacks, and what promoting it will do."""
+        kind = ResourceType(wanted.type)
+        begun = self._context.control.state.promotions.get(_key(wanted))
+        if begun is not None:
+            return PromotedNamespace(type=wanted.type, local=wanted.local, remote=begun.remote_prefix, begun=True)
+        mapping = link.mapping(kind, wanted.local)
+        if mapping is None or mapping.role is not Role.FOLLOWER:
+            raise OperationError(
+                "NOT_FOUND", f"the {wanted.type} namespace {wanted.local!r} does not follow over {link.name!r}", 404
+            )
+        report = PromotedNamespace(type=wanted.type, local=wanted.local, remote=mapping.remote_prefix)
+        try:
+            # First: a decision that is carried out by now has its markers in the logs that are looked at after.
+            report.missing += await self._deciding(link.name)
+            if kind is ResourceType.TOPIC:
+                await self._look_at_topics(link.name, mapping, report)
+            elif kind is ResourceType.CONSUMER_GROUP:
+                report.missing += await self._behind(link, mapping)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        return report
+
+    async def _behind(self, link: Link, mapping: NamespaceMapping) -> list[str]:
+        """What the groups of a namespace lack here."""
+        kept = tuple(each for each in link.mappings if each.type is ResourceType.TOPIC or each is mapping)
+        missing = []
+        for verdict in await self._compare_groups(replace(link, mappings=kept)):
+            if not verdict.equal:
+                missing.append(f"group {verdict.group}: {verdict.difference}")
+            elif verdict.waiting:
+                missing.append(f"group {verdict.group}: {verdict.waiting} positions wait for their records")
+        return missing
+
+    async def _look_at_topics(self, link_name: str, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
+        topics = await self._context.cluster.topics()
+        led = await self._call(link_name, "led_topics", {"prefix": mapping.remote_prefix})
+        truncating = [name for name in led.get("truncating", ()) if mapping.local_name(str(name)) is not None]
+        report.missing += [f"{name} is being truncated at the source" for name in truncating]
+        if not truncating:
+            await self._source_ends(link_name, mapping)  # it will be asked once more when it is too late to refuse
+        for source in led["topics"]:
+            name = mapping.local_name(str(source["topic"]))
+            if name is None:
+                continue
+            record = self._context.control.state.follower_topics.get(name)
+            here = topics.get(name)
+            follows = record is not None and record.state is TopicState.FOLLOWING
+            if here is None or record is None or not follows or record.source_topic_id != source["topic_id"]:
+                report.missing.append(f"{source['topic']} is not followed")
+                continue
+            report.missing += doubted(record)
+            there = (await self._call(link_name, "ends", {"topic": source["topic"]}))["partitions"]
+            places = [(name, partition) for partition in range(len(here.partitions))]
+            ends = await self._context.cluster.log_ends(places)
+            for partition, told in enumerate(there):
+                source_end, end = Ends(*told).high_watermark, ends.get((name, partition))
+                if end is None:
+                    report.missing.append(f"the log end of {name}-{partition} cannot be read")
+                elif end != source_end:
+                    report.missing.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
+        report.topics = sorted(name for name in topics if mapping.remote_name(name) is not None)
+        await self.look_at_transactions(link_name, topics, report)
+
+    async def look_at_transactions(
+        self, link_name: str, topics: Mapping[str, TopicInfo], report: PromotedNamespace
+    ) -> None:
+        """Add what is open in the topics of a namespace, and what it was decided to come to. Raises OperationError."""
+        stored = await self._ends.stored(link_name)
+        for name in report.topics:
+            markers = await self._markers(topics[name], stored)
+            report.transactions_open += len(markers)
+            report.transactions_decided += sum(marker.committed for marker in markers)
+
+    async def _begin(self, link: Link, keys: Sequence[NamespaceKey]) -> None:
+        """Record all at once, so that all of it ends promoted, or none, whoever dies from here on."""
+        settings: dict[str, dict[str, str]] = {}
+        for key in keys:
+            mapping = link.mapping(*key)
+            if mapping is not None and mapping.type is ResourceType.TOPIC:
+                told = await self._call(link.name, "topic_settings", {"prefix": mapping.remote_prefix})
+                for source, values in told["topics"].items():
+                    name = mapping.local_name(source)
+                    if name is not None:
+                        settings[name] = values
+        ours = self._context.incarnation
+        await self._append(BeginPromotion(link.name, *keys[0], settings, ours, tuple(keys[1:])))
+        log.info("promotion begun", extra={"link": link.name, "namespaces": [str(key) for key in keys]})
+
+    async def without_source(
+        self, link_name: str, keys: Sequence[NamespaceKey], reports: Mapping[NamespaceKey, PromotedNamespace]
+    ) -> None:
+        """Promote these, whatever they lack, and whatever the source would say. Raises OperationError."""
+        async with self._lock:
+            begin = BeginPromotion(link_name, *keys[0], {}, self._context.incarnation, tuple(keys[1:]), True)
+            await self._append(begin)
+            log.warning("failover begun", extra={"link": link_name, "namespaces": [str(key) for key in keys]})
+            for key in keys:
+                promotion = self._context.control.state.promotions.get(key)
+                if promotion is not None:  # not together with one before
+                    await self._carry_out(promotion, reports)
+
+    async def settings_of(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """What this cluster's topics have for those settings that a follower overrides."""
+        found: dict[str, dict[str, str]] = {}
+        for start in range(0, len(topics), topic_settings.DESCRIBED_AT_ONCE):
+            some = topics[start : start + topic_settings.DESCRIBED_AT_ONCE]
+            _, described = await self._context.cluster.effective_configs(some)
+            for name, effective in (described or {}).items():
+                found[name] = topic_settings.overridden(topic_settings.copied(effective))
+        return found
+
+    # ---- carrying it out ----
+
+    async def _resume_for_ever(self) -> None:
+        """Go on with promotions whose proxy is gone."""
+        while True:
+            await asyncio.sleep(RESUME_INTERVAL_S)
+            if monotonic() > self._context.lease_deadline or self._lock.locked():
+                continue
+            async with self._lock:
+                for key in list(self._context.control.state.promotions):
+                    promotion = self._context.control.state.promotions.get(key)
+                    if promotion is not None and promotion.keys[0] == key:
+                        await self._resume(promotion)
+
+    async def _resume(self, promotion: Promotion) -> None:
+        state, ours = self._context.control.state, self._context.incarnation
+        if promotion.owner != ours and state.may_run(promotion.owner):
+            return
+        try:
+            if promotion.owner != ours:
+                await self._append(BeginPromotion(promotion.link, promotion.type, promotion.prefix, {}, ours))
+                log.info("promotion taken over", extra={"link": promotion.link, "namespace": promotion.prefix})
+            await self._carry_out(promotion, {})
+            self._troubles.pop(promotion.key, None)
+        except OperationError as error:
+            self._troubles[promotion.key] = f"the promotion of {promotion.prefix!r} does not go on: {error.message}"
+            log.warning("promotion waits", extra={"namespace": promotion.prefix, "detail": error.message})
+
+    async def _carry_out(self, promotion: Promotion, reports: Mapping[NamespaceKey, PromotedNamespace]) -> None:
+        """Everything after the beginning, for all that goes together. Raises OperationError; it can be done again."""
+        link = self._context.control.state.links.get(promotion.link)
+        attached = [] if link is None else [each for key in promotion.keys if (each := link.mapping(*key)) is not None]
+        ours = self._context.incarnation
+        if link is not None and attached:
+            refused: OperationError | None = None
+            if promotion.decided is None:
+                try:
+                    missing = await self._look_again(link, attached)
+                except OperationError as error:
+                    if error.code != ReasonCode.PEER_VERSION_UNSUPPORTED:
+                        raise
+                    refused, missing = error, [error.message]  # it was another proxy before
+                # By its owner alone, which the log knows: nobody takes back what another proxy goes on with.
+                await self._append(DecidePromotion(promotion.type, promotion.prefix, ours, not missing))
+            else:
+                missing = [] if promotion.decided else ["as was seen by the proxy that began it"]
+            if missing:
+                await self._take_back(link, attached, promotion)
+                raise refused or _not_drained(missing)
+            for mapping in reversed(attached):  # groups before the topics that their positions are in
+                if not promotion.without_source:
+                    await self._call(promotion.link, "detach", _there(mapping))
+                await self._detach_here(link, mapping)
+        await self._enforced()  # whoever detached it may have been killed before it had waited for that
+        ended = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
+        await self._append(EndPromotion(promotion.type, promotion.prefix, ours))
+        await self._promoted()
+        for key in promotion.keys:
+            extra = {"link": promotion.link, "namespace": key.prefix, "failover": promotion.without_source}
+            log.info("namespace promoted", extra=extra | ended[key]._asdict())
+            if (report := reports.get(key)) is not None:
+                report.promoted = True
+                report.transactions_ended, report.transactions_committed = sum(ended[key]), ended[key].committed
+
+    async def _make_own(self, promotion: Promotion) -> Ended:
+        """End what is open in a namespace, and give its topics their settings; how many transactions that were.
+
+        Groups come after topics: what decided transactions have committed in them has its records then.
+        """
+        ended = Ended()
+        try:
+            stored = await self._ends.stored(promotion.link)
+            if promotion.type is ResourceType.CONSUMER_GROUP:
+                moved = await apply_committed(self._context, of_groups(stored, promotion.prefix))
+                log.info("positions of transactions committed", extra={"groups": len(moved)})
+            elif promotion.type is ResourceType.TOPIC:
+                found = (await self._context.cluster.topics()).values()
+                topics = [each for each in found if contains(*promotion.key, each.name) and not each.internal]
+                records = self._context.control.state.follower_topics
+                # What is the source's ends before the markers do, wherever it was killed before.
+                await self._stopped([(records[each.name], each) for each in topics if each.name in records])
+                for topic in topics:
+                    ended += await self._ends.end(await self._markers(topic, stored))
+                    await self._restore(promotion, topic.name)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
+        return ended
+
+    async def _markers(self, topic: TopicInfo, stored: Stored) -> list[TransactionMarkers]:
+        record = self._context.control.state.follower_topics.get(topic.name)
+        link = self._context.control.state.links.get(record.link) if record is not None else None
+        return await self._ends.markers(topic, link.remote_cluster_id if link is not None else None, stored)
+
+    async def _look_again(self, link: Link, attached: Sequence[NamespaceMapping]) -> list[str]:
+        """What is missing when the source's topics have been detached. Raises OperationError.
+
+        Groups come after topics: what they commit until then is theirs. Of what they commit later nothing is known.
+        """
+        topics = [mapping for mapping in attached if mapping.type is ResourceType.TOPIC]
+        for mapping in topics:
+            await self._call(link.name, "detach", _there(mapping))
+        missing = [each for mapping in topics for each in await self._missing_after(link, mapping)]
+        groups = [mapping for mapping in attached if mapping.type is ResourceType.CONSUMER_GROUP and not missing]
+        return missing + [each for mapping in groups for each in await self._behind(link, mapping)]
+
+    async def _take_back(self, link: Link, attached: Sequence[NamespaceMapping], promotion: Promotion) -> None:
+        """Attach the source's topics again, so that all follows on. Raises OperationError."""
+        for mapping in attached:
+            if mapping.type is ResourceType.TOPIC:
+                again = {**_there(mapping), "remote": mapping.local_prefix, "role": Role.LEADER.value}
+                await self._call(link.name, "attach", again)
+        await self._append(AbandonPromotion(promotion.type, promotion.prefix, self._context.incarnation))
+
+    async def _missing_after(self, link: Link, mapping: NamespaceMapping) -> list[str]:
+        """What the follower lacks although the leader end sends nothing more, once all that was sent is here."""
+        try:
+            missing = await self._deciding(link.name)
+            there = await self._source_ends(link.name, mapping)
+            deadline = monotonic() + ARRIVAL_S
+            while True:
+                lacking = await self._lacking(mapping, there)
+                if not lacking or monotonic() > deadline:
+                    return missing + lacking
+                await asyncio.sleep(ARRIVAL_POLL_S)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
+
+    async def _source_ends(self, link_name: str, mapping: NamespaceMapping) -> Mapping[str, Mapping[str, Any]]:
+        """Where the source's logs end. Raises OperationError."""
+        try:
+            ends = await self._call(link_name, "log_ends", {"prefix": mapping.remote_prefix})
+        except OperationError as error:
+            if error.code != UNKNOWN_METHOD:
+                raise
+            raise OperationError(
+                ReasonCode.PEER_VERSION_UNSUPPORTED,
+                "the other cluster's proxies are of a version that does not say where detached logs end: upgrade them",
+                409,
+            ) from error
+        topics: Mapping[str, Mapping[str, Any]] = ends["topics"]
+        return topics
+
+    async def _deciding(self, link_name: str) -> list[str]:
+        deciding = (await self._call(link_name, "completing_transactions", {}))["transactional_ids"]
+        return [f"transaction {name!r} of the source is being completed" for name in deciding]
+
+    async def _lacking(self, mapping: NamespaceMapping, there: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """What the follower's logs lack of the source's, which end ``there``. Raises BrokerUnavailable."""
+        lacking: list[str] = []
+        ours: dict[tuple[str, int], int] = {}
+        for source, told in there.items():
+            name = mapping.local_name(source)
+            if name is None:
+                continue
+            record = self._context.control.state.follower_topics.get(name)
+            if record is None or record.source_topic_id != told["topic_id"]:
+                lacking.append(f"{source} is not followed")
+            else:
+                ours |= {(name, partition): int(end) for partition, end in enumerate(told["ends"])}
+                lacking += doubted(record)
+        ends = await self._context.cluster.log_ends(list(ours)) if ours else {}
+        for (name, partition), source_end in ours.items():
+            end = ends.get((name, partition))
+            if end is None:
+                lacking.append(f"the log end of {name}-{partition} cannot be read")
+            elif end != source_end:
+                lacking.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
+        return lacking
+
+    async def ends_of(self, topics: Sequence[TopicInfo]) -> dict[str, dict[str, Any]]:
+        """Where this cluster's logs end, for the follower's end that is promoted. Raises BrokerUnavailable."""
+        places = [(topic.name, partition) for topic in topics for partition in range(len(topic.partitions))]
+        ends = await self._context.cluster.log_ends(places) if places else {}
+        if lacking := [place for place in places if place not in ends]:
+            raise BrokerUnavailable(f"the log end of {lacking[0][0]}-{lacking[0][1]} cannot be read")
+        return {
+            topic.name: {
+                "topic_id": str(uuid.UUID(bytes=topic.topic_id)),
+                "ends": [ends[topic.name, partition] for partition in range(len(topic.partitions))],
+            }
+            for topic in topics
+        }
+
+    async def _restore(self, promotion: Promotion, topic: str) -> None:
+        """Give a topic that followed the source's values of what was overridden; without a source, the defaults."""
+        record = self._context.control.state.follower_topics.get(topic)
+        followed = record is not None and record.link == promotion.link
+        settings = promotion.settings.get(topic)
+        if promotion.without_source:
+            # What the source did not tell stays: a default might delete what is here.
+            if settings is None and record is not None and followed:
+                settings = dict(record.settings) or None
+            followed = False
+        if settings is None and not followed:
+            return  # it never followed
+        own = await self._context.cluster.topic_configs(topic)
+        changes: dict[str, str | None] = {}
+        for name in topic_settings.OVERRIDES.keys() & own.keys():
+            effective, inherited = own[name]
+            value = inherited if settings is None else settings.get(name, inherited)
+            if effective != value:
+                changes[name] = None if inherited == value else value
+        if changes:
+            await self._context.cluster.alter_topic_configs(topic, changes)
+
+
+def doubted(record: FollowerTopic) -> list[str]:
+    """Why a topic may have keys that its source has deleted."""
+    return [str(why.message) for partition in sorted(record.doubted) if (why := reasons.doubted(record, partition))]
+
+
+def _key(wanted: NamespaceRef) -> NamespaceKey:
+    return NamespaceKey(ResourceType(wanted.type), wanted.local)
+
+
+def _there(mapping: NamespaceMapping) -> dict[str, Any]:
+    """A mapping as the source's end calls it."""
+    return {"type": mapping.type.value, "local": mapping.remote_prefix}
+
+
+def _not_drained(missing: Sequence[str]) -> OperationError:
+    more = f", and {len(missing) - MISSING_LISTED} more" if len(missing) > MISSING_LISTED else ""
+    return OperationError(
+        NOT_DRAINED,
+        f"the follower does not have all of the source yet: {'; '.join(missing[:MISSING_LISTED])}{more}. Stop the "
+        "writers, wait until the link is Following without lag, and try again",
+        409,
+    )

@@ -1,0 +1,263 @@
+"""What operators can do with links, and what they are told: :class:`~isthmus_plugins.links.LinkOperations`.
+
+Both ends of a link have a control log of their own. An operation is decided first where it can be refused for reasons
+that only that side knows (the follower's topics, the other cluster's names), then recorded here; if the second step
+fails, the first is undone, and what cannot be undone is visible as a state with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role
+from isthmus_control.states import ReasonCode
+from isthmus_plugins import links
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.failover_report import Failover, FailoverReport
+from isthmus_plugins.links import AttachResult, LinkStatus, OperationError, TopicDecision
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.acls import AclEnds
+from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.topics import FollowerTopics
+from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
+from isthmus_plugins.replication.groups.follower import GroupFollower
+from isthmus_plugins.replication.in_doubt.resolution import TransactionEnds
+from isthmus_plugins.replication.in_doubt.store import TransactionStore
+from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.peers import LinkPeers
+from isthmus_plugins.replication.link.shared_settings import LinkMirror
+from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
+from isthmus_plugins.replication.operations.attaching import Attaching
+from isthmus_plugins.replication.operations.commands import LinkCommands
+from isthmus_plugins.replication.operations.creation import LinkCreation
+from isthmus_plugins.replication.operations.failover import Failovers
+from isthmus_plugins.replication.operations.mode import LinkModes
+from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
+from isthmus_plugins.replication.operations.promotion import Promotions
+from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
+from isthmus_plugins.replication.operations.verify import LinkVerification
+from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.links import LinkStatuses
+from isthmus_plugins.replication.status.truncations import truncation_statuses
+from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.leases import SyncLeases
+
+
+class LinkService:
+    """Carries out operators' requests, and the other side's half of them."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        peers: LinkPeers,
+        leader_end: LeaderEnd,
+        follower_end: FollowerEnd,
+        follower_topics: FollowerTopics,
+        verification: LinkVerification,
+        transaction_verification: TransactionVerification,
+        group_follower: GroupFollower,
+        group_statuses: GroupStatuses,
+        acls: AclEnds,
+        sync_leader: SyncLeader,
+        sync_leases: SyncLeases,
+        store: TransactionStore,
+        mirror: LinkMirror,
+    ) -> None:
+        self._context = context
+        self._follower_topics = follower_topics
+        self._verification = verification
+        self._commands = commands = LinkCommands(context, peers)
+        self.attaching = Attaching(
+            context, commands, leader_end, follower_end, follower_topics, transaction_verification, group_follower
+        )
+        self.offsets_topics = OffsetsTopics(
+            context,
+            follower_end,
+            follower_topics,
+            KeyringFile(context.offsets_keyring_file),
+            commands.call,
+            commands.append,
+            commands.would_append,
+        )
+        self.creation = LinkCreation(context, commands, peers, self.offsets_topics, self.attaching.detach_here)
+        self._decisions = TopicDecisions(context, follower_topics, commands.call, commands.append)
+        self._promotions = Promotions(
+            context,
+            commands.call,
+            commands.append,
+            self.attaching.detach_here,
+            commands.enforced,
+            self._compare_groups,
+            TransactionEnds(context, store),
+            self.attaching.stopped_to_follow,
+            self._promoted,
+        )
+        self._statuses = LinkStatuses(
+            context,
+            peers,
+            leader_end,
+            follower_end,
+            follower_topics,
+            transaction_verification,
+            group_statuses,
+            acls,
+            sync_leader,
+            sync_leases,
+            mirror,
+            lambda: self._promotions.trouble,
+        )
+        self._modes = LinkModes(
+            self._statuses.of, leader_end.stream, peers.connections, commands.append, commands.would_append, mirror
+        )
+        self._failovers = Failovers(context, self._promotions, sync_leases, peers.state)
+
+    def start(self) -> None:
+        self._promotions.start()
+
+    async def stop(self) -> None:
+        await self._promotions.stop()
+
+    # ---- links ----
+
+    async def create(self, request: links.CreateLink) -> LinkStatus:
+        """Set up both ends of a link."""
+        await self.creation.create(request)
+        return self.status(request.link_name)
+
+    async def delete(self, link_name: str, local_only: bool = False) -> None:
+        """Delete both ends."""
+        await self.creation.delete(link_name, local_only)
+
+    async def alter(self, link_name: str, request: links.AlterLink) -> LinkStatus:
+        """Change how this cluster's offsets topic is copied, at both ends."""
+        self._commands.link(link_name)
+        await self.offsets_topics.choose(link_name, wanted_copy(request.offsets_topic, request.offsets_groups))
+        return self.status(link_name)
+
+    async def set_mode(self, link_name: str, request: links.SetMode) -> links.ModeResult:
+        """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""
+        return await self._modes.set(self._commands.link(link_name), request)
+
+    async def offsets(self, link_name: str, group: str | None) -> links.OffsetsView:
+        """What the copy of the other cluster's offsets topic says, as far as keys are here."""
+        return await self.offsets_topics.view(self._commands.link(link_name), group)
+
+    async def on_choose_offsets_topic(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        chosen: dict[str, Any] = await self._commands.for_peer(self.offsets_topics.on_choose(connection, params))
+        return chosen
+
+    async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
+        """Attach a pair of namespaces at both ends; the follower decides first."""
+        return await self.attaching.attach(link_name, request)
+
+    async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
+        """Detach the mapping at both ends: the leader first, so that the follower has all that was sent."""
+        await self.attaching.detach(link_name, local_prefix, type_, local_only)
+
+    # ---- status ----
+
+    def statuses(self) -> list[LinkStatus]:
+        """Every link with its partitions."""
+        return [self._statuses.of(link) for _, link in sorted(self._context.control.state.links.items())]
+
+    def status(self, link_name: str) -> LinkStatus:
+        """One link with its partitions."""
+        return self._statuses.of(self._commands.link(link_name))
+
+    def truncations(self, link_name: str) -> list[links.TruncationStatus]:
+        """The truncations of a link's topics."""
+        self._commands.link(link_name)
+        return truncation_statuses(self._context.control.state, link_name)
+
+    # ---- promotion ----
+
+    async def _promoted(self) -> None:
+        """A promotion has ended: positions could be committed until then."""
+        await self._commands.enforced()
+        await self.attaching.verification_as_agreed("promoted")
+
+    async def _compare_groups(self, link: Link) -> list[links.GroupVerdict]:
+        try:
+            return await self._verification.groups.verify(link, self._commands.connection(link.name))
+        except (LinkRejected, LinkLost, TimeoutError) as error:
+            raise OperationError("UNAVAILABLE", f"groups not compared: {error}", 503) from error
+
+    async def promote(
+        self, link_name: str, request: links.Promote, progress: Callable[[int, int], None]
+    ) -> links.PromoteReport:
+        """Make drained follower namespaces writable."""
+        return await self._promotions.promote(
+            self._commands.link(link_name), request.namespaces, request.dry_run, progress
+        )
+
+    async def fail_over(
+        self, link_name: str, request: Failover, progress: Callable[[int, int], None]
+    ) -> FailoverReport:
+        """Make follower namespaces writable without their source."""
+        return await self._failovers.fail_over(self._commands.link(link_name), request, progress)
+
+    async def release(self, kind: ResourceType, prefix: str) -> bool:
+        """Clear the reservation of a namespace that follows no more, once what links left open in it has ended."""
+        return await self._failovers.release(NamespaceKey(kind, prefix))
+
+    async def on_topic_settings(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """What topics of a led namespace have for the settings that a follower overrides."""
+        led = await self._commands.for_peer(self.attaching.led_topics(str(params["prefix"])))
+        try:
+            return {"topics": await self._promotions.settings_of([str(each["topic"]) for each in led])}
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+
+    async def on_completing_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Transactions of this cluster that were decided, and whose markers may still be missing."""
+        try:
+            return {"transactional_ids": list(await self._context.cluster.completing_transactions())}
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+
+    async def on_log_ends(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Where the logs of a namespace end that was led and is detached, for the follower's end that is promoted.
+
+        The high watermark may lag behind; what is beyond it may be shown later, so the log ends count.
+        """
+        prefix = str(params["prefix"])
+        mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
+        for name, truncation in self._context.control.state.truncations.items():
+            if mapping.remote_name(name) is not None:  # its log is not whole
+                raise LinkRejected(ReasonCode.SOURCE_TRUNCATING, truncation.describe())
+        try:
+            topics = (await self._context.cluster.topics()).values()
+            led = [topic for topic in topics if not topic.internal and mapping.remote_name(topic.name) is not None]
+            return {"topics": await self._promotions.ends_of(led)}
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+
+    # ---- topics ----
+
+    async def forget_topic(self, topic: str, delete: bool = False, dry_run: bool = False) -> TopicDecision:
+        """Stop following a topic whose source is gone; keep its records here, or ``delete`` them."""
+        return await self._decisions.forget(topic, delete, dry_run)
+
+    async def recreate_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """Lose a topic that cannot go on as it is, and follow its source's present one from the start."""
+        return await self._decisions.recreate(topic, dry_run)
+
+    async def give_up_topic(self, topic: str, dry_run: bool = False) -> TopicDecision:
+        """End the truncation of a topic that lost its local copy, and whose source does not refill it."""
+        return await self._decisions.give_up(topic, dry_run)
+
+    def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """The settings that a local topic has instead of its source's because it follows."""
+        return self._follower_topics.overrides(topic)
+
+    # ---- verify ----
+
+    async def verify(self, link_name: str, progress: Callable[[int, int], None]) -> links.VerifyReport:
+        """Compare both sides."""
+        link = self._commands.link(link_name)
+        try:
+            return await self._verification.verify(link, self._commands.connection(link_name), progress)
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("UNAVAILABLE", f"not verified: {error}", 503) from error

@@ -1,0 +1,178 @@
+"""What an operator decides about a follower topic that cannot go on: forget it, delete it, or start over.
+
+A follower keeps its records whatever happens to the source's topic. Where that was deleted, or another one has its name
+now, or somebody deleted the follower's own, nothing is lost and nothing goes on until the operator says what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+from isthmus_control.commands import Body, ForgetFollowerTopic, GiveUpTruncation, RecreateFollowerTopic
+from isthmus_control.model import FollowerTopic, ResourceType, TopicState
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.links import OperationError, TopicDecision
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower.topics import FollowerTopics, Refusal
+from isthmus_plugins.replication.link import reasons
+
+Fate = Literal["deleted", "created again", "unchanged", "not reached"]
+
+
+class TopicDecisions:
+    """``call`` asks the other cluster of a link, ``append`` records a command; both raise OperationError."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        follower_topics: FollowerTopics,
+        call: Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]],
+        append: Callable[[Body], Awaitable[None]],
+    ) -> None:
+        self._context = context
+        self._follower_topics = follower_topics
+        self._call = call
+        self._append = append
+
+    async def forget(self, topic: str, delete: bool, dry_run: bool) -> TopicDecision:
+        """Stop following a topic whose source is gone; keep its records, or ``delete`` them."""
+        record = self._record(topic)
+        fate = await self._fate(record)
+        if fate == "unchanged":
+            raise OperationError(
+                "CONFLICT",
+                f"{record.source_topic} is there at the source, and {topic} would follow it again: detach the "
+                "namespace to stop that",
+                409,
+            )
+        try:
+            existing = (await self._context.cluster.topics()).get(topic)
+            ours = existing if existing is not None and _id(existing) == record.topic_id else None
+            records = await self._records(ours)
+            decision = _decision(
+                record,
+                fate,
+                "delete" if delete else "forget",
+                dry_run,
+                records if delete else 0,
+                f"{topic} and its {records} records are deleted"
+                if delete
+                else f"{topic} keeps its {records} records, follows nothing, and stays reserved with its namespace",
+            )
+            if not dry_run:
+                if ours is not None and record.state is TopicState.FOLLOWING:
+                    await self._follower_topics.close_provenance([(record, ours)])
+                if ours is not None and delete:
+                    await self._context.cluster.delete_topic(topic)
+                await self._append(ForgetFollowerTopic(record.link, topic))
+        except (BrokerUnavailable, KafkaRefused, Refusal) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        return decision
+
+    async def recreate(self, topic: str, dry_run: bool) -> TopicDecision:
+        """Lose a topic that cannot go on, and follow its source's present one from the start."""
+        record = self._record(topic)
+        fate = await self._fate(record)
+        if fate == "deleted":
+            raise OperationError(
+                "CONFLICT",
+                f"the source has no {record.source_topic} that could be followed: `isthmus topic forget {topic}` ends "
+                "following, and keeps the records here or deletes them",
+                409,
+            )
+        try:
+            existing = (await self._context.cluster.topics()).get(topic)
+            goes_on = record.state is TopicState.FOLLOWING and existing is not None and _id(existing) == record.topic_id
+            # A copy of an offsets topic gets the form chosen now, a compacted topic loses keys deleted at the source.
+            if fate == "unchanged" and goes_on and not (record.cleaned or self._is_offsets_copy(topic)):
+                raise OperationError(
+                    "CONFLICT", f"{topic} follows {record.source_topic} as it is: there is no need to lose it", 409
+                )
+            records = await self._records(existing)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        if not dry_run:
+            lost = None if existing is None else _id(existing)
+            await self._append(RecreateFollowerTopic(record.link, topic, lost))
+        message = f"{topic} loses its {records} records and follows {record.source_topic} from its start"
+        return _decision(record, fate, "recreate", dry_run, records, message)
+
+    async def give_up(self, topic: str, dry_run: bool) -> TopicDecision:
+        """End the truncation of a topic whose local copy is lost and whose source does not give it back."""
+        record, truncation = self._record(topic), self._context.control.state.truncations.get(topic)
+        if truncation is None or not truncation.follows:
+            raise OperationError("CONFLICT", f"{topic} lacks nothing that could be given up", 409)
+        try:
+            fate: Fate = await self._fate(record)
+        except OperationError:
+            fate = "not reached"
+        try:
+            ends = await self._context.cluster.log_ends([(topic, cut.partition) for cut in truncation.cuts])
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("BROKER_UNAVAILABLE", str(error), 503) from error
+        lost = sum(max(0, cut.offset - ends.get((topic, cut.partition), 0)) for cut in truncation.cuts)
+        if not dry_run:
+            await self._append(GiveUpTruncation(topic, truncation.topic_id))
+        message = (
+            f"{topic} ends where it does now, without {lost} offsets that it had; positions beyond move to its end"
+        )
+        return _decision(record, fate, "give up", dry_run, lost, message)
+
+    def _is_offsets_copy(self, topic: str) -> bool:
+        """Whether it is a copy of the source's offsets topic: made anew, all of it has the form chosen now."""
+        counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
+        return counterpart is not None and counterpart.mapping.offsets is not None
+
+    def _record(self, topic: str) -> FollowerTopic:
+        record = self._context.control.state.follower_topics.get(topic)
+        if record is None or record.state is TopicState.DETACHED:
+            raise OperationError("NOT_FOUND", f"topic {topic!r} follows no link here", 404)
+        return record
+
+    async def _fate(self, record: FollowerTopic) -> Fate:
+        """What became of the source's topic. Raises OperationError where the source cannot be asked."""
+        counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, record.topic)
+        if counterpart is None:
+            raise OperationError("NOT_FOUND", f"topic {record.topic!r} is in no namespace that follows", 404)
+        answer = await self._call(record.link, "led_topics", {"prefix": counterpart.mapping.remote_prefix})
+        if record.source_topic in answer.get("truncating", ()):
+            raise OperationError("CONFLICT", reasons.source_truncating(record.source_topic, record.topic), 409)
+        found = next((each for each in answer["topics"] if each["topic"] == record.source_topic), None)
+        if found is None:
+            return "deleted"
+        return "unchanged" if found["topic_id"] == record.source_topic_id else "created again"
+
+    async def _records(self, topic: TopicInfo | None) -> int:
+        if topic is None:
+            return 0
+        cluster, partitions = self._context.cluster, range(len(topic.partitions))
+        ends = await asyncio.gather(*(cluster.log_end(topic.name, partition) for partition in partitions))
+        starts = await asyncio.gather(*(cluster.log_start(topic.name, partition) for partition in partitions))
+        return sum(ends) - sum(starts)
+
+
+def _decision(
+    record: FollowerTopic,
+    fate: Fate,
+    action: Literal["forget", "delete", "recreate", "give up"],
+    dry_run: bool,
+    records_lost: int,
+    message: str,
+) -> TopicDecision:
+    return TopicDecision(
+        topic=record.topic,
+        link_name=record.link,
+        source_topic=record.source_topic,
+        source=fate,
+        action=action,
+        dry_run=dry_run,
+        records_lost=records_lost,
+        message=message,
+    )
+
+
+def _id(topic: TopicInfo) -> str:
+    return str(uuid.UUID(bytes=topic.topic_id))

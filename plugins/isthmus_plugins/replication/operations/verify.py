@@ -1,0 +1,88 @@
+"""What ``isthmus verify`` does: compares both sides of a link, every topic and group of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+
+from isthmus_control.model import Link, NamespaceMapping
+from isthmus_plugins.cluster import TopicInfo
+from isthmus_plugins.links import VerifyReport
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.comparison.comparison import AT_ONCE, Comparison, Progress
+from isthmus_plugins.replication.comparison.digests import Ends, Verification
+from isthmus_plugins.replication.comparison.groups import GroupVerification
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+
+
+class LinkVerification:
+    """Compares whole links, and answers the peer that does."""
+
+    def __init__(self, context: PluginContext, digests: Verification) -> None:
+        self._context = context
+        self._digests = digests
+        self.groups = GroupVerification(context)
+
+    async def on_linked_topics(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+        """This cluster's topics in the namespaces of the link."""
+        link = self._context.control.state.links.get(connection.link_name)
+        topics = await self._context.cluster.topics()
+        mappings = link.topic_mappings if link is not None else ()
+        return {
+            "topics": {
+                topic.name: len(topic.partitions)
+                for topic in topics.values()
+                if any(_holds(mapping, topic) for mapping in mappings)
+            }
+        }
+
+    async def verify(
+        self, link: Link, connection: LinkConnection, progress: Callable[[int, int], None]
+    ) -> VerifyReport:
+        """Compare every partition of the link's topic namespaces, up to a snapshot of the smaller end."""
+        started = monotonic()
+        topics = await self._context.cluster.topics()
+        there = {
+            str(name): int(count) for name, count in (await connection.call("linked_topics", {}))["topics"].items()
+        }
+        pairs: list[tuple[NamespaceMapping, str, str]] = []
+        for mapping in link.topic_mappings:
+            names = {name for name, topic in topics.items() if _holds(mapping, topic)}
+            names |= {name for remote in there if (name := mapping.local_name(remote)) is not None}
+            pairs += [(mapping, name, mapping.remote_name(name) or "") for name in sorted(names)]
+        counter = Progress(progress)
+        limit = asyncio.Semaphore(AT_ONCE)
+        jobs = []
+        for mapping, name, remote in pairs:
+            remote_ends: list[list[int]] = []
+            compacts = False
+            if remote in there:
+                try:
+                    answer = await connection.call("ends", {"topic": remote})
+                    remote_ends, compacts = answer["partitions"], bool(answer["compacts"])
+                except LinkRejected:
+                    pass  # deleted since then
+            local = topics.get(name)
+            for partition in range(max(len(remote_ends), 0 if local is None else len(local.partitions))):
+                remote_end = Ends(*remote_ends[partition]) if partition < len(remote_ends) else None
+                jobs.append(
+                    Comparison(self._digests, connection, name, local, remote, partition, mapping, remote_end, compacts)
+                )
+        verdicts = await asyncio.gather(*(job.run(limit, counter) for job in jobs))
+        groups = await self.groups.verify(link, connection)
+        found = [verdict.equal for verdict in verdicts] + [verdict.equal for verdict in groups]
+        return VerifyReport(
+            link_name=link.name,
+            equal=bool(found) and all(found),
+            records=sum(verdict.records for verdict in verdicts),
+            seconds=round(monotonic() - started, 3),
+            partitions=list(verdicts),
+            groups=groups,
+        )
+
+
+def _holds(mapping: NamespaceMapping, topic: TopicInfo) -> bool:
+    """Whether a local topic is one of a mapping's: of Kafka's own, the offsets topic alone may be."""
+    return mapping.remote_name(topic.name) is not None and (not topic.internal or mapping.offsets is not None)

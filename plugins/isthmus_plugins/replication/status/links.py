@@ -1,0 +1,216 @@
+"""What operators are told of a link, and of each partition of it that this proxy knows of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from isthmus_control.model import FollowerTopic, Link, Role, TopicState
+from isthmus_control.states import PartitionState, ReasonCode
+from isthmus_plugins.links import LinkStatus, PartitionStatus
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.acls import AclEnds
+from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.log import LogState, StopReason
+from isthmus_plugins.replication.follower.stream import FollowerStream
+from isthmus_plugins.replication.follower.topics import FollowerTopics
+from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
+from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.peers import LinkPeers
+from isthmus_plugins.replication.link.shared_settings import LinkMirror
+from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.mappings import mapping_statuses
+from isthmus_plugins.replication.status.offsets_topics import status_of
+from isthmus_plugins.replication.status.truncations import note_truncations
+from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.leases import SyncLeases
+from isthmus_plugins.replication.sync.status import link_state, note_followed, note_led
+
+
+class LinkStatuses:
+    """Puts together what all parts of this proxy's replication know of a link."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        peers: LinkPeers,
+        leader_end: LeaderEnd,
+        follower_end: FollowerEnd,
+        follower_topics: FollowerTopics,
+        transaction_verification: TransactionVerification,
+        group_statuses: GroupStatuses,
+        acls: AclEnds,
+        sync_leader: SyncLeader,
+        sync_leases: SyncLeases,
+        mirror: LinkMirror,
+        trouble: Callable[[], str | None],
+    ) -> None:
+        """``trouble``: what keeps a promotion from going on."""
+        self._context = context
+        self._peers = peers
+        self._leader_end = leader_end
+        self._follower_end = follower_end
+        self._follower_topics = follower_topics
+        self._transaction_verification = transaction_verification
+        self._group_statuses = group_statuses
+        self._acls = acls
+        self._sync_leader = sync_leader
+        self._sync_leases = sync_leases
+        self._mirror = mirror
+        self._trouble = trouble
+
+    def of(self, link: Link) -> LinkStatus:
+        """One link with its partitions."""
+        peer = self._peers.state(link.name)
+        connected = bool(peer.connections)
+        partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
+        note_truncations(self._context.control.state, link.name, partitions)
+        note_led(link, self._sync_leader.sync_of, partitions)
+        note_followed(self._context.control.state, link, self._sync_leases, partitions)
+        groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
+        return LinkStatus(
+            link_name=link.name,
+            link_id=link.link_id,
+            local_cluster_id=link.local_cluster_id,
+            remote_cluster_id=link.remote_cluster_id,
+            remote=list(link.remote_addresses),
+            dials=link.dials,
+            mode=link.mode.value,
+            sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
+            state=link_state(link, connected, partitions),
+            reason=peer.reason,
+            message=peer.message or self._mirror.refused.get(link.name) or self._trouble(),
+            last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),
+            mappings=mapping_statuses(link, connected, partitions, groups, acls),
+            transaction_verification=self._transaction_verification.status()
+            if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
+            else None,
+            promoting=sorted(
+                promotion.prefix
+                for promotion in self._context.control.state.promotions.values()
+                if promotion.link == link.name
+            ),
+            acls=acls,
+            offsets_topics=[status_of(mapping) for mapping in link.offsets_topics],
+            partitions=partitions,
+            groups=groups,
+            group_warnings=self._group_statuses.warnings(link),
+        )
+
+    def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
+        found = []
+        now = monotonic()
+        for key, prepared in sorted(self._leader_end.led.items()):
+            if key.link != link.name:
+                continue
+            stream = self._leader_end.stream(key)
+            stopped = self._leader_end.stopped.get(key)
+            waiting = reasons.waiting_state(stopped.code) if stopped is not None else None
+            status = PartitionStatus(
+                topic=key.topic,
+                remote_topic=prepared.remote_topic if prepared is not None else "",
+                partition=key.partition,
+                role="leader",
+                state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
+            )
+            if stopped is not None:
+                status.reason, status.message = stopped.code, stopped.message
+            closed = stopped is None or stopped.code == reasons.CLOSED  # why, the other end says when it is asked again
+            if closed and prepared is not None and (stopped is None or prepared.code is not None):
+                status.reason, status.message = prepared.code, prepared.message
+                waiting = reasons.waiting_state(prepared.code or "")
+            if stream is not None:
+                status.source_end, status.follower_end = stream.source_end, stream.acked
+                status.partition_mirror_lag = stream.lag
+                status.lag_seconds = stream.age_ms(now) / 1000
+                if stream.lag == 0 and stream.at_end:
+                    status.state = PartitionState.FOLLOWING
+            elif (alone := self._leader_end.unfollowed.of(key)) is not None:
+                status.source_end, status.follower_end = alone.source_end, alone.acked
+                status.partition_mirror_lag, status.lag_seconds = alone.lag, alone.age_s(now)
+            if waiting is not None:
+                status.state = waiting
+            found.append(status)
+        return found
+
+    def _follower_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
+        streams = {stream.place: stream for stream in self._follower_end.streams() if stream.link_name == link.name}
+        found = [self._follower_status(stream, connected) for _, stream in sorted(streams.items())]
+        state = self._context.control.state
+        for _, record in sorted(state.follower_topics.items()):
+            if record.link != link.name:
+                continue
+            if record.state is TopicState.REFUSED and record.reason is not None:
+                found.append(
+                    PartitionStatus(
+                        topic=record.topic,
+                        remote_topic=record.source_topic,
+                        partition=-1,
+                        role="follower",
+                        state=PartitionState.REFUSED,
+                        reason=record.reason.code,
+                        message=record.reason.message,
+                    )
+                )
+            elif record.state is TopicState.FOLLOWING and self._context.fronted_brokers is None:
+                # No stream of it was opened since this process started.
+                history = state.histories.get(record.topic)
+                for partition in sorted(history.partitions) if history is not None else ():
+                    if (record.topic, partition) not in streams:
+                        found.append(self._without_stream(record, partition, connected))
+        return found
+
+    def _without_stream(self, record: FollowerTopic, partition: int, connected: bool) -> PartitionStatus:
+        status = PartitionStatus(
+            topic=record.topic,
+            remote_topic=record.source_topic,
+            partition=partition,
+            role="follower",
+            state=PartitionState.CATCHING_UP if connected else PartitionState.DISCONNECTED,
+        )
+        refused = self._follower_topics.refused.get(record.topic)
+        if self._follower_topics.source_is_gone(record):
+            status.state, status.reason = PartitionState.STOPPED, ReasonCode.SOURCE_TOPIC_MAY_BE_DELETED
+            status.message = reasons.deleted(record.source_topic, record.topic)
+        elif refused is not None:
+            status.state = reasons.waiting_state(refused.code) or status.state
+            status.reason, status.message = refused.code, refused.message
+        elif not connected:
+            status.reason = ReasonCode.NOT_CONNECTED_YET
+        return status
+
+    def _follower_status(self, stream: FollowerStream, connected: bool) -> PartitionStatus:
+        follower_log, reason = stream.follower_log, stream.reason
+        status = PartitionStatus(
+            topic=stream.topic,
+            remote_topic=stream.source_topic,
+            partition=stream.partition,
+            role="follower",
+            state=PartitionState.CATCHING_UP,
+            source_end=follower_log.source_end,
+            follower_end=follower_log.end,
+            partition_mirror_lag=stream.lag,
+            lag_seconds=round(stream.lag_seconds, 3),
+        )
+        refused = self._follower_topics.refused.get(stream.topic)
+        topics = self._follower_topics
+        record = self._context.control.state.follower_topics.get(stream.topic)
+        settings = topics.settings_refused.get(stream.topic) or topics.settings_waiting.get(stream.topic)
+        settings = settings or reasons.doubted(record, stream.partition)
+        if refused is not None:
+            reason = StopReason(refused.code, refused.message)
+        if reason is not None:
+            status.reason, status.message = reason
+        elif settings is not None:
+            status.reason, status.message = settings.code, settings.message
+        waiting = reasons.waiting_state(reason.code) if reason is not None else None
+        if follower_log.state is LogState.DIVERGED:
+            waiting = PartitionState.DIVERGED
+        if waiting is not None:
+            status.state = waiting
+        elif not connected:
+            status.state = PartitionState.DISCONNECTED
+        elif not stream.closed and stream.told_end and not stream.lag and reason is None:
+            status.state = PartitionState.FOLLOWING
+        return status

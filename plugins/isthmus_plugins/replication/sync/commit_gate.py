@@ -1,0 +1,252 @@
+"""Answers to commits of offsets that wait until the other side's coordinators have what they ack.
+
+Where a commit stands in the offsets topic, the coordinator does not say: by then the end of the log is enough. It is
+asked for once the other side has been told, whose answer takes longer. They wait :data:`WAIT_S` at most, since the
+group's heartbeats wait behind them, and are answered COORDINATOR_LOAD_IN_PROGRESS then: clients commit again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol
+
+from isthmus_control.model import NamespaceMapping, ResourceType
+from isthmus_plugins.api import Gate, Hold, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.held_answers import HeldAnswers, Partition, Wait
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition
+from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S, granted_no_more
+from isthmus_plugins.replication.sync.quorums import GroupScope
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import peeks
+from isthmus_protocol.error_answers import Cause, error_answer
+from isthmus_protocol.messages import decode_request
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
+from isthmus_protocol.refusals import refuse_all
+from isthmus_protocol.schema import ApiKey
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+WAIT_S: Final = 3.0
+STEP_S: Final = 0.1
+"""How exactly it is kept, and how soon a log's end is asked for again that was not told."""
+TELLING_S: Final = 0.002
+"""So long what was committed may take to leave for the other side; it may be another proxy's to tell."""
+COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
+"""Those of transactions wait while the partition is Out-Of-Sync, too."""
+
+
+SCOPES_MAX: Final = 10_000
+"""Groups whose scopes are remembered."""
+
+
+class GroupNeeds(Protocol):
+    """What an ack to groups needs: the leader end of synchronous links."""
+
+    def confirmed_end(
+        self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
+    ) -> int | None: ...
+
+    def leader_epoch(self, place: Partition) -> int: ...
+
+
+class _OfScope:
+    """What an ack to the groups of one scope needs."""
+
+    def __init__(self, needs: GroupNeeds, scope: GroupScope) -> None:
+        self._needs = needs
+        self._scope = scope
+
+    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+        return self._needs.confirmed_end(place, epoch, transactional, self._scope)
+
+    def leader_epoch(self, place: Partition) -> int:
+        return self._needs.leader_epoch(place)
+
+
+class HeldCommits:
+    """All commits of this proxy's clients that wait for synchronous links."""
+
+    def __init__(
+        self, context: PluginContext, needs: GroupNeeds, groups: GroupPlaces, clock: Callable[[], float]
+    ) -> None:
+        self._context = context
+        self._needs = needs
+        self._groups = groups
+        self._clock = clock
+        self._tasks = Tasks("held-commits")
+        self._held: dict[GroupScope, HeldAnswers] = {}
+        self._links: frozenset[str] = frozenset()
+        """That may hold commits."""
+        self._scopes: dict[str, GroupScope] = {}
+        """By group."""
+        self._detached: dict[NamespaceMapping, None] = {}
+        """Namespaces of groups of which a link that led them may still be said to be In-Sync."""
+        self._work = asyncio.Event()
+
+    def start(self) -> None:
+        self._tasks.start("look", self._look_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def hooks(self) -> list[RequestHook]:
+        return [RequestHook(api, self.on_commit, whole=True) for api in COMMITS]
+
+    def control_changed(self, links: Iterable[str]) -> None:
+        """Hold commits for these links, or let go, as the control log says now."""
+        self._links = frozenset(links)
+        self._scopes.clear()
+        for held in self._held.values():
+            held.confirmed_all()
+
+    def detached(self, link_name: str, mappings: Iterable[NamespaceMapping], offset: int) -> None:
+        """A synchronous link leads groups no more, from an offset of the control log on.
+
+        Nobody tells the other side what they commit now. Until it says In-Sync no more, their commits are refused: this
+        proxy grants no leases of before, others grant them until they have applied that, too.
+        """
+        for held in self._over(link_name):
+            held.expire(float("inf"))  # which group an answer is for is not known any more: clients commit again
+        for mapping in mappings:
+            self._detached[mapping] = None
+            self._tasks.start(f"detached-{offset}-{mapping.local_prefix}", self._leases_over(mapping, offset))
+
+    async def _leases_over(self, mapping: NamespaceMapping, offset: int) -> None:
+        await granted_no_more(self._context, offset)
+        await asyncio.sleep(LEASE_S + LEASE_MARGIN_S)
+        self._detached.pop(mapping, None)
+
+    def confirmed(self, key: LedPartition) -> None:
+        """The other side has more of a partition."""
+        for held in self._over(key.link):
+            held.confirmed(key.place)
+
+    def oldest(self, key: LedPartition, beyond: int) -> float | None:
+        """Since when the first commit at ``beyond`` or later in a partition waits, or waited in vain; None: none does.
+
+        ``beyond``: what the key's link has confirmed; a commit before it waits for another one.
+        """
+        since = (held.oldest(key.place, beyond) for held in self._over(key.link))
+        return min((each for each in since if each is not None), default=None)
+
+    def _over(self, link_name: str) -> list[HeldAnswers]:
+        return [held for scope, held in self._held.items() if link_name in scope.links]
+
+    # ---- requests ----
+
+    def on_commit(self, request: Request) -> Verdict:
+        """Have the answer wait, if it acks positions of a group that a synchronous link leads."""
+        if not self._links and not self._detached:
+            return None
+        group = str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
+        if self._is_detached(group):
+            return Replace(request.frame, partial(self._answer, request, group, None, None))
+        scope = self.scope_of(group)
+        if not scope.links:
+            return None
+        if not self._groups.partitions:
+            return Hold(self._found(request, group))
+        return self._waits(request, group, scope, self._groups.partitions)
+
+    def scope_of(self, group: str) -> GroupScope:
+        """With which others its commits wait alike."""
+        found = self._scopes.get(group)
+        if found is None:
+            kind, lookup = ResourceType.CONSUMER_GROUP, self._context.control.state.lookup
+            leading = (each.link.name for each in lookup.leading(kind, group))
+            found = GroupScope(lookup.demanding(kind, group), tuple(each for each in leading if each in self._links))
+            if len(self._scopes) >= SCOPES_MAX:
+                self._scopes.clear()
+            self._scopes[group] = found
+        return found
+
+    async def _found(self, request: Request, group: str) -> Verdict:
+        """Go on when it is known how many partitions the offsets topic has."""
+        api_key, frame = request.api_key, request.frame
+        try:
+            topic = await self._context.cluster.topic(OFFSETS_TOPIC)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("offsets topic not found", extra={"detail": str(error)})
+            return Replace(frame, lambda answer: _refused(api_key, frame, group))
+        if topic is None:  # it is made now: nothing of it was ever In-Sync
+            return None
+        return self._waits(request, group, self.scope_of(group), len(topic.partitions))
+
+    def _waits(self, request: Request, group: str, scope: GroupScope, partitions: int) -> Verdict:
+        if not scope.links:
+            return None
+        place = OFFSETS_TOPIC, partition_of(group, partitions)
+        self._groups.told.clear()
+        return Replace(request.frame, partial(self._answer, request, group, scope, place))
+
+    def _is_detached(self, group: str) -> bool:
+        return any(mapping.holds(group) for mapping in self._detached)
+
+    def _answer(
+        self, request: Request, group: str, scope: GroupScope | None, place: Partition | None, frame: bytes
+    ) -> bytes | Gate:
+        """The answer as it goes out: at once, when it may, or refused, if its group has been detached meanwhile."""
+        if 0 not in peeks.error_codes(request.api_key, request.version, frame):
+            return frame
+        refused = partial(_refused, request.api_key, request.frame, group)
+        if scope is None or place is None or self._is_detached(group):
+            return refused()
+        held = self._held.get(scope)
+        if held is None:
+            held = self._held[scope] = HeldAnswers(_OfScope(self._needs, scope), self._clock)
+        answer = held.hold_commit(place, request.api_key == ApiKey.TXN_OFFSET_COMMIT, WAIT_S, frame, refused)
+        self._work.set()
+        return answer
+
+    # ---- what time changes ----
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            self._work.clear()
+            taken = {scope: held.take_untold() for scope, held in self._held.items() if held.has_untold}
+            if taken:
+                self._tasks.start("log-ends", self._look(taken))
+            now = self._clock()
+            for held in self._held.values():
+                held.expire(now)
+                held.confirmed_all()  # leaders may have moved, leases run out
+            waits = any(held.waits for held in self._held.values())
+            try:
+                async with asyncio.timeout(STEP_S if waits else None):
+                    await self._work.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self, taken: Mapping[GroupScope, Mapping[Partition, list[Wait]]]) -> None:
+        """Find where logs end that have commits."""
+        ends: Mapping[Partition, int] = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TELLING_S):
+                await self._groups.told.wait()
+        try:
+            async with asyncio.timeout(WAIT_S / 2):
+                ends = await self._context.cluster.log_ends({place for waits in taken.values() for place in waits})
+        except (BrokerUnavailable, KafkaRefused, TimeoutError) as error:
+            log.warning("log ends not read", extra={"detail": str(error)})
+            await asyncio.sleep(STEP_S)
+        for scope, waits in taken.items():
+            for place, each in waits.items():
+                self._held[scope].told(place, each, ends.get(place))
+        if not ends:  # they are asked for again
+            self._work.set()
+
+
+def _refused(api_key: int, frame: bytes, group: str) -> bytes:
+    """The answer to a commit that is stored here and not confirmed."""
+    head, payload = decode_request(frame)
+    reason = "a synchronous link has not confirmed it"
+    refused = refuse_all(head, payload, error_answer(Cause.NOT_CONFIRMED, api_key, f"group {group}", reason))
+    assert refused is not None
+    assert refused.answer is not None
+    return refused.answer

@@ -1,0 +1,185 @@
+"""Which leases the leader end of a synchronous link grants, and what they say that acks mean.
+
+A lease of one link of a set (``confirm: ANY k``) says: so many of these have whatever is acked, until then. So a
+partition of another link that was counted on leaves no earlier than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from isthmus_control.codec import to_json
+from isthmus_control.demands import Confirm
+from isthmus_control.model import PLAIN_TERMS, AckTerms, Link, ResourceType, remote_name
+from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.links import SyncStatus
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
+from isthmus_plugins.replication.sync.group_leases import led_namespaces
+from isthmus_plugins.replication.sync.progress import Progress
+from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, AckRules, Clause, Known
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+LEASE_S: Final = 1.5
+"""How long the follower may say that a partition is In-Sync, from when it asked. Less than the shortest time that acks
+may wait."""
+LEASE_MARGIN_S: Final = 0.25
+RETRY_S: Final = 1.0
+
+
+async def granted_no_more(context: PluginContext, offset: int) -> None:
+    """Return when no proxy grants what it did before a change at an offset of the control log."""
+    while True:
+        try:
+            await context.control.enforced(offset)
+            return
+        except BrokerUnavailable as error:
+            log.warning("not known whether other proxies grant leases", extra={"detail": str(error)})
+            await asyncio.sleep(RETRY_S)
+
+
+class States(Protocol):
+    """What is known of partitions that this proxy pushes over synchronous links."""
+
+    @property
+    def progress(self) -> Mapping[LedPartition, Progress]: ...
+
+    @property
+    def known(self) -> Known: ...
+
+    def in_sync(self, key: LedPartition) -> bool: ...
+
+    def late_since(self, key: LedPartition) -> float | None:
+        """Since when something waits for what a link has not confirmed, or did not wait."""
+
+    def timeout_s(self, link_name: str) -> float: ...
+
+    def leads(self, key: LedPartition) -> bool: ...
+
+    def sync_of(self, key: LedPartition) -> SyncStatus: ...
+
+
+class SyncGrants:
+    """Answers the follower end's calls for leases."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        leader_end: LeaderEnd,
+        groups: GroupPlaces,
+        rules: AckRules,
+        holding: Callable[[tuple[str, int]], Sequence[LedPartition]],
+        states: States,
+    ) -> None:
+        """``holding``: over which links a partition is recorded In-Sync."""
+        self._context = context
+        self._leader_end = leader_end
+        self._groups = groups
+        self._rules = rules
+        self._holding = holding
+        self._states = states
+
+    async def on_sync_lease(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        """Grant the follower leases for those of its streams and groups that are in sync, and tell how others are.
+
+        Those of ``in_sync_any`` say what their ``terms`` say, in place of: this side has all that is acked. Of groups
+        there are such terms by the prefix that they have at the follower.
+        """
+        now, link = monotonic(), self._context.control.state.links.get(connection.link_name)
+        streams = [self._leader_end.stream_of(connection, int(each)) for each in params["streams"]]
+        records = {each.stream_id: each for each in streams if each is not None and each.copy is None}
+        granted = {each: terms[""] for each in records if (terms := self._grant(records[each], connection, now))}
+        others = {each: stream.key for each, stream in records.items() if each not in granted}
+        keys = [LedPartition(connection.link_name, OFFSETS_TOPIC, int(each)) for each in params.get("groups", ())]
+        places = {key.partition: self._groups.place(key) for key in keys}
+        groups = {each: terms for each in places if (terms := self._grant(places[each], connection, now)) is not None}
+        return {
+            "in_sync": [each for each, terms in granted.items() if not terms.links],
+            "in_sync_any": [each for each, terms in granted.items() if terms.links],
+            "terms": {str(each): to_json(terms) for each, terms in granted.items() if terms != PLAIN_TERMS},
+            "groups_in_sync": [each for each, terms in groups.items() if not _is_some_chosen(terms)],
+            "groups_in_sync_any": [each for each, terms in groups.items() if _is_some_chosen(terms)],
+            "group_terms": {
+                str(each): said for each, terms in groups.items() if (said := _said_of_groups(link, terms))
+            },
+            "groups_of": led_namespaces(() if link is None else link.mappings),
+            "lease_ms": int(LEASE_S * 1000),
+            "states": {
+                str(each): self._states.sync_of(key).model_dump(exclude_none=True)
+                for each, key in others.items()
+                if self._states.leads(key)
+            },
+        }
+
+    def _grant(self, place: SyncPlace | None, connection: LinkConnection, now: float) -> Mapping[str, AckTerms] | None:
+        """Grant a lease of a partition, if nothing speaks against it: of what it promises, as ``AckRules.asked``."""
+        if place is None or place.connection is not connection or not self._able(place.key, now):
+            return None
+        promised = self._promises(place, now)
+        if promised is None:
+            return None
+        for clause in promised.values():
+            for key in clause.keys:
+                self._states.progress[key].counted_at = now
+        self._states.progress[place.key].granted_at = now
+        self._rules.promise(place.key.place, promised, now + LEASE_S + LEASE_MARGIN_S, now)
+        asked = self._rules.asked(place.key)
+        return {each: self._terms(clause, asked[each].degrade_after_ms) for each, clause in promised.items()}
+
+    def is_late(self, key: LedPartition, now: float) -> bool:
+        """Whether a partition may not stay in sync for as long as a lease runs."""
+        since, timeout_s = self._states.late_since(key), self._states.timeout_s(key.link)
+        return since is not None and now - since >= timeout_s - LEASE_S - LEASE_MARGIN_S
+
+    def _able(self, key: LedPartition, now: float) -> bool:
+        return self._states.in_sync(key) and now < self._context.lease_deadline and not self.is_late(key, now)
+
+    def _promises(self, place: SyncPlace, now: float) -> Mapping[str, Clause] | None:
+        """What acks mean as long as a lease runs; None: it is not so yet."""
+        key = place.key
+        if self._rules.is_chosen(key) and place.leader_epoch != self._states.progress[key].level_epoch:
+            return None  # whoever led meanwhile may have acked what this process knows nothing of
+        found: dict[str, Clause] = {}
+        for prefix, demands in self._rules.asked(key).items():
+            clause = found[prefix] = self._promise(key, prefix, demands.confirm, now)
+            epoch, end = self._rules.acked(key.place, place.topic_id, prefix)
+            ends = (self._states.known.get(each, NOT_KNOWN) for each in clause.keys)
+            if end >= 0 and sum(at >= epoch and known >= end for at, known in ends) < clause.count:
+                return None
+        return found
+
+    def _promise(self, key: LedPartition, prefix: str, confirm: Confirm, now: float) -> Clause:
+        """It counts on those that will stay, so that no ack has to wait for a promise when another one leaves."""
+        alone = Clause(1, (key,))
+        if key.link not in confirm.links:
+            return alone
+        others = [each for each in self._holding(key.place) if each.link in confirm.links]
+        able = [each for each in others if prefix in self._rules.asked(each) and self._able(each, now)]
+        clause = Clause(min(confirm.count, len(able)), tuple(able))
+        return clause if clause.chooses else alone
+
+    def _terms(self, clause: Clause, degrade_after_ms: int) -> AckTerms:
+        """A promise in words that the other side can repeat."""
+        links = self._context.control.state.links
+        chosen = {each.link: links[each.link].remote_cluster_id for each in clause.keys if each.link in links}
+        count = clause.count if clause.chooses else 0
+        return AckTerms(count, chosen if clause.chooses else {}, degrade_after_ms)
+
+
+def _is_some_chosen(terms: Mapping[str, AckTerms]) -> bool:
+    return any(each.links for each in terms.values())
+
+
+def _said_of_groups(link: Link | None, terms: Mapping[str, AckTerms]) -> dict[str, Any]:
+    """Terms that say something, by the prefix that the groups have at the other end."""
+    mappings = () if link is None else link.mappings
+    named = {remote_name(mappings, ResourceType.CONSUMER_GROUP, prefix): each for prefix, each in terms.items()}
+    return {name: to_json(each) for name, each in named.items() if name is not None and each != PLAIN_TERMS}

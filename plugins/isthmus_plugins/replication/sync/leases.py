@@ -1,0 +1,254 @@
+"""The follower end's leases of what is In-Sync: what it may say of the source without hearing from it.
+
+The follower asks, and counts a lease from when it asked: so it ends no later than the leader end takes it to end, which
+counts from when it answered, whatever happens on the way. A lease that has run out is recorded in the control log,
+once: that it was In-Sync until then stays true, whatever becomes of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from isthmus_control.clock import Register
+from isthmus_control.codec import MalformedValue, UnknownField, from_json
+from isthmus_control.commands import OffsetsClaim, PartitionClaim, RecordClaims
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType, Role
+from isthmus_control.outcome import Rejected
+from isthmus_control.rules.claims import supersedes
+from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.links import SyncStatus
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.stream import FollowerStream
+from isthmus_plugins.replication.groups.follower import GroupFollower
+from isthmus_plugins.replication.in_doubt.store import TransactionStore
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.sync.group_leases import GroupLease, GroupLeases
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+ASK_INTERVAL_S: Final = 0.4
+ASK_TIMEOUT_S: Final = 1.5
+RECORD_AFTER_S: Final = 1.0
+"""A lease that is renewed so soon after it ran out is not recorded."""
+RECORD_INTERVAL_S: Final = 10.0
+"""A connection that comes and goes fills no control log."""
+RECORDED_AT_ONCE: Final = 5_000
+
+Place = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Lease:
+    """What is known of a partition that follows: of its topic with this id."""
+
+    topic_id: str
+    link: str
+    until: float = float("-inf")
+    """Monotonic seconds. What is over is kept: until then it was In-Sync."""
+    until_ms: int = 0
+    """The same moment of this machine's wall clock, for people."""
+    end: int = 0
+    """Where the log ended when the lease came."""
+    terms: AckTerms = PLAIN_TERMS
+    """What acks mean until then, if it is not: all is here."""
+    told: SyncStatus | None = None
+    """What the source said of it when it granted no lease."""
+    told_at: float = float("-inf")
+
+
+class SyncLeases:
+    """Until when each partition that follows here is known to be In-Sync."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        follower_end: FollowerEnd,
+        group_follower: GroupFollower,
+        store: TransactionStore,
+        reached: Callable[[str, list[tuple[str, str, int]]], None],
+    ) -> None:
+        """``reached`` is told of a link's partitions that are In-Sync: (topic, topic id, partition)."""
+        self._context = context
+        self._follower_end = follower_end
+        self._group_follower = group_follower
+        self._store = store
+        self._reached = reached
+        self._tasks = Tasks("sync-leases")
+        self._links: frozenset[str] = frozenset()
+        """Synchronous ones over which topics follow."""
+        self._followed = asyncio.Event()
+        self._asking: set[LinkConnection] = set()
+        self._leases: dict[Place, Lease] = {}
+        self.groups = GroupLeases(context)
+        self._record_from = float("-inf")
+        self._recording = False
+
+    def start(self) -> None:
+        self._tasks.start("ask", self._ask_for_ever())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def control_changed(self, state: ControlState) -> None:
+        self.groups.control_changed(state)
+        self._links = frozenset(
+            link.name
+            for link in state.links.values()
+            if link.mode is LinkMode.SYNCHRONOUS
+            and any(each.type is ResourceType.TOPIC and each.role is Role.FOLLOWER for each in link.mappings)
+        )
+        if self._links and not self._followed.is_set():
+            self._followed.set()
+            self._store.needed()
+
+    # ---- what others ask ----
+
+    def in_sync(self, topic: str, partition: int) -> bool:
+        lease = self._leases.get((topic, partition))
+        return lease is not None and monotonic() < lease.until
+
+    def lease(self, topic: str, topic_id: str | None, partition: int) -> Lease | None:
+        """What this process knows of a partition; None: nothing, or of another topic of that name."""
+        lease = self._leases.get((topic, partition))
+        return lease if lease is not None and lease.topic_id == topic_id else None
+
+    def claim(self, topic: str, topic_id: str | None, partition: int) -> Claim | None:
+        """The latest that is known by this process, or recorded by any of the cluster."""
+        recorded = self._context.control.state.claim(topic, topic_id, partition)
+        lease = self.lease(topic, topic_id, partition)
+        known_ms = None if recorded is None else recorded.until_ms
+        if lease is None or not lease.until_ms or not supersedes(lease.until_ms, known_ms, int(time() * 1000)):
+            return recorded
+        return Claim(lease.topic_id, lease.until_ms, lease.end, lease.terms)
+
+    # ---- asking ----
+
+    async def _ask_for_ever(self) -> None:
+        while True:
+            if not self._links and not any(self._due()):
+                self._followed.clear()
+                await self._followed.wait()
+            streams: dict[LinkConnection, dict[int, FollowerStream]] = {}
+            for stream in self._follower_end.streams():
+                if stream.link_name in self._links and not stream.closed and not stream.connection.lost:
+                    streams.setdefault(stream.connection, {})[stream.stream_id] = stream
+            groups: dict[LinkConnection, dict[int, int]] = {}
+            for connection, partition, partitions in self._group_follower.confirmed_over():
+                if connection.link_name in self._links and not connection.lost:
+                    groups.setdefault(connection, {})[partition] = partitions
+            for connection in streams.keys() | groups.keys():
+                if connection not in self._asking:
+                    self._asking.add(connection)
+                    asked = streams.get(connection, {}), groups.get(connection, {})
+                    self._tasks.start("lease", self._ask(connection, *asked))
+            if not self._recording and any(due := self._due()) and monotonic() > self._record_from:
+                self._recording = True
+                self._tasks.start("record", self._record(*due))
+            await asyncio.sleep(ASK_INTERVAL_S)
+
+    async def _ask(
+        self, connection: LinkConnection, streams: Mapping[int, FollowerStream], groups: Mapping[int, int]
+    ) -> None:
+        """``groups``: partitions of the source's offsets topic, and how many it has."""
+        asked_at, asked_ms = monotonic(), int(time() * 1000)
+        mode = self._mode(connection.link_name)
+        reached = []
+        try:
+            asked = {"streams": list(streams), "groups": list(groups)}
+            answer = await connection.call("sync_lease", asked, ASK_TIMEOUT_S)
+            lease_ms = int(answer["lease_ms"])
+            until, until_ms = asked_at + lease_ms / 1000, asked_ms + lease_ms
+            terms = answer.get("terms", {})
+            for stream_id in (*answer["in_sync"], *answer.get("in_sync_any", ())):
+                if (stream := streams.get(int(stream_id))) is not None:
+                    reached.append((stream.topic, stream.topic_id, stream.partition))
+                    lease = self._lease_of(stream)
+                    if until > lease.until:
+                        lease.terms = from_json(AckTerms, terms.get(str(stream_id), {}))
+                        lease.until, lease.until_ms = until, until_ms
+                        lease.end = stream.follower_log.end
+            if mode == self._mode(connection.link_name):  # else it may have been said of another time
+                self._reached(connection.link_name, reached)
+            of_groups = answer.get("group_terms", {})
+            granted = {
+                int(each): GroupLease(until, until_ms, groups[int(each)], _group_terms(of_groups.get(str(each), {})))
+                for each in (*answer.get("groups_in_sync", ()), *answer.get("groups_in_sync_any", ()))
+                if int(each) in groups
+            }
+            self.groups.granted(connection.link_name, granted, answer.get("groups_of", ()))
+            for stream_id, told in answer.get("states", {}).items():
+                if (stream := streams.get(int(stream_id))) is not None:
+                    lease = self._lease_of(stream)
+                    lease.told, lease.told_at = SyncStatus.model_validate(told), monotonic()
+        except (LinkRejected, LinkLost, TimeoutError):
+            pass  # then it is not known to be In-Sync any longer
+        except (ValidationError, MalformedValue, UnknownField) as error:
+            log.warning("lease not understood", extra={"link": connection.link_name, "detail": str(error)})
+        finally:
+            self._asking.discard(connection)
+
+    def _mode(self, link_name: str) -> Register[LinkMode] | None:
+        """A link's mode, and when it was set."""
+        link = self._context.control.state.links.get(link_name)
+        return link.settings.mode if link is not None else None
+
+    def _lease_of(self, stream: FollowerStream) -> Lease:
+        lease = self.lease(stream.topic, stream.topic_id, stream.partition)
+        if lease is None:
+            lease = self._leases[stream.place] = Lease(stream.topic_id, stream.link_name)
+        return lease
+
+    # ---- recording ----
+
+    def _due(self) -> tuple[list[tuple[Place, Lease]], dict[str, list[OffsetsClaim]]]:
+        """Leases that have run out and are not recorded; those of groups by link."""
+        over, now_ms = monotonic() - RECORD_AFTER_S, int(time() * 1000)
+        state = self._context.control.state
+        due = []
+        for place, lease in list(self._leases.items()):
+            topic = state.follower_topics.get(place[0])
+            if topic is None or topic.topic_id != lease.topic_id or topic.link != lease.link:
+                del self._leases[place]  # it follows no more
+            elif lease.until_ms and lease.until < over:
+                known = state.claim(place[0], lease.topic_id, place[1])
+                if supersedes(lease.until_ms, None if known is None else known.until_ms, now_ms):
+                    due.append((place, lease))
+        return due, self.groups.due(over)
+
+    async def _record(self, due: Iterable[tuple[Place, Lease]], groups: Mapping[str, Sequence[OffsetsClaim]]) -> None:
+        self._record_from = monotonic() + RECORD_INTERVAL_S
+        entries: dict[str, list[PartitionClaim]] = {}
+        for (topic, partition), lease in due:
+            claim = PartitionClaim(topic, lease.topic_id, partition, lease.until_ms, lease.end, lease.terms)
+            entries.setdefault(lease.link, []).append(claim)
+        try:
+            for name in entries.keys() | groups.keys():
+                claims, of_groups = entries.get(name, []), tuple(groups.get(name, ()))
+                link = self._context.control.state.links.get(name)
+                if link is None:
+                    continue
+                for first in range(0, max(1, len(claims)), RECORDED_AT_ONCE):
+                    some = tuple(claims[first : first + RECORDED_AT_ONCE])
+                    told = of_groups if first == 0 else ()
+                    outcome = await self._context.control.append(RecordClaims(name, link.link_id, some, told))
+                    if isinstance(outcome, Rejected):
+                        log.warning("leases not recorded", extra={"link": name, "detail": outcome.message})
+        except BrokerUnavailable as error:
+            log.warning("leases not recorded", extra={"detail": str(error)})
+        finally:
+            self._recording = False
+
+
+def _group_terms(said: Mapping[str, Any]) -> dict[str, AckTerms]:
+    """By the prefix of groups. Raises MalformedValue and UnknownField."""
+    return {str(prefix): from_json(AckTerms, terms) for prefix, terms in said.items()}

@@ -1,0 +1,171 @@
+"""Which links must have something before it is acked, and which before a marker goes (``docs/adr/0008``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
+
+from isthmus_control.model import SyncRecord, SyncState
+from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.sync.expiring_leases import FormerLeases
+from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync.progress import Progress
+from isthmus_plugins.replication.sync.quorums import AckRules, Clause, GroupScope
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+
+class SyncNeeds:
+    """``links_of``: the links over which a topic is led that are synchronous, or may have been. ``record_of``: what
+    is recorded of a link's partition. ``progress``: of what this proxy pushes."""
+
+    def __init__(
+        self,
+        rules: AckRules,
+        links_of: Callable[[str], Sequence[str]],
+        record_of: Callable[[str, Partition], SyncRecord | None],
+        is_synchronous: Callable[[str], bool],
+        progress: Mapping[LedPartition, Progress],
+        leader_epoch: Callable[[Partition], int],
+        scope_of: Callable[[str], GroupScope],
+    ) -> None:
+        self._rules = rules
+        self._links_of = links_of
+        self._record_of = record_of
+        self._is_synchronous = is_synchronous
+        self._progress = progress
+        self._leader_epoch = leader_epoch
+        self._scope_of = scope_of
+        self.former = FormerLeases()
+        self.unsure = True
+        """Leases of the process before this one may still run, whatever is recorded by now."""
+        self._recorded: dict[tuple[Partition, bool, GroupScope | None], tuple[Clause, ...]] = {}
+        """What is needed of partitions where that follows from the control log alone."""
+
+    def changed(self) -> None:
+        """The control log says something else, or which links count is known better."""
+        self._recorded.clear()
+
+    # ---- acks ----
+
+    def needed(self, place: Partition, transactional: bool, scope: GroupScope | None = None) -> Iterable[Clause]:
+        """What must be confirmed of a partition's records before they are acked; ``scope``: to these groups."""
+        if self.unsure or self.former:
+            return self._needed_now(place, transactional, scope)
+        found = self._recorded.get((place, transactional, scope))
+        if found is None:
+            found = tuple(self._needed_now(place, transactional, scope))
+            if not self._rules.confirm(place[0], scope):
+                self._recorded[place, transactional, scope] = found
+        return found
+
+    def _needed_now(self, place: Partition, transactional: bool, scope: GroupScope | None) -> Iterator[Clause]:
+        now, records = monotonic(), self._records_of(place, scope)
+        yield from self._rules.clauses(place, records, transactional, self._stays, now, scope)
+        for key in self._leased(place, now):
+            if scope is None or key.link in scope.links:
+                yield Clause(1, (key,))
+        if self._rules.confirm(place[0], scope):
+            epoch = self._leader_epoch(place)
+            for key in _in_sync(place, records):
+                progress = self._progress.get(key)
+                known = progress is not None and progress.epoch == epoch
+                if progress is None or not known or now < progress.seen_at + LEASE_S + LEASE_MARGIN_S:
+                    yield Clause(1, (key,))  # what the process before this one promised may depend on it
+
+    def commit_needed(self, place: Partition, groups: Collection[str] | None = None) -> Iterator[Clause]:
+        """Who must have a decision to commit that lists a partition before it is acked, whichever proxy pushes that.
+
+        A partition of the offsets topic is many groups', of several links. ``groups``: those in which the transaction
+        has positions there. Where they are not known (None), each link that is In-Sync needs it: one that is not may
+        be down because of others.
+        """
+        if place[0] == OFFSETS_TOPIC and groups is None:
+            yield from self.needed(place, False)
+            return
+        for scope in self._scopes(place, groups):
+            yield from self._commit_clauses(place, scope)
+
+    def _commit_clauses(self, place: Partition, scope: GroupScope | None) -> Iterator[Clause]:
+        yield from self._rules.commit_clauses(place, self._records_of(place, scope), scope)
+        for key in self._leased(place, monotonic()):
+            if scope is None or key.link in scope.links:
+                yield Clause(1, (key,))
+
+    def _scopes(self, place: Partition, groups: Collection[str] | None) -> Collection[GroupScope | None]:
+        """For which groups a decision is asked about; of topics there are none."""
+        return {self._scope_of(group) for group in groups or ()} if place[0] == OFFSETS_TOPIC else (None,)
+
+    # ---- decisions and markers ----
+
+    def ordered(self, place: Partition) -> Iterator[LedPartition]:
+        """Over which links no commit marker comes before the decision that it carries out, acked or not.
+
+        All with a record, but those without which transactions have gone on, until they join again.
+        """
+        records = self.records(place)
+        for link, record in records.items():
+            key = LedPartition(link, *place)
+            progress = self._progress.get(key)
+            suspended = progress is not None and progress.suspended and record.state is not SyncState.IN_SYNC
+            if not suspended and not self._rules.goes_without(key, records):
+                yield key
+        yield from self._unrecorded(place, monotonic())
+
+    def told(self, place: Partition, groups: Collection[str] | None = None) -> set[LedPartition]:
+        """Over which links a decision goes that lists a partition: where markers wait for it, or its ack.
+
+        Not over those that transactions go without: what is acked is on enough others, and this one may be away for
+        hours. ``groups``: see :meth:`commit_needed`.
+        """
+        if place[0] == OFFSETS_TOPIC and groups is None:
+            return {key for clause in self.commit_needed(place) for key in clause.keys}
+        found: set[LedPartition] = set()
+        for scope in self._scopes(place, groups):
+            records = self._records_of(place, scope)
+            acks = {key for clause in self._commit_clauses(place, scope) for key in clause.keys}
+            without = {key for key in acks if key.link in records and self._rules.goes_without(key, records, scope)}
+            found |= acks - without
+        return found if place[0] == OFFSETS_TOPIC else found.union(self.ordered(place))
+
+    # ---- what is recorded ----
+
+    def holding(self, place: Partition) -> list[LedPartition]:
+        """Over which links a partition is recorded In-Sync."""
+        return _in_sync(place, self.records(place))
+
+    def records(self, place: Partition) -> dict[str, SyncRecord]:
+        """By link."""
+        found = ((link, self._record_of(link, place)) for link in self._links_of(place[0]))
+        return {link: record for link, record in found if record is not None}
+
+    def _records_of(self, place: Partition, scope: GroupScope | None) -> dict[str, SyncRecord]:
+        """Of the links that lead these groups; all without a scope."""
+        records = self.records(place)
+        return {link: each for link, each in records.items() if scope is None or link in scope.links}
+
+    def _stays(self, key: LedPartition) -> bool:
+        progress = self._progress.get(key)
+        return progress is not None and progress.in_sync and progress.why is None and not progress.late
+
+    def _leased(self, place: Partition, now: float) -> Iterator[LedPartition]:
+        """Links that nothing is recorded In-Sync of, whose leases of before may still run."""
+        for link in self._links_of(place[0]) if self.unsure else ():
+            record = self._record_of(link, place)
+            if record is None or record.state is not SyncState.IN_SYNC:
+                yield LedPartition(link, *place)
+        yield from self.former.running(place, now)
+
+    def _unrecorded(self, place: Partition, now: float) -> Iterator[LedPartition]:
+        """Of these, those with no record that says whether transactions go without them: what was led, or synchronous,
+        and is no more."""
+        for link in self._links_of(place[0]) if self.unsure else ():
+            if self._record_of(link, place) is None and not self._is_synchronous(link):
+                yield LedPartition(link, *place)
+        for key in self.former.running(place, now):
+            if self._record_of(key.link, place) is None:
+                yield key
+
+
+def _in_sync(place: Partition, records: Mapping[str, SyncRecord]) -> list[LedPartition]:
+    return [LedPartition(link, *place) for link, record in records.items() if record.state is SyncState.IN_SYNC]

@@ -1,0 +1,187 @@
+"""What status says of a synchronous link: at its source what is recorded, at its target what is leased."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+from isthmus_control.control_state import ControlState
+from isthmus_control.demands import Confirm, Demands
+from isthmus_control.model import (
+    PLAIN_TERMS,
+    AckTerms,
+    Claim,
+    GroupClaim,
+    Link,
+    LinkMode,
+    ResourceType,
+    Role,
+    SyncState,
+)
+from isthmus_control.rules.claims import AHEAD_MS
+from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode, combine
+from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.sync.quorums import is_degraded
+
+if TYPE_CHECKING:
+    from isthmus_plugins.replication.sync.leases import SyncLeases
+
+TOLD_S = 3.0
+"""How long what the source told of a partition is shown without another word from it."""
+
+
+def note_led(link: Link, sync_of: Callable[[LedPartition], SyncStatus], partitions: Iterable[PartitionStatus]) -> None:
+    """Add what is recorded of partitions that a synchronous link leads. Those that wait for somebody still do."""
+    for status in _of_namespaces(link, Role.LEADER, partitions):
+        _note(status, sync_of(LedPartition(link.name, status.topic, status.partition)))
+
+
+def note_followed(state: ControlState, link: Link, leases: SyncLeases, partitions: Iterable[PartitionStatus]) -> None:
+    """Add what is known of the acks of the source, for partitions that follow over a synchronous link."""
+    for status in _of_namespaces(link, Role.FOLLOWER, partitions):
+        if status.partition >= 0:
+            topic = state.follower_topics.get(status.topic)
+            _note(status, leased_sync(leases, status.topic, topic.topic_id if topic else None, status.partition))
+
+
+def _of_namespaces(link: Link, role: Role, partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
+    if link.mode is not LinkMode.SYNCHRONOUS:
+        return []
+    mappings = [each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is role]
+    return [
+        each
+        for each in partitions
+        if each.role == role.value and any(mapping.holds(each.topic) for mapping in mappings)
+    ]
+
+
+def _note(status: PartitionStatus, sync: SyncStatus) -> None:
+    status.sync = sync
+    if PartitionState(status.state) not in WAITING:
+        status.state = PartitionState.OUT_OF_SYNC if sync.state == "Unknown" else PartitionState(sync.state)
+        if status.reason != reasons.NOT_FOLLOWING:  # else that is why, whatever came of it
+            status.reason, status.message = sync.reason or status.reason, sync.message or status.message
+
+
+def recorded_sync(
+    state: ControlState,
+    key: LedPartition,
+    topic_id: bytes | None,
+    demands: Demands,
+    in_sync: Callable[[LedPartition], bool],
+    why_not: Callable[[LedPartition], str | None],
+) -> SyncStatus:
+    """What an ack for a partition means, as the control log of the source has it.
+
+    ``demands``: of its topic, or, in the offsets topic, of the group that is asked about. ``in_sync``: whether the
+    follower has been seen to have all that was acked before acks were held. ``why_not``: why that failed when it was
+    tried last.
+    """
+    record = None
+    if topic_id is not None:
+        record = state.sync_record(key.link, key.topic, str(uuid.UUID(bytes=topic_id)), key.partition)
+    any_of = _chosen(state, key, demands.confirm)
+    if record is None:
+        return SyncStatus(state="Syncing", message=why_not(key), any_of=any_of)
+    if record.state is SyncState.IN_SYNC and not in_sync(key):
+        return SyncStatus(
+            state="Out-Of-Sync" if record.reached else "Syncing",
+            since_ms=record.since_ms,
+            reason=ReasonCode.NOT_LEVEL_YET,
+            message="acks are held until the follower is level",
+            any_of=any_of,
+        )
+    why = record.reason.message if record.reason is not None else None
+    degraded = record.degraded if is_degraded(demands, record) else None
+    if degraded is not None:
+        why = f"{why}; transactional and strict producers are acked without it since {_moment(degraded.since_ms)}"
+    return SyncStatus(
+        state=record.state.value,
+        since_offset=record.since_offset,
+        since_ms=record.since_ms,
+        any_of=any_of,
+        degraded_since_ms=degraded.since_ms if degraded is not None else None,
+        reason=record.reason.code if record.reason is not None else None,
+        message=why,
+    )
+
+
+def _chosen(state: ControlState, key: LedPartition, confirm: Confirm) -> AnyOf | None:
+    """The set of links that a partition's acks choose from, if this one is of it."""
+    if key.link not in confirm.links:
+        return None
+    clusters = {name: state.links[name].remote_cluster_id for name in confirm.links if name in state.links}
+    return AnyOf(count=confirm.count, links=clusters)
+
+
+def leased_sync(leases: SyncLeases, topic: str, topic_id: str | None, partition: int) -> SyncStatus:
+    """What is known at the target of the acks of the source."""
+    claim = leases.claim(topic, topic_id, partition)
+    any_of = None if claim is None else some_of(claim, claim.terms)
+    until_ms = sayable(claim) if any_of is None else None
+    lease = leases.lease(topic, topic_id, partition)
+    now = monotonic()
+    if lease is not None and now < lease.until:
+        return SyncStatus(state="In-Sync", until_ms=until_ms, any_of=any_of)
+    told = lease.told if lease is not None and now - lease.told_at < TOLD_S else None
+    if told is not None and told.state != "In-Sync":
+        return told.model_copy(update={"until_ms": until_ms, "any_of": any_of})
+    why = ReasonCode.LEASE_RAN_OUT
+    return SyncStatus(state="Unknown", until_ms=until_ms, any_of=any_of, reason=why, message=claimed(claim))
+
+
+def some_of(claim: Claim | GroupClaim, terms: AckTerms) -> AnyOf | None:
+    """What a claim says where not all that was acked needs to be here."""
+    return AnyOf(count=terms.count, links=dict(terms.links), until_ms=sayable(claim)) if terms.links else None
+
+
+def claimed(claim: Claim | None) -> str:
+    """What may be said of a partition without the source, in words."""
+    compare = "Compare the log ends of {} of them, and fail over to where they end last"
+    return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms, compare)
+
+
+def claimed_of_group(claim: GroupClaim | None, group: str) -> str:
+    """The same of a group's positions."""
+    compare = "Compare its positions in {} of them, partition by partition: the furthest has what was acked"
+    return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms_of(group), compare)
+
+
+def _claimed(claim: Claim | GroupClaim | None, terms: AckTerms, compare: str) -> str:
+    if claim is None:
+        return "what an ack meant is not known here: no lease was recorded"
+    ago = time() - claim.until_ms / 1000
+    if sayable(claim) is None:
+        until = _moment(claim.until_ms)
+        return f"In-Sync until {until} of a clock that is {-ago:.0f} s ahead: when that was is not known here"
+    ago = max(0.0, ago)
+    said = f"In-Sync until {_moment(claim.until_ms)} ({ago:.0f} s ago): what acks mean since then is not known here"
+    if terms.links:
+        names = ", ".join(f"{name} (cluster {cluster_id})" for name, cluster_id in sorted(terms.links.items()))
+        said += f"; what was acked by then is in {terms.count} of these, not in each: {names}. "
+        said += compare.format(len(terms.links) - terms.count + 1)
+    if terms.degrade_after_ms:
+        earliest = _moment(claim.until_ms + terms.degrade_after_ms)
+        said += f"; as it was set then, transactional and strict producers may be acked without it from {earliest} on"
+    return said
+
+
+def sayable(claim: Claim | GroupClaim | None) -> int | None:
+    """Until when (ms) all that the source acked is here; None: nothing is known, or it is of a clock that was ahead."""
+    return claim.until_ms if claim is not None and claim.until_ms <= time() * 1000 + AHEAD_MS else None
+
+
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def link_state(link: Link, connected: bool, partitions: Iterable[PartitionStatus]) -> LinkState:
+    """The state of a link. That of a synchronous one is what it promises, so copies of offsets topics have no part."""
+    synchronous = link.mode is LinkMode.SYNCHRONOUS
+    counted = [each for each in partitions if each.sync is not None or not synchronous]
+    return combine(link.mode, connected, (PartitionState(each.state) for each in counted))

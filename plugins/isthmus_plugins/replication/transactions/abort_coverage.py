@@ -1,0 +1,201 @@
+"""Whether the other side has the abort markers that stand before a decision (see ``abort_order``).
+
+Of what this proxy pushes it knows; of other partitions it asks the other side. Of those of the offsets topic that
+another proxy pushes it knows nothing, and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from isthmus_control.model import SyncRecord
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.logs.log_end_reader import EndsReader
+from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
+from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.transactions.abort_order import AbortOrder, End
+from isthmus_plugins.replication.transactions.decision import Decision, Partition, remote_topic
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+from isthmus_protocol.transaction_log import Change
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+RETRY_S: Final = 0.05
+"""How often the other side is asked at most."""
+GONE: Final = 1 << 63
+"""Above all offsets."""
+
+
+class Connections(Protocol):
+    """Of the link's peers what is used here."""
+
+    def connections(self, link_name: str) -> list[LinkConnection]: ...
+
+
+class Concerns(Protocol):
+    """What synchronous links need, as far as it is used here."""
+
+    def concerns(self, topic: str) -> bool: ...
+
+    @property
+    def who(self) -> SyncNeeds: ...
+
+
+class AbortEnds:
+    """How far the other sides have what was aborted."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        leader_end: LeaderEnd,
+        groups: GroupPlaces,
+        peers: Connections,
+        needs: Concerns,
+        on_more: Callable[[], None],
+        ends: EndsReader,
+    ) -> None:
+        """``on_more``: called when something is known that :meth:`are_there` was asked for."""
+        self._context = context
+        self._leader_end = leader_end
+        self._groups = groups
+        self._peers = peers
+        self._needs = needs
+        self._on_more = on_more
+        self._order = AbortOrder()
+        self._ends = ends
+        self._tasks = Tasks("abort-ends")
+        self._there: dict[LedPartition, tuple[SyncRecord | None, int]] = {}
+        """Of partitions that others push: what the other side said to have, and what was recorded then."""
+        self._asked: dict[str, dict[LedPartition, int]] = {}
+        """By link: what it is asked for, and up to where it must be there."""
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def begin_anew(self) -> None:
+        """See :meth:`~isthmus_plugins.replication.transactions.abort_order.AbortOrder.begin_anew`."""
+        self._order.begin_anew()
+
+    def take(self, change: Change) -> None:
+        """Take a change of the transaction log."""
+        self._order.take(change, lambda place: self._needs.concerns(place[0]))
+        self._read()
+
+    @property
+    def readings(self) -> int:
+        """How often ends were read."""
+        return self._order.readings
+
+    def ended(self, decision: Decision, readings: int) -> None:
+        """The ends of a decision are known. ``readings``: as it was before they were read."""
+        self._order.ended(decision.producer_id, decision.ends or {}, readings)
+
+    def are_there(self, decision: Decision, link_name: str, held: Callable[[SyncPlace], bool]) -> bool:
+        """Whether the other side has what must be there before a decision; else ``on_more`` is called later.
+
+        ``held``: whether a partition's stream waits at the decision's own marker.
+        """
+        if not decision.shares_epoch or decision.again:
+            return True
+        there = True
+        for place, end in (decision.ends or {}).items():
+            key = LedPartition(link_name, *place)
+            if key in self._needs.who.told(place):
+                aborted = self._order.before(decision.producer_id, place)
+                # What came after the decision is not waited for, whenever its end was read.
+                there = self._is_there(key, end if aborted is None else min(aborted, end), held) and there
+        self._read()
+        return there
+
+    def _is_there(self, key: LedPartition, end: int, held: Callable[[SyncPlace], bool]) -> bool:
+        pushed = self.place(key)
+        if pushed is not None:
+            return pushed.acked >= end or held(pushed)
+        if end <= 0:
+            return True
+        if key in self._leader_end.led or (key.topic == OFFSETS_TOPIC and key in self._groups.places()):
+            return False  # it is to be pushed
+        if key.topic == OFFSETS_TOPIC:
+            return True
+        record, there = self._there.get(key, (None, -1))
+        if there >= end and record == self._recorded(key):
+            return True
+        if key.link not in self._asked:
+            self._asked[key.link] = {}
+            self._tasks.start(f"ask-{key.link}", self._ask(key.link))
+        self._asked[key.link][key] = end
+        return False
+
+    def place(self, key: LedPartition) -> SyncPlace | None:
+        """A partition that this proxy pushes."""
+        return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
+
+    def _recorded(self, key: LedPartition) -> SyncRecord | None:
+        """With another record the follower may have another log."""
+        return self._needs.who.records(key.place).get(key.link)
+
+    # ---- what is not known ----
+
+    def _read(self) -> None:
+        if self._order.unread:
+            self._tasks.start("read", self._read_ends(self._order.begin_reading()))
+
+    async def _read_ends(self, wanted: Sequence[End]) -> None:
+        def on_ends(found: Mapping[Partition, int | None]) -> None:
+            self._order.read(wanted, found)
+            self._on_more()
+
+        await self._ends.read({each.place for each in wanted}, on_ends)
+
+    async def _ask(self, link_name: str) -> None:
+        """Ask the other side once how far it has partitions; not again for a moment."""
+        try:
+            await asyncio.sleep(0)  # all of a decision are asked for at once
+            asked, self._asked[link_name] = self._asked[link_name], {}
+            records = {key: self._recorded(key) for key in asked}
+            found = await self._high_watermarks(link_name, asked)
+            gone = await self._gone({key: records[key] for key, end in asked.items() if found.get(key, -1) < end})
+            for key in asked:
+                self._there[key] = records[key], GONE if key in gone else found.get(key, -1)
+            self._on_more()
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            log.warning("ends of the follower not known", extra={"link": link_name, "detail": str(error)})
+        finally:
+            try:
+                await asyncio.sleep(RETRY_S)
+            finally:
+                del self._asked[link_name]
+        self._on_more()
+
+    async def _high_watermarks(self, link_name: str, keys: Iterable[LedPartition]) -> dict[LedPartition, int]:
+        link = self._context.control.state.links.get(link_name)
+        connections = self._peers.connections(link_name)
+        asked = {}
+        for key in keys:
+            remote = None if link is None else remote_topic(link, key.topic)
+            if remote is not None:
+                asked[remote, key.partition] = key
+        if not connections or not asked:
+            return {}
+        answer = await connections[0].call("high_watermarks", {"partitions": sorted(asked)})
+        return {asked[str(topic), int(index)]: int(end) for topic, index, end in answer["partitions"]}
+
+    async def _gone(self, records: Mapping[LedPartition, SyncRecord | None]) -> set[LedPartition]:
+        """Those whose log is no more, or no more that of their record: the follower gets nothing of it any more."""
+        topics = {topic: await self._context.cluster.topic(topic) for topic in {key.topic for key in records}}
+
+        def is_gone(key: LedPartition, record: SyncRecord | None) -> bool:
+            topic = topics[key.topic]
+            if topic is None or key.partition >= len(topic.partitions):
+                return True
+            return record is not None and record.topic_id != str(uuid.UUID(bytes=topic.topic_id))
+
+        return {key for key, record in records.items() if is_gone(key, record)}

@@ -1,0 +1,198 @@
+"""No commit marker goes to the other side before the decision that it carries out.
+
+Without I/O. A partition's stream stops at a commit marker until the decision was sent ahead of it, over the same
+connection, or is known to be on the other side. That holds from the offset on from which every decision that lists the
+partition was seen by this proxy (the *floor*): those before were carried out when the partition joined. Below it, a
+marker waits for the last decision of its producer from before this process, which may have died with the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace
+from isthmus_protocol.record_codec import Marker, decode_control
+from isthmus_protocol.records import BatchHeader, Frame
+
+NOT_DECIDED: Final = False
+UNUSED_MAX: Final = 8
+"""Decisions of a producer that are remembered of a partition without a marker of theirs: most had no record there."""
+PRODUCERS_MAX: Final = 10_000
+"""That are remembered of a stream; of others more is asked for than might be needed."""
+
+
+class SentDecision(Protocol):
+    """A decision, as far as markers need it."""
+
+    producer_id: int
+    producer_epoch: int
+    data_epoch: int
+    again: bool
+    """It was there before this process, which may not be the first to tell it."""
+
+    def end_of(self, key: LedPartition) -> int | None:
+        """Its records in a partition stand below this; None: that is not known yet, or nothing stands there."""
+
+    def ends_after(self, key: LedPartition, offset: int) -> bool:
+        """Whether what begins at an offset may be of its transaction."""
+
+    def is_sent(self, stream: OrderedPlace) -> bool:
+        """Whether it comes before whatever the stream sends now, or is on the other side already."""
+
+    def is_there(self, key: LedPartition) -> bool:
+        """Whether it is on the other side of a partition's link, or need not be."""
+
+
+class _Known:
+    """One decision for one partition."""
+
+    __slots__ = ("decision", "used_at")
+
+    def __init__(self, decision: SentDecision) -> None:
+        self.decision = decision
+        self.used_at: int | None = None
+        """Where the marker stands that carries it out; None while that has not been read."""
+
+
+class _Producers:
+    """What a stream has passed on of each producer since the last marker of it."""
+
+    __slots__ = ("begun", "ended")
+
+    def __init__(self) -> None:
+        self.begun: dict[int, int] = {}
+        """Where its open transaction begins."""
+        self.ended: set[int] = set()
+        """Those of which nothing came after their marker."""
+
+
+class MarkerOrder:
+    """Which markers may be sent."""
+
+    def __init__(
+        self,
+        floor: Callable[[LedPartition], int | None],
+        recall: Callable[[LedPartition, int, int], bool] = lambda key, producer_id, epoch: False,
+    ) -> None:
+        """``floor(partition)``: from where on markers wait; None: none does. ``recall(partition, producer id, epoch)``:
+        have the last decision from before this process told; whether there is one that was not yet."""
+        self._floor = floor
+        self._recall = recall
+        self._known: dict[tuple[LedPartition, int], list[_Known]] = {}
+        """By partition and producer id, in the order of the transaction log."""
+        self._producers: dict[OrderedPlace, _Producers] = {}
+        self._waived: dict[LedPartition, int] = {}
+        self._known_upto: dict[LedPartition, int] = {}
+        """Below this, a marker of whose decision nothing is known carries out one that need not be told."""
+
+    def decided(self, key: LedPartition, decision: SentDecision) -> None:
+        """A decision lists a partition that this proxy pushes."""
+        known = self._known.setdefault((key, decision.producer_id), [])
+        known.insert(0 if decision.again else len(known), _Known(decision))
+        unused = [each for each in known if each.used_at is None]
+        if len(unused) > UNUSED_MAX:
+            known.remove(unused[0])
+
+    def is_next(self, key: LedPartition, decision: SentDecision) -> bool:
+        """Whether the next marker of its producer in a partition carries this decision out."""
+        known = self._known.get((key, decision.producer_id), ())
+        return next((each.decision is decision for each in known if each.used_at is None), False)
+
+    def earlier(self, key: LedPartition, decision: SentDecision) -> list[tuple[int, int, int]]:
+        """Decisions of the same producer before this one, of other epochs, whose markers the follower may not have.
+
+        (Epoch of the markers, of the records, end.) They are forgotten when it has (:meth:`forget`).
+        """
+        found: list[tuple[int, int, int]] = []
+        for each in self._known.get((key, decision.producer_id), ()):
+            if each.decision is decision:
+                break
+            end = each.decision.end_of(key)
+            if end is not None and each.decision.data_epoch != decision.data_epoch:
+                found.append((each.decision.producer_epoch, each.decision.data_epoch, end))
+        return found
+
+    def forget(self, led: Callable[[OrderedPlace], bool], needs: Callable[[LedPartition], bool]) -> None:
+        """Forget streams that have ended, and decisions of partitions that need none, or whose markers are there."""
+        self._producers = {stream: known for stream, known in self._producers.items() if led(stream)}
+        self._waived = {key: offset for key, offset in self._waived.items() if needs(key)}
+        self._known_upto = {key: offset for key, offset in self._known_upto.items() if needs(key)}
+        acked = {stream.key: stream.acked for stream in self._producers}
+        for place, known in list(self._known.items()):
+            end = acked.get(place[0], 0)
+            left = [each for each in known if each.used_at is None or each.used_at >= end] if needs(place[0]) else []
+            if left:
+                self._known[place] = left
+            else:
+                del self._known[place]
+
+    def waive(self, key: LedPartition, offset: int) -> None:
+        """Send the marker at an offset all the same."""
+        self._waived[key] = offset
+
+    def all_known(self, key: LedPartition, upto: int) -> None:
+        """All decisions are known that markers below ``upto`` carry out and that have to be told."""
+        self._known_upto[key] = max(upto, self.known_upto(key))
+
+    def known_upto(self, key: LedPartition) -> int:
+        """Up to where that is said of a partition."""
+        return self._known_upto.get(key, 0)
+
+    def may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool = False) -> bool:
+        """Whether a transactional batch may be sent. To be asked for each of a stream, in order, also again.
+
+        ``plain``: the records of a committed transaction go as plain ones, so that they count before their marker.
+        """
+        producers = self._producers.get(stream)
+        if producers is None:
+            producers = self._producers[stream] = _Producers()
+        producer_id, offset = header.producer_id, header.base_offset
+        if not header.is_control:
+            if plain and self._decided(stream, header, offset, True) is NOT_DECIDED:
+                return False
+            producers.ended.discard(producer_id)
+            producers.begun.setdefault(producer_id, offset)
+            return True
+        commits = bool(header.record_count) and decode_control(batch).marker is Marker.COMMIT
+        if commits and producer_id not in producers.ended:
+            found = self._decided(stream, header, producers.begun.get(producer_id, 0), plain)
+            if found is NOT_DECIDED:
+                return False
+            if isinstance(found, _Known):
+                self._use(stream.key, producer_id, found, offset)
+        producers.begun.pop(producer_id, None)
+        if len(producers.ended) < PRODUCERS_MAX:
+            producers.ended.add(producer_id)
+        return True
+
+    def _use(self, key: LedPartition, producer_id: int, used: _Known, offset: int) -> None:
+        """A marker carries a decision out; those before it that no marker did had nothing in the partition."""
+        used.used_at = offset
+        known = self._known[key, producer_id]
+        place = known.index(used)
+        known[:place] = [each for each in known[:place] if each.used_at is not None]
+
+    def _decided(self, stream: OrderedPlace, header: BatchHeader, begun: int, there: bool) -> _Known | bool:
+        """The decision of what a batch is part of; True: it needs none, or may go without; NOT_DECIDED: it waits.
+
+        ``there``: it must be on the other side, where being sent ahead is not enough.
+        """
+        floor, offset = self._floor(stream.key), header.base_offset
+        if floor is None or self._waived.get(stream.key) == offset:
+            return True
+        below = offset < floor
+        if below and self._recall(stream.key, header.producer_id, header.producer_epoch):
+            return NOT_DECIDED
+        known = self._known.get((stream.key, header.producer_id), [])
+        known = [each for each in known if each.decision.again or not below]
+        found = next((each for each in known if each.used_at == offset), None)
+        if found is None:
+            unused = (each for each in known if each.used_at is None)
+            found = next((each for each in unused if each.decision.ends_after(stream.key, begun)), None)
+        if found is None:
+            return below or offset < self.known_upto(stream.key)
+        for each in known:  # those that came earlier may be the one that is meant
+            if not (each.decision.is_there(stream.key) if there else each.decision.is_sent(stream)):
+                return NOT_DECIDED
+        return found

@@ -1,0 +1,193 @@
+"""Reads this cluster's transaction log from the leaders of its partitions, whoever fronts them, and tells what changes.
+
+What stood there when the reading began is told as the latest state of each transactional id, the rest as it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.logs.topic_tail import TailPart, TopicTail
+from isthmus_protocol.records import BatchHeader, Frame
+from isthmus_protocol.transaction_log import (
+    TRANSACTION_TOPIC,
+    Change,
+    TransactionLog,
+    TransactionState,
+    partition_of,
+)
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+LANE: Final = "transaction-log"
+SETTLED_S: Final = 10.0
+
+
+class _Part(TailPart):
+    """One partition of the log, as far as it is read."""
+
+    __slots__ = ("load_end", "log", "offsets", "past")
+
+    def __init__(self, partition: int) -> None:
+        super().__init__(partition)
+        self.log = TransactionLog()
+        self.load_end = 0
+        """Where the log ended after the reading had begun."""
+        self.offsets: dict[str, int] = {}
+        """By transactional id: where its latest state stands."""
+        self.past: set[str] = set()
+        """Ids whose latest transaction was committed before the log was loaded."""
+
+
+class TransactionTail(TopicTail[_Part]):
+    """The transaction log, as this proxy has read it."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        on_change: Callable[[int, Change], None],
+        on_progress: Callable[[], None],
+        on_loaded: Callable[[], None],
+    ) -> None:
+        """``on_change(partition, change)``: an id has another state. ``on_progress``: more was read. ``on_loaded``: a
+        partition was read to its end for the first time; its latest states come next."""
+        super().__init__(context, TRANSACTION_TOPIC, LANE, _Part, on_progress)
+        self._on_change = on_change
+        self._on_loaded = on_loaded
+        self._decided: dict[int, tuple[int, Change]] = {}
+        """By producer: the last decision to commit that was there when the log was loaded, and in which partition."""
+
+    # ---- what is known ----
+
+    def partition_of(self, transactional_id: str) -> int | None:
+        """The partition that has an id; None: the log is not known yet."""
+        return partition_of(transactional_id, len(self._parts)) if self._parts else None
+
+    def coordinator(self, partition: int) -> int:
+        """The broker that leads a partition, as far as is known; -1: none."""
+        part = self._parts.get(partition)
+        return -1 if part is None else part.broker_id
+
+    def reached(self, partition: int) -> int:
+        """Up to where a partition is read; -1: not yet to where it ended when the reading began."""
+        part = self._parts.get(partition)
+        return part.next_offset if part is not None and part.loaded else -1
+
+    def readable(self, transactional_id: str) -> bool:
+        """Whether the latest state of an id is known for certain."""
+        partition = self.partition_of(transactional_id)
+        part = None if partition is None else self._parts[partition]
+        return part is not None and not part.log.unknown and transactional_id not in part.log.unreadable
+
+    def is_past(self, transactional_id: str) -> bool:
+        """Whether what an id committed last was decided before this proxy read the log."""
+        partition = self.partition_of(transactional_id)
+        return partition is not None and transactional_id in self._parts[partition].past
+
+    def is_old(self, at: tuple[int, int]) -> bool:
+        """Whether what stands there, (partition, offset), was there when the log was loaded."""
+        part = self._parts.get(at[0])
+        return part is not None and (not part.begun or at[1] < part.load_end)
+
+    def decided(self, producer_id: int) -> tuple[int, Change] | None:
+        """What a producer decided last before the log was loaded, and in which partition that stands."""
+        return self._decided.get(producer_id)
+
+    def decided_by(self, transactional_id: str) -> tuple[int, Change] | None:
+        """The same of the producer that an id has now."""
+        partition = self.partition_of(transactional_id)
+        known = None if partition is None else self._parts[partition].log.latest.get(transactional_id)
+        found = None if known is None else self._decided.get(known.producer_id)
+        return found if found is not None and found[1].transactional_id == transactional_id else None
+
+    def is_told(self, producer_id: int) -> None:
+        """What a producer decided before the log was loaded is told again, or a later decision is."""
+        found = self._decided.pop(producer_id, None)
+        if found is None:
+            return
+        partition, (transactional_id, _, _) = found
+        part = self._parts.get(partition)
+        latest = None if part is None else part.log.latest.get(transactional_id)
+        if part is not None and latest is not None and latest.producer_id == producer_id:
+            part.past.discard(transactional_id)
+
+    def completing(self, places: Collection[tuple[str, int]]) -> dict[str, int]:
+        """Transactions in some of these partitions that are decided to commit and not completed: where that stands."""
+        return {
+            transactional_id: part.offsets[transactional_id]
+            for part in self._parts.values()
+            for transactional_id, transaction in part.log.latest.items()
+            if transaction.state is TransactionState.PREPARE_COMMIT
+            and not set(transaction.partitions).isdisjoint(places)
+        }
+
+    async def settled(self, places: Collection[tuple[str, int]]) -> None:
+        """Return when transactions in these that were decided before the call are carried out.
+
+        Raises BrokerUnavailable: not within :data:`SETTLED_S`, or the transaction log cannot be read.
+        """
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                await self.caught_up()
+                decided = self.completing(places).items()
+                while decided & self.completing(places).items():
+                    await self.more_is_read()
+        except TimeoutError:
+            raise BrokerUnavailable("transactions that were decided are not completed, or not read") from None
+
+    async def caught_up(self) -> None:
+        """Return when all is read that was in the log before the call. Raises BrokerUnavailable."""
+        topic = await self._context.cluster.topic(TRANSACTION_TOPIC)
+        if topic is None:
+            return
+        partitions = [(TRANSACTION_TOPIC, index) for index in range(len(topic.partitions))]
+        ends = await self._context.cluster.log_ends(partitions)
+        if len(ends) < len(partitions):
+            raise BrokerUnavailable(f"not all partitions of {TRANSACTION_TOPIC} can be read")
+        self.wake()
+        while any(self.reached(index) < end for (_, index), end in ends.items()):
+            await self.more_is_read()
+
+    # ---- reading ----
+
+    async def begin(self, parts: Sequence[_Part]) -> None:
+        """It is read from its start, since it is compacted."""
+        ends = await self._context.cluster.log_ends([(TRANSACTION_TOPIC, part.partition) for part in parts])
+        for part in parts:
+            end = ends.get((TRANSACTION_TOPIC, part.partition))
+            if end is not None:
+                part.load_end, part.begun = end, True
+
+    def take(self, part: _Part, batch: Frame, header: BatchHeader) -> None:
+        for change in part.log.take(batch, header):
+            part.offsets[change.transactional_id] = change.offset
+            part.past.discard(change.transactional_id)
+            if part.loaded:
+                self._on_change(part.partition, change)
+            elif (decided := change.transaction) and decided.state is TransactionState.PREPARE_COMMIT:
+                self._decided[decided.producer_id] = part.partition, change
+
+    def was_read(self, parts: Sequence[_Part]) -> None:
+        for part in parts:
+            if not part.loaded and part.next_offset >= part.load_end:
+                self._has_loaded(part)
+
+    def _has_loaded(self, part: _Part) -> None:
+        part.loaded = True
+        self._on_loaded()
+        for transactional_id, transaction in list(part.log.latest.items()):
+            if transaction.state is TransactionState.COMPLETE_COMMIT:
+                part.past.add(transactional_id)
+            offset = part.offsets[transactional_id]
+            self._on_change(part.partition, Change(transactional_id, transaction, offset))
+        for what, offset in part.log.unknown.items():
+            where = f"{TRANSACTION_TOPIC}-{part.partition}, offset {offset}"
+            log.error(
+                "transaction log has what this version does not know",
+                extra={"detail": f"{where}: {what}"},
+            )

@@ -1,0 +1,493 @@
+"""A cluster's brokers, leaders and topics, connections to them, and when a request is repeated.
+
+Connections are kept by node and *lane* (a broker reads a connection's next request only after it answered the last one,
+so a long poll needs a lane of its own), and made again with exponential backoff. What is safe to retry is retried until
+a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Protocol, Self, TypeVar
+from uuid import UUID
+
+from isthmus.errors import ConnectionLost, KafkaError, PeerFault, RequestTimedOut
+from isthmus.kafka.broker_connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, SOFTWARE_NAME, BrokerConnection
+from isthmus.kafka.results import Broker, PartitionInfo, TopicInfo, TopicPartition
+from isthmus.kafka.security import SecuritySpec
+from isthmus_protocol.messages import build_request
+from isthmus_protocol.schema import ApiKey
+
+T = TypeVar("T")
+
+RETRY_DEADLINE_S: Final = 30.0
+BACKOFF_MIN_S: Final = 0.05
+BACKOFF_MAX_S: Final = 1.0
+EXPIRY_MARGIN_S: Final = 5.0
+"""A connection whose authentication ends within this time (KIP-368) takes no new requests."""
+SAME_ANSWERS_MAX: Final = 64
+"""Brokers name different controllers, so what they all say comes in several forms."""
+RESPONSE_HEAD_BYTES: Final = 8
+"""Size and correlation id."""
+
+_STALE_METADATA: Final = frozenset(
+    {
+        3,  # UNKNOWN_TOPIC_OR_PARTITION: also while a new topic spreads
+        5,  # LEADER_NOT_AVAILABLE
+        6,  # NOT_LEADER_OR_FOLLOWER
+        8,  # BROKER_NOT_AVAILABLE
+        9,  # REPLICA_NOT_AVAILABLE
+        13,  # NETWORK_EXCEPTION
+        56,  # KAFKA_STORAGE_ERROR
+        74,  # FENCED_LEADER_EPOCH
+        75,  # UNKNOWN_LEADER_EPOCH
+        78,  # OFFSET_NOT_AVAILABLE: a new leader does not know its high watermark yet
+        100,  # UNKNOWN_TOPIC_ID
+    }
+)
+"""Read the metadata again, and try again."""
+_UNKNOWN_TOPIC: Final = 3
+_LEADER_NOT_AVAILABLE: Final = 5
+_REQUEST_TIMED_OUT: Final = 7
+_NETWORK_EXCEPTION: Final = 13
+
+
+class _HasError(Protocol):
+    @property
+    def error(self) -> KafkaError | None: ...
+
+
+R = TypeVar("R", bound=_HasError)
+
+
+def is_stale_metadata(error: KafkaError) -> bool:
+    """Whether the leader may be another one than we thought: read the metadata again, and try again."""
+    return error.code in _STALE_METADATA
+
+
+class Backoff:
+    """Exponential, with jitter, from the first failure on."""
+
+    __slots__ = ("_failures",)
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def next_s(self) -> float:
+        """How long to wait after one more failure, in seconds."""
+        delay: float = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0**self._failures)
+        self._failures = min(self._failures + 1, 16)
+        return delay * random.uniform(0.8, 1.2)
+
+    def reset(self) -> None:
+        self._failures = 0
+
+
+class _Slot:
+    """One lane to one address: a connection, or what is known of why there is none."""
+
+    __slots__ = ("backoff", "connection", "lock", "not_before")
+
+    def __init__(self) -> None:
+        self.connection: BrokerConnection | None = None
+        self.lock = asyncio.Lock()
+        self.backoff = Backoff()
+        self.not_before = 0.0
+
+
+class ClusterConnections:
+    """Use as ``async with ClusterClient(["host:9092"]) as cluster``, or start and close it."""
+
+    def __init__(
+        self,
+        bootstrap: Sequence[str],
+        security: SecuritySpec | None = None,
+        *,
+        client_id: str = SOFTWARE_NAME,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        retry_deadline_s: float = RETRY_DEADLINE_S,
+    ) -> None:
+        """``bootstrap`` lists ``host:port`` addresses (``[::1]:9092`` for IPv6)."""
+        if not bootstrap:
+            raise ValueError("no bootstrap address")
+        self.security = security or SecuritySpec()
+        self.client_id = client_id
+        self.request_timeout_s = request_timeout_s
+        self.retry_deadline_s = retry_deadline_s
+        self.cluster_id: str | None = None
+        self.controller_id: int = -1
+        """As the last metadata has it; with KRaft, some broker that forwards to the controller."""
+        self._bootstrap = [parse_address(address) for address in bootstrap]
+        self._connect_timeout_s = connect_timeout_s
+        self._brokers: Mapping[int, Broker] = MappingProxyType({})
+        self._topics: dict[str, TopicInfo] = {}
+        self._names: dict[UUID, str] = {}
+        self._slots: dict[tuple[str, int, str], _Slot] = {}
+        self._same_answers: dict[tuple[frozenset[str] | None, bytes], int] = {}
+        """Answers that say what is known: they need not be decoded. By question and body, the controller's id.
+
+        The internal topics are asked about every second, and have 50 partitions each: a millisecond to decode.
+        """
+        self._refresh_lock = asyncio.Lock()
+        self._reads = 0
+        """Metadata requests so far."""
+        self._refreshed: dict[frozenset[str] | None, int] = {}
+        """What the last of them asked for, and its number."""
+        self._tls_context: ssl.SSLContext | None = None
+        self._retiring: set[BrokerConnection] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Read brokers and topics once. Raises ConnectionLost if no bootstrap address answers."""
+        await self.refresh()
+
+    async def close(self) -> None:
+        """Close all connections; what is outstanding fails with ConnectionLost."""
+        self._closed = True
+        connections = [slot.connection for slot in self._slots.values() if slot.connection is not None]
+        await asyncio.gather(*(connection.close() for connection in (*connections, *self._retiring)))
+
+    # --- What is known ---
+
+    @property
+    def brokers(self) -> Mapping[int, Broker]:
+        return self._brokers
+
+    @property
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """Topics as last read. Those that are read by name later are added."""
+        return MappingProxyType(self._topics)
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        """The name of a topic id, as last read."""
+        return self._names.get(topic_id)
+
+    async def refresh(self, topics: Iterable[str] | None = None) -> Mapping[str, TopicInfo]:
+        """Read brokers and the named topics (all by default) again; returns the topics found.
+
+        A topic that does not exist is left out, and dropped from the cache. Topics are never created by this.
+        """
+        wanted = None if topics is None else frozenset(topics)
+        reads_before = self._reads
+        async with self._refresh_lock:
+            # Somebody may have asked the same while this call waited for the lock. Counted, not timed: two calls within
+            # a tick of the clock are two.
+            if self._refreshed.get(wanted, 0) <= reads_before:
+                self._reads = number = self._reads + 1
+                await self._read_metadata(wanted)
+                self._refreshed = {wanted: number}
+        if wanted is None:
+            return self.topics
+        return {name: self._topics[name] for name in wanted if name in self._topics}
+
+    async def _read_metadata(self, wanted: frozenset[str] | None) -> None:
+        connection = await self.any()
+        version = connection.version(ApiKey.METADATA)
+        request = build_request(
+            ApiKey.METADATA,
+            version,
+            {
+                "topics": None if wanted is None else [{"name": name} for name in sorted(wanted)],
+                "allow_auto_topic_creation": False,
+            },
+        )
+        frame = await connection.request_raw(request, timeout=self.request_timeout_s)
+        said = wanted, bytes(memoryview(frame)[RESPONSE_HEAD_BYTES:])
+        if said in self._same_answers:
+            self.controller_id = self._same_answers[said]
+            return
+        answer = connection.decode(ApiKey.METADATA, version, frame)
+        if getattr(answer, "error_code", 0):
+            raise KafkaError(answer.error_code)
+        before = (self._brokers, self._topics)
+        if answer.brokers:
+            self._brokers = MappingProxyType(
+                {
+                    broker.node_id: Broker(broker.node_id, broker.host, broker.port, getattr(broker, "rack", None))
+                    for broker in answer.brokers
+                }
+            )
+        self.cluster_id = getattr(answer, "cluster_id", None) or self.cluster_id
+        self.controller_id = getattr(answer, "controller_id", -1)
+        found: dict[str, TopicInfo] = {}
+        gone: set[str] = set()
+        for topic in answer.topics:
+            if topic.error_code in (0, _LEADER_NOT_AVAILABLE):
+                found[topic.name] = self._topic_info(topic)
+            elif topic.error_code == _UNKNOWN_TOPIC:
+                gone.add(topic.name)
+        self._topics = found if wanted is None else {**self._topics, **found}
+        for name in gone:
+            self._topics.pop(name, None)
+        if before != (self._brokers, self._topics):
+            self._same_answers.clear()
+        elif len(self._same_answers) == SAME_ANSWERS_MAX:  # those about all topics, which may be large, go last
+            by_name = (each for each in self._same_answers if each[0] is not None)
+            del self._same_answers[next(by_name, next(iter(self._same_answers)))]
+        self._same_answers[said] = self.controller_id
+        self._names = {info.topic_id: name for name, info in self._topics.items() if info.topic_id is not None}
+
+    def _topic_info(self, topic: Any) -> TopicInfo:
+        topic_id = getattr(topic, "topic_id", None)
+        cached = self._topics.get(topic.name)
+        known = cached.partitions if cached is not None and cached.topic_id == topic_id else {}
+        partitions = {}
+        for partition in topic.partitions:
+            info = PartitionInfo(
+                partition.partition_index,
+                partition.leader_id,
+                getattr(partition, "leader_epoch", -1),
+                partition.replica_nodes,
+                partition.isr_nodes,
+            )
+            # A broker that lags behind the controller answers with an older epoch than another one did.
+            newer = known.get(info.partition)
+            partitions[info.partition] = newer if newer is not None and newer.leader_epoch > info.leader_epoch else info
+        return TopicInfo(topic.name, topic_id, getattr(topic, "is_internal", False), MappingProxyType(partitions))
+
+    async def topic(self, name: str) -> TopicInfo:
+        """A topic, from the cache or read now. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        info = self._topics.get(name) or (await self.refresh([name])).get(name)
+        if info is None:
+            raise KafkaError(_UNKNOWN_TOPIC, name)
+        return info
+
+    async def leader(self, topic: str, partition: int) -> PartitionInfo:
+        """The partition with its leader, from the cache or read now.
+
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, or LEADER_NOT_AVAILABLE.
+        """
+        for attempt in range(2):
+            info = (await self.topic(topic)).partitions.get(partition)
+            if info is not None and info.leader in self._brokers:
+                return info
+            if attempt == 0:
+                await self.refresh([topic])
+        raise KafkaError(_UNKNOWN_TOPIC if info is None else _LEADER_NOT_AVAILABLE, f"{topic}-{partition}")
+
+    # --- Connections ---
+
+    async def to(self, node_id: int, lane: str = "") -> BrokerConnection:
+        """The connection of a lane to a broker, made if need be (after the backoff, if it failed lately).
+
+        Raises ConnectionLost, AuthenticationFailed.
+        """
+        broker = self._brokers.get(node_id)
+        if broker is None:
+            raise ConnectionLost(f"broker {node_id} is not known")
+        return await self._connect(broker.host, broker.port, lane)
+
+    async def any(self, lane: str = "") -> BrokerConnection:
+        """A connection to some broker: an open one, else the first that can be reached."""
+        brokers = [(broker.host, broker.port) for broker in self._brokers.values()]
+        random.shuffle(brokers)
+        candidates = [*brokers, *(address for address in self._bootstrap if address not in brokers)]
+        for address in candidates:
+            slot = self._slots.get((*address, lane))
+            if slot is not None and slot.connection is not None and self._usable(slot.connection):
+                return slot.connection
+        reasons = []
+        # Those that did not fail lately first: a dead broker's backoff must not hold up what another can answer.
+        candidates.sort(key=lambda address: self._slots.setdefault((*address, lane), _Slot()).not_before)
+        for address in candidates:
+            try:
+                return await self._connect(*address, lane)
+            except ConnectionLost as error:
+                reasons.append(str(error))
+        raise ConnectionLost("no broker can be reached: " + "; ".join(reasons))
+
+    async def controller(self, lane: str = "") -> BrokerConnection:
+        """A connection to the broker that metadata calls the controller, or to any if there is none."""
+        return await (self.to(self.controller_id, lane) if self.controller_id in self._brokers else self.any(lane))
+
+    async def _connect(self, host: str, port: int, lane: str) -> BrokerConnection:
+        slot = self._slots.get((host, port, lane))
+        if slot is None:
+            slot = self._slots[host, port, lane] = _Slot()
+        elif slot.connection is not None and self._usable(slot.connection):
+            return slot.connection
+        loop = asyncio.get_running_loop()
+        async with slot.lock:
+            if slot.connection is not None:
+                if self._usable(slot.connection):
+                    return slot.connection
+                self._retire(slot.connection)
+                slot.connection = None
+            if (wait_s := slot.not_before - loop.time()) > 0:
+                await asyncio.sleep(wait_s)
+            if self._closed:
+                raise ConnectionLost("this client is closed")
+            if self._tls_context is None:
+                self._tls_context = self.security.tls_context()
+            try:
+                slot.connection = await BrokerConnection.connect(
+                    host,
+                    port,
+                    self.security,
+                    client_id=self.client_id,
+                    timeout=self._connect_timeout_s,
+                    tls_context=self._tls_context,
+                )
+            except PeerFault:
+                # The files may have been renewed since they were read.
+                self._tls_context = None
+                slot.not_before = loop.time() + slot.backoff.next_s()
+                raise
+            slot.backoff.reset()
+            return slot.connection
+
+    def _usable(self, connection: BrokerConnection) -> bool:
+        if not connection.is_open:
+            return False
+        now = asyncio.get_running_loop().time()
+        return connection.expires_at is None or now < connection.expires_at - EXPIRY_MARGIN_S
+
+    def _retire(self, connection: BrokerConnection) -> None:
+        """Let a connection whose authentication ends answer what is under way; the broker closes it then."""
+        if connection.is_open:
+            self._retiring.add(connection)
+            told = connection.on_lost
+
+            def lost(reason: ConnectionLost) -> None:
+                self._retiring.discard(connection)
+                if told is not None:
+                    told(reason)
+
+            connection.on_lost = lost
+
+    # --- Retrying ---
+
+    async def retrying(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        topics: Collection[str] | None = None,
+        deadline_s: float | None = None,
+    ) -> T:
+        """Call ``attempt`` until it succeeds, for what is safe to repeat.
+
+        Again after ConnectionLost, RequestTimedOut and retriable KafkaErrors, with backoff and metadata of ``topics``
+        read anew (None: brokers only), until ``deadline_s`` have passed; then the last error is raised.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self.retry_deadline_s if deadline_s is None else deadline_s)
+        backoff = Backoff()
+        while True:
+            try:
+                return await attempt()
+            except (ConnectionLost, RequestTimedOut, KafkaError) as error:
+                if isinstance(error, KafkaError) and not (error.retriable or is_stale_metadata(error)):
+                    raise
+                wait_s = backoff.next_s()
+                if self._closed or loop.time() + wait_s >= deadline:
+                    raise
+            await asyncio.sleep(wait_s)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.refresh(topics or ())
+            except (PeerFault, TimeoutError):
+                pass  # the attempt says what is wrong
+
+    async def request_leader(
+        self,
+        topic: str,
+        partition: int,
+        attempt: Callable[[BrokerConnection, PartitionInfo], Awaitable[T]],
+        *,
+        lane: str = "",
+        deadline_s: float | None = None,
+    ) -> T:
+        """Call ``attempt`` with a connection to the partition's leader, and again while the leader moves.
+
+        ``attempt`` raises KafkaError for the partition's error code. For requests that may be repeated only.
+        """
+
+        async def at_leader() -> T:
+            info = await self.leader(topic, partition)
+            return await attempt(await self.to(info.leader, lane), info)
+
+        return await self.retrying(at_leader, topics=[topic], deadline_s=deadline_s)
+
+    async def at_leaders(
+        self,
+        partitions: Collection[TopicPartition],
+        ask: Callable[[BrokerConnection, Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, R]]],
+        failed: Callable[[KafkaError], R],
+        *,
+        lane: str = "",
+        deadline_s: float | None = None,
+        repeat: bool = True,
+    ) -> dict[TopicPartition, R]:
+        """Ask each partition's leader, all leaders at once; ``repeat`` those whose leader was another one.
+
+        Without ``repeat`` everything is in the results: NETWORK_EXCEPTION for a lost connection and REQUEST_TIMED_OUT
+        for no answer, which leave open whether the request was carried out, as they do for any Kafka client.
+        """
+        results: dict[TopicPartition, R] = {}
+
+        async def ask_leader(node_id: int, asked: Sequence[TopicPartition]) -> None:
+            try:
+                results.update(await ask(await self.to(node_id, lane), asked))
+            except (ConnectionLost, RequestTimedOut) as error:
+                if repeat:
+                    raise
+                code = _NETWORK_EXCEPTION if isinstance(error, ConnectionLost) else _REQUEST_TIMED_OUT
+                results.update(dict.fromkeys(asked, failed(KafkaError(code, str(error)))))
+
+        async def attempt() -> None:
+            by_leader: dict[int, list[TopicPartition]] = {}
+            for wanted in partitions:
+                known = results.get(wanted)
+                if known is None or (known.error is not None and is_stale_metadata(known.error)):
+                    try:
+                        info = await self.leader(*wanted)
+                    except KafkaError as error:
+                        results[wanted] = failed(error)
+                    else:
+                        by_leader.setdefault(info.leader, []).append(wanted)
+            outcomes = await asyncio.gather(
+                *(ask_leader(node_id, asked) for node_id, asked in by_leader.items()), return_exceptions=True
+            )
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            for result in results.values():
+                if repeat and result.error is not None and is_stale_metadata(result.error):
+                    raise result.error
+
+        if not repeat:
+            await attempt()
+            return results
+        topics = {wanted.topic for wanted in partitions}
+        try:
+            await self.retrying(attempt, topics=topics, deadline_s=deadline_s)
+        except KafkaError:
+            # The deadline has passed: errors stand in the results of their partitions.
+            if len(results) < len(set(partitions)):
+                raise
+        return results
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port``, with an IPv6 host in brackets. Raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not host:port")
+    return host, int(port)

@@ -1,0 +1,349 @@
+"""What the proxy asks the leaders of partitions: their logs' limits, records, producers; appends and deletions."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from isthmus.errors import KafkaError
+from isthmus.kafka.broker_connection import BrokerConnection
+from isthmus.kafka.cluster_connections import ClusterConnections, is_stale_metadata
+from isthmus.kafka.results import (
+    DeletedRecords,
+    Fetched,
+    FetchFrom,
+    ListedOffset,
+    PartitionInfo,
+    Produced,
+    Producers,
+    ProducerState,
+    RawFetch,
+    TopicPartition,
+    as_error,
+)
+from isthmus_protocol.messages import build_request, decode_response
+from isthmus_protocol.schema import ApiKey
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+MAX_TIMESTAMP: Final = -3
+"""Special timestamps of ListOffsets."""
+
+READ_UNCOMMITTED: Final = 0
+READ_COMMITTED: Final = 1
+LOG_END: Final = -1
+"""For ``list_offsets`` only: the leader's log end, which may be above the high watermark."""
+_DEBUGGING_REPLICA: Final = -2
+"""A ``replica_id`` that is no consumer's, so that ListOffsets is not limited to the high watermark."""
+
+
+class LogRequests(ClusterConnections):
+    """Logs of partitions, each at its leader."""
+
+    async def list_offsets(
+        self,
+        timestamps: Mapping[TopicPartition, int],
+        *,
+        isolation: int = READ_UNCOMMITTED,
+        deadline_s: float | None = None,
+    ) -> dict[TopicPartition, ListedOffset]:
+        """Offsets by timestamp (milliseconds, or EARLIEST, LATEST, MAX_TIMESTAMP), asked of the leaders.
+
+        LATEST is the high watermark, with READ_COMMITTED the last stable offset, and with LOG_END the log end.
+        """
+
+        def entry(one: TopicPartition) -> dict[str, Any]:
+            return {
+                "partition_index": one.partition,
+                "timestamp": timestamps[one],
+                # Without it, a broker that is no longer the leader would answer LOG_END, too.
+                "current_leader_epoch": self._topics[one.topic].partitions[one.partition].leader_epoch,
+            }
+
+        async def ask(
+            connection: BrokerConnection, asked: Sequence[TopicPartition]
+        ) -> dict[TopicPartition, ListedOffset]:
+            answer = await connection.call(
+                ApiKey.LIST_OFFSETS,
+                {
+                    "replica_id": _DEBUGGING_REPLICA if isolation == LOG_END else -1,
+                    "isolation_level": max(isolation, READ_UNCOMMITTED),
+                    "topics": _by_topic(asked, entry),
+                    "timeout": int(self.request_timeout_s * 1000),
+                },
+                timeout=self.request_timeout_s,
+            )
+            return {
+                TopicPartition(topic.name, result.partition_index): ListedOffset(
+                    result.offset,
+                    result.timestamp,
+                    getattr(result, "leader_epoch", -1),
+                    as_error(result.error_code),
+                )
+                for topic in answer.topics
+                for result in topic.partitions
+            }
+
+        return await self.at_leaders(
+            timestamps.keys(), ask, lambda error: ListedOffset(-1, -1, -1, error), deadline_s=deadline_s
+        )
+
+    async def fetch_raw(
+        self,
+        node_id: int,
+        wanted: Sequence[FetchFrom],
+        *,
+        wait_ms_max: int = 500,
+        bytes_min: int = 1,
+        bytes_max: int = 50 << 20,
+        isolation: int = READ_UNCOMMITTED,
+        lane: str = "fetch",
+        at_most: int | None = None,
+    ) -> RawFetch:
+        """Fetch partitions of one leader, without a fetch session and without decoding. Not repeated."""
+        connection = await self.to(node_id, lane)
+        version = connection.version(ApiKey.FETCH, at_most)
+        topics: dict[str, list[dict[str, int]]] = {}
+        for one in wanted:
+            topics.setdefault(one.topic, []).append(
+                {
+                    "partition": one.partition,
+                    "current_leader_epoch": one.leader_epoch,
+                    "fetch_offset": one.offset,
+                    "partition_max_bytes": one.bytes_max,
+                }
+            )
+        ids = {name: (await self.topic(name)).topic_id for name in topics} if version >= 13 else {}
+        payload = build_request(
+            ApiKey.FETCH,
+            version,
+            {
+                "replica_id": -1,
+                "max_wait": wait_ms_max,
+                "min_bytes": bytes_min,
+                "max_bytes": bytes_max,
+                "isolation_level": isolation,
+                "session_id": 0,
+                "session_epoch": -1,
+                "topics": [
+                    {"topic": name, "topic_id": ids.get(name), "partitions": partitions}
+                    for name, partitions in topics.items()
+                ],
+            },
+        )
+        frame = await connection.request_raw(payload, timeout=self.request_timeout_s + wait_ms_max / 1000)
+        return RawFetch(version, frame, {topic_id: name for name, topic_id in ids.items() if topic_id is not None})
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        bytes_max: int = 1 << 20,
+        wait_ms_max: int = 500,
+        isolation: int = READ_UNCOMMITTED,
+        lane: str = "fetch",
+        deadline_s: float | None = None,
+    ) -> Fetched:
+        """Fetch one partition from its leader, wherever that moves. Other errors are in the result."""
+
+        async def attempt() -> Fetched:
+            info = await self.leader(topic, partition)
+            raw = await self.fetch_raw(
+                info.leader,
+                [FetchFrom(topic, partition, offset, bytes_max, info.leader_epoch)],
+                wait_ms_max=wait_ms_max,
+                isolation=isolation,
+                lane=lane,
+            )
+            fetched = decode_fetch(raw)[TopicPartition(topic, partition)]
+            if fetched.error is not None and is_stale_metadata(fetched.error):
+                raise fetched.error
+            return fetched
+
+        return await self.retrying(attempt, topics=[topic], deadline_s=deadline_s)
+
+    async def produce_raw(
+        self,
+        batches: Mapping[TopicPartition, bytes | bytearray | memoryview],
+        *,
+        acks: int = -1,
+        transactional_id: str | None = None,
+        timeout_s: float | None = None,
+        at_most: int = 11,
+        lane: str = "produce",
+    ) -> dict[TopicPartition, Produced]:
+        """Append one record batch (base offset 0) to each partition. Never repeated.
+
+        ``acks`` is -1 or 1. ``at_most`` keeps to topic names (v13 has ids), and to versions that do not add partitions
+        to transactions (v12). NETWORK_EXCEPTION and REQUEST_TIMED_OUT leave open whether a batch was appended.
+        """
+        if acks == 0:
+            raise ValueError("acks=0 has no answer")
+        timeout_s = timeout_s or self.request_timeout_s
+
+        async def ask(connection: BrokerConnection, asked: Sequence[TopicPartition]) -> dict[TopicPartition, Produced]:
+            version = connection.version(ApiKey.PRODUCE, at_most)
+            ids = {one.topic: (await self.topic(one.topic)).topic_id for one in asked} if version >= 13 else {}
+            names = {topic_id: name for name, topic_id in ids.items()}
+            topics = _by_topic(
+                asked,
+                lambda one: {"index": one.partition, "records": bytes(batches[one])},
+                array="partition_data",
+            )
+            answer = await connection.request(
+                build_request(
+                    ApiKey.PRODUCE,
+                    version,
+                    {
+                        "transactional_id": transactional_id,
+                        "acks": acks,
+                        "timeout": int(timeout_s * 1000),
+                        "topic_data": [{**topic, "topic_id": ids.get(topic["name"])} for topic in topics],
+                    },
+                ),
+                timeout=timeout_s + 5,
+            )
+            return {
+                TopicPartition(topic.name if version < 13 else names[topic.topic_id], result.index): Produced(
+                    result.base_offset,
+                    -1 if result.log_append_time is None else _milliseconds(result.log_append_time),
+                    getattr(result, "log_start_offset", -1),
+                    as_error(result.error_code, getattr(result, "error_message", None)),
+                )
+                for topic in answer.responses
+                for result in topic.partition_responses
+            }
+
+        return await self.at_leaders(
+            batches.keys(), ask, lambda error: Produced(-1, -1, -1, error), lane=lane, repeat=False
+        )
+
+    async def epoch_end(
+        self, topic: str, partition: int, epoch: int, *, deadline_s: float | None = None
+    ) -> tuple[int, int]:
+        """(Largest leader epoch of the log up to ``epoch``, where it ends), (-1, -1) if there is none (KIP-101)."""
+
+        async def ask(connection: BrokerConnection, info: PartitionInfo) -> tuple[int, int]:
+            answer = await connection.call(
+                ApiKey.OFFSET_FOR_LEADER_EPOCH,
+                {
+                    "replica_id": _DEBUGGING_REPLICA,
+                    "topics": [
+                        {
+                            "topic": topic,
+                            "partitions": [
+                                {
+                                    "partition": partition,
+                                    "current_leader_epoch": info.leader_epoch,
+                                    "leader_epoch": epoch,
+                                }
+                            ],
+                        }
+                    ],
+                },
+                timeout=self.request_timeout_s,
+            )
+            (found,) = answer.topics[0].partitions
+            if (error := as_error(found.error_code)) is not None:
+                raise error
+            return found.leader_epoch, found.end_offset
+
+        return await self.request_leader(topic, partition, ask, deadline_s=deadline_s)
+
+    async def describe_producers(
+        self, partitions: Collection[TopicPartition], *, deadline_s: float | None = None
+    ) -> dict[TopicPartition, Producers]:
+        """The producer states of partitions, as their leaders have them (KIP-664)."""
+
+        async def ask(connection: BrokerConnection, asked: Sequence[TopicPartition]) -> dict[TopicPartition, Producers]:
+            topics: dict[str, list[int]] = {}
+            for one in asked:
+                topics.setdefault(one.topic, []).append(one.partition)
+            answer = await connection.call(
+                ApiKey.DESCRIBE_PRODUCERS,
+                {"topics": [{"name": name, "partition_indexes": indexes} for name, indexes in topics.items()]},
+                timeout=self.request_timeout_s,
+            )
+            return {
+                TopicPartition(topic.name, result.partition_index): Producers(
+                    tuple(
+                        ProducerState(
+                            state.producer_id,
+                            state.producer_epoch,
+                            state.last_sequence,
+                            state.last_timestamp,
+                            state.coordinator_epoch,
+                            state.current_txn_start_offset,
+                        )
+                        for state in result.active_producers
+                    ),
+                    as_error(result.error_code, result.error_message),
+                )
+                for topic in answer.topics
+                for result in topic.partitions
+            }
+
+        return await self.at_leaders(partitions, ask, lambda error: Producers((), error), deadline_s=deadline_s)
+
+    async def delete_records(
+        self, before: Mapping[TopicPartition, int], *, deadline_s: float | None = None
+    ) -> dict[TopicPartition, DeletedRecords]:
+        """Delete records below an offset (-1: all below the high watermark). Doing it twice changes nothing."""
+
+        async def ask(
+            connection: BrokerConnection, asked: Sequence[TopicPartition]
+        ) -> dict[TopicPartition, DeletedRecords]:
+            answer = await connection.call(
+                ApiKey.DELETE_RECORDS,
+                {
+                    "topics": _by_topic(asked, lambda one: {"partition_index": one.partition, "offset": before[one]}),
+                    "timeout": int(self.request_timeout_s * 1000),
+                },
+                timeout=self.request_timeout_s + 5,
+            )
+            return {
+                TopicPartition(topic.name, result.partition_index): DeletedRecords(
+                    result.low_watermark, as_error(result.error_code)
+                )
+                for topic in answer.topics
+                for result in topic.partitions
+            }
+
+        return await self.at_leaders(before.keys(), ask, lambda error: DeletedRecords(-1, error), deadline_s=deadline_s)
+
+
+def decode_fetch(raw: RawFetch) -> dict[TopicPartition, Fetched]:
+    """The partitions of a Fetch response. Raises KafkaError for an error of the whole request, MalformedFrame."""
+    answer: Any = decode_response(ApiKey.FETCH, raw.version, raw.frame)[1]
+    if getattr(answer, "error_code", 0):
+        raise KafkaError(answer.error_code)
+    return {
+        TopicPartition(
+            topic.topic if raw.version < 13 else raw.topic_names[topic.topic_id], partition.partition_index
+        ): Fetched(
+            partition.records or b"",
+            partition.high_watermark,
+            partition.last_stable_offset,
+            getattr(partition, "log_start_offset", -1),
+            tuple((aborted.producer_id, aborted.first_offset) for aborted in partition.aborted_transactions or ()),
+            as_error(partition.error_code),
+        )
+        for topic in answer.responses
+        for partition in topic.partitions
+    }
+
+
+def _by_topic(
+    partitions: Iterable[TopicPartition], entry: Callable[[TopicPartition], dict[str, Any]], array: str = "partitions"
+) -> list[dict[str, Any]]:
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for one in partitions:
+        topics.setdefault(one.topic, []).append(entry(one))
+    return [{"name": name, array: entries} for name, entries in topics.items()]
+
+
+def _milliseconds(moment: datetime.datetime) -> int:
+    return round(moment.timestamp() * 1000)

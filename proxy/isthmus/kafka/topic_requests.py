@@ -1,0 +1,241 @@
+"""What the proxy asks of a cluster about topics, configurations, and the cluster itself."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+from uuid import UUID
+
+from isthmus.errors import KafkaError, UnsupportedVersion
+from isthmus.kafka.cluster_connections import ClusterConnections
+from isthmus.kafka.results import (
+    Broker,
+    ClusterDescription,
+    ConfigEntry,
+    ConfigSynonym,
+    CreatedTopic,
+    NewTopic,
+    ResourceConfigs,
+    ResourceType,
+    as_error,
+)
+from isthmus_protocol.messages import build_request, decode_response
+from isthmus_protocol.schema import ApiKey, response_header_flexible
+from isthmus_protocol.wire import response_body
+
+DELETE_BY_ID_VERSION: Final = 6
+_THROTTLE_TIME_BYTES: Final = 4
+"""What stands first in the bodies of most answers, and differs in equal ones."""
+
+
+class TopicRequests(ClusterConnections):
+    """Topics and configurations: creating, deleting, describing, altering."""
+
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_s: float | None = None
+    ) -> dict[str, CreatedTopic]:
+        """Create topics. Not repeated after a lost connection: TOPIC_ALREADY_EXISTS may then mean that it was us."""
+        timeout_s = timeout_s or self.request_timeout_s
+        answer = await (await self.controller()).call(
+            ApiKey.CREATE_TOPICS,
+            {
+                "topics": [
+                    {
+                        "name": topic.name,
+                        "num_partitions": topic.partitions,
+                        "replication_factor": topic.replication_factor,
+                        "configs": [{"name": name, "value": value} for name, value in topic.configs.items()],
+                    }
+                    for topic in topics
+                ],
+                "timeout": int(timeout_s * 1000),
+                "validate_only": validate_only,
+            },
+            timeout=timeout_s + 5,
+        )
+        return {
+            topic.name: CreatedTopic(
+                topic.name,
+                getattr(topic, "topic_id", None),
+                getattr(topic, "num_partitions", -1),
+                getattr(topic, "replication_factor", -1),
+                as_error(topic.error_code, topic.error_message),
+            )
+            for topic in answer.topics
+        }
+
+    async def delete_topics(
+        self, names: Sequence[str], *, timeout_s: float | None = None
+    ) -> dict[str, KafkaError | None]:
+        """Delete topics by name."""
+        timeout_s = timeout_s or self.request_timeout_s
+        answer = await (await self.controller()).call(
+            ApiKey.DELETE_TOPICS,
+            {
+                "topics": [{"name": name} for name in names],
+                "topic_names": names,
+                "timeout": int(timeout_s * 1000),
+            },
+            timeout=timeout_s + 5,
+        )
+        for result in answer.responses:
+            if not result.error_code:
+                self._topics.pop(result.name, None)
+        return {
+            result.name: as_error(result.error_code, getattr(result, "error_message", None))
+            for result in answer.responses
+        }
+
+    async def delete_topic_id(self, topic_id: UUID, *, timeout_s: float | None = None) -> KafkaError | None:
+        """Delete the topic with this id, whatever its name is now (KIP-516)."""
+        timeout_s = timeout_s or self.request_timeout_s
+        connection = await self.controller()
+        if connection.version(ApiKey.DELETE_TOPICS) < DELETE_BY_ID_VERSION:
+            raise UnsupportedVersion(f"{connection.address} deletes topics by name only: it must be Kafka 2.8 or later")
+        answer = await connection.call(
+            ApiKey.DELETE_TOPICS,
+            {"topics": [{"name": None, "topic_id": topic_id}], "timeout": int(timeout_s * 1000)},
+            timeout=timeout_s + 5,
+        )
+        (result,) = answer.responses
+        return as_error(result.error_code, result.error_message)
+
+    async def create_partitions(
+        self, counts: Mapping[str, int], *, validate_only: bool = False, timeout_s: float | None = None
+    ) -> dict[str, KafkaError | None]:
+        """Raise topics to new totals of partitions."""
+        timeout_s = timeout_s or self.request_timeout_s
+        answer = await (await self.controller()).call(
+            ApiKey.CREATE_PARTITIONS,
+            {
+                "topics": [{"name": name, "count": count, "assignments": None} for name, count in counts.items()],
+                "timeout": int(timeout_s * 1000),
+                "validate_only": validate_only,
+            },
+            timeout=timeout_s + 5,
+        )
+        return {result.name: as_error(result.error_code, result.error_message) for result in answer.results}
+
+    async def describe_configs(
+        self,
+        resource_type: ResourceType,
+        names: Sequence[str],
+        keys: Sequence[str] | None = None,
+        *,
+        deadline_s: float | None = None,
+    ) -> dict[str, ResourceConfigs]:
+        """Configurations with their synonyms, all keys by default. BROKER resources are asked of the broker itself.
+
+        The name "" of a BROKER resource stands for the cluster-wide dynamic settings.
+        """
+        values = {"include_synonyms": True, "include_documentation": False}
+        groups: dict[int | None, list[str]] = {}
+        for name in names:
+            groups.setdefault(int(name) if resource_type == ResourceType.BROKER and name else None, []).append(name)
+
+        async def ask(node_id: int | None, asked: list[str]) -> Any:
+            connection = await (self.any() if node_id is None else self.to(node_id))
+            resources = [
+                {"resource_type": int(resource_type), "resource_name": name, "configuration_keys": keys}
+                for name in asked
+            ]
+            return await connection.call(
+                ApiKey.DESCRIBE_CONFIGS, {**values, "resources": resources}, timeout=self.request_timeout_s
+            )
+
+        results: dict[str, ResourceConfigs] = {}
+        for node_id, asked in groups.items():
+            answer = await self.retrying(functools.partial(ask, node_id, asked), deadline_s=deadline_s)
+            for result in answer.results:
+                results[result.resource_name] = ResourceConfigs(
+                    MappingProxyType({entry.name: _config_entry(entry) for entry in result.configs}),
+                    as_error(result.error_code, result.error_message),
+                )
+        return results
+
+    async def describe_configs_raw(
+        self, resource_type: ResourceType, names: Sequence[str], known: bytes | None
+    ) -> tuple[bytes, Any]:
+        """A digest of what the broker says of these resources, and its answer unless the digest is ``known``.
+
+        Telling that nothing changed takes a tenth of what decoding takes. Without synonyms, and not repeated.
+        """
+        # Always the same broker: the defaults of two may differ.
+        connection = await (self.to(min(self._brokers)) if self._brokers else self.any())
+        version = connection.version(ApiKey.DESCRIBE_CONFIGS)
+        resources = [
+            {"resource_type": int(resource_type), "resource_name": name, "configuration_keys": None} for name in names
+        ]
+        frame = await connection.request_raw(
+            build_request(
+                ApiKey.DESCRIBE_CONFIGS,
+                version,
+                {"resources": resources, "include_synonyms": False, "include_documentation": False},
+            ),
+            timeout=self.request_timeout_s,
+        )
+        body = response_body(frame, response_header_flexible(ApiKey.DESCRIBE_CONFIGS, version))
+        digest = hashlib.blake2b(memoryview(frame)[body + _THROTTLE_TIME_BYTES :], digest_size=16).digest()
+        return digest, None if digest == known else decode_response(ApiKey.DESCRIBE_CONFIGS, version, frame)[1]
+
+    async def incremental_alter_configs(
+        self,
+        resource_type: ResourceType,
+        name: str,
+        changes: Mapping[str, str | None],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set configurations of one resource; None as value removes the setting. Raises KafkaError."""
+        connection = await (self.to(int(name)) if resource_type == ResourceType.BROKER and name else self.controller())
+        answer = await connection.call(
+            ApiKey.INCREMENTAL_ALTER_CONFIGS,
+            {
+                "resources": [
+                    {
+                        "resource_type": int(resource_type),
+                        "resource_name": name,
+                        "configs": [
+                            {"name": key, "config_operation": 1 if value is None else 0, "value": value}
+                            for key, value in changes.items()
+                        ],
+                    }
+                ],
+                "validate_only": validate_only,
+            },
+            timeout=self.request_timeout_s,
+        )
+        for result in answer.responses:
+            if result.error_code:
+                raise KafkaError(result.error_code, result.error_message)
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """Cluster id, controller and brokers, read now."""
+        answer = await self.retrying(self._describe_cluster)
+        brokers = {
+            broker.broker_id: Broker(broker.broker_id, broker.host, broker.port, broker.rack)
+            for broker in answer.brokers
+        }
+        return ClusterDescription(answer.cluster_id, answer.controller_id, MappingProxyType(brokers))
+
+    async def _describe_cluster(self) -> Any:
+        answer = await (await self.any()).call(
+            ApiKey.DESCRIBE_CLUSTER, {"endpoint_type": 1}, timeout=self.request_timeout_s
+        )
+        if answer.error_code:
+            raise KafkaError(answer.error_code, answer.error_message)
+        return answer
+
+
+def _config_entry(entry: Any) -> ConfigEntry:
+    return ConfigEntry(
+        entry.name,
+        entry.value,
+        entry.config_source,
+        entry.read_only,
+        entry.is_sensitive,
+        tuple(ConfigSynonym(synonym.name, synonym.value, synonym.source) for synonym in entry.synonyms),
+    )

@@ -1,0 +1,72 @@
+"""Connects to a broker on a client's behalf, and again while the broker is there and does not take the connection.
+
+A broker whose queue of new connections is full (50 by default) drops what comes; the kernel asks again at ever longer
+intervals, so that some of a burst of clients would wait for many seconds after the broker has room. A new attempt asks
+at once. A broker that refuses is not there: the client's connection is closed, as the broker would, since the client
+knows what else to try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from isthmus.session.session import Session, SessionState
+from isthmus.session.upstream import Upstream
+
+if TYPE_CHECKING:
+    from isthmus.session.listener import Endpoint
+
+ATTEMPTS_S: Final = (2.0, 4.0, 8.0, 16.0)
+"""How long one attempt may take, with its TLS handshake: together as long as clients wait for an answer by default."""
+
+
+class Connector:
+    """Connects sessions to one of the addresses that ``targets`` tells, in turn."""
+
+    def __init__(self, targets: Callable[[], Sequence[Endpoint]], context: ssl.SSLContext | None) -> None:
+        self._targets = targets
+        self._context = context
+        self._turn = itertools.count()
+
+    async def connect(self, session: Session) -> asyncio.BaseTransport | None:
+        """The session's connection to a broker; None if it ended meanwhile. Raises Unreachable."""
+        turn = next(self._turn)
+        failures: dict[Endpoint, str] = {}
+        for attempt_s in ATTEMPTS_S:
+            targets = self._targets()
+            timed_out = False
+            for offset in range(len(targets)):
+                if session.state is not SessionState.CONNECTING:
+                    return None
+                target = targets[(turn + offset) % len(targets)]
+                began = monotonic()
+                try:
+                    return await self._attempt(session, target, attempt_s)
+                except TimeoutError:
+                    failures[target] = f"no answer for {monotonic() - began:.0f} s"
+                    timed_out = True
+                except OSError as error:
+                    failures[target] = str(error) or type(error).__name__
+            if not timed_out:
+                break
+        raise Unreachable("; ".join(f"{target}: {why}" for target, why in failures.items()) or "no broker is known")
+
+    async def _attempt(self, session: Session, target: Endpoint, timeout_s: float) -> asyncio.BaseTransport:
+        async with asyncio.timeout(timeout_s):
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: Upstream(session),
+                target.host,
+                target.port,
+                ssl=self._context,
+                server_hostname=target.host if self._context is not None else None,
+            )
+        return transport
+
+
+class Unreachable(Exception):
+    """No broker took the connection; the message says why, for each."""

@@ -1,0 +1,600 @@
+"""The client's connection: takes its requests to hooks and to the broker. Of the hot path (see ``session``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Coroutine
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from isthmus.session.dispatch import PROXY_TIME_EACH
+from isthmus.session.gated_answers import GatedAnswers
+from isthmus.session.peer import WRITE_HIGH_WATER_BYTES, Peer
+from isthmus.session.session import SERVING, SessionState
+from isthmus.session.tapped_produce import TappedProduces
+from isthmus_plugins.api import (
+    NEED_MORE,
+    TAP_BYTES,
+    TAP_REQUEST,
+    Answer,
+    Close,
+    Gate,
+    Hold,
+    Leave,
+    Replace,
+    Request,
+    ResponseHook,
+    Tap,
+    Verdict,
+    in_turn,
+)
+from isthmus_protocol.wire import MalformedFrame, NeedMore
+
+if TYPE_CHECKING:
+    from isthmus.session.dispatch import Route
+    from isthmus.session.listener import Gateway, Listener
+    from isthmus.session.upstream import Upstream
+
+_request_head: Final = struct.Struct(">iIi").unpack_from
+"""Size, API key and version as one number, correlation id."""
+_REQUEST_HEAD_SIZE: Final = 12
+_SMALLEST_REQUEST: Final = 10
+"""Key, version, correlation id and a client id's length; what follows the size."""
+WHOLE_FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a request that hooks see as a whole: many thousand topics. Anybody may make the proxy hold that much."""
+KNOWN_HEADS_MAX: Final = 8
+"""Topics of a connection whose Produce requests are recognised by their first bytes."""
+KNOWN_HEAD_BYTES_MAX: Final = 1024
+_NO_LEAVE: Final = Leave(float("-inf"))
+_UNTIL_SERVED: Final = 1 << 62
+"""More bytes than come: nothing is looked at before the broker's connection is there."""
+
+
+def _unheard(data: bytes) -> None:
+    """Takes the place of ``send`` of a client that is gone."""
+
+
+class Downstream(Peer):
+    """The client's connection: requests arrive here."""
+
+    __slots__ = (
+        "_full",
+        "_gated",
+        "_gated_full",
+        "_gateway",
+        "_held",
+        "_holds",
+        "_in_flight_max",
+        "_known",
+        "_listener",
+        "_pending",
+        "_produces",
+        "_request",
+        "_routes",
+        "_scanning",
+        "_session_id",
+        "_upstream",
+        "_writing",
+        "throttled",
+    )
+
+    _upstream: Upstream
+
+    def __init__(self, gateway: Gateway, listener: Listener) -> None:
+        super().__init__()
+        self._gateway = gateway
+        self._listener = listener
+        self._routes = gateway.routes
+        self._holds = 1
+        """Reasons not to read: connecting, a slow broker or client, too many in flight, a held request."""
+        self._held = False
+        self._writing = False
+        """What is streaming is a write: it ends where the proxy may not vouch for it any more."""
+        self._request: Request | None = None
+        """What hooks are asked about, used again while no hook has kept it: one that wants nothing has not."""
+        self._known = self._nothing_known()
+        """Route key, leave, the heads of frames that it covers, the least size of a frame that holds them, route."""
+        self._in_flight_max = gateway.in_flight_max
+        self.throttled = False
+        self._produces: TappedProduces | None = None
+        """Made when a tap is to be told of partitions."""
+        self._scanning = False
+        """The rest of what is streaming goes there."""
+        self._full = 0
+        """Reasons not to read answers: the client does not read them, too much waits behind a gate."""
+        self._gated: GatedAnswers | None = None
+        """Answers that wait at gates, and behind them; None where there are none."""
+        self._gated_full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connected(transport)
+        self._transport.pause_reading()
+        self._keep(b"", _UNTIL_SERVED)
+        self.session = self._listener.session_opened(self, self._transport)
+        self._pending = self.session.pending
+        self._session_id = self.session.client.session_id
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.session.client_lost()
+        self.session.leg_lost()
+
+    def unlink(self) -> None:
+        """Let go of the upstream connection. A held request may still want to know that the session is closed."""
+        with contextlib.suppress(AttributeError):  # it never came
+            del self._upstream
+
+    def pause_writing(self) -> None:
+        self._full += 1
+        self.hold_reading()  # the proxy's own answers come of requests, not of the broker
+        upstream = self.session.upstream
+        if upstream is not None:
+            upstream.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._full -= 1
+        self.release_reading()
+        upstream = self.session.upstream
+        if not self._full and upstream is not None and self.session.state is not SessionState.CLOSED:
+            upstream.resume_reading()
+
+    def gate(self, gate: Gate, route: Route) -> None:
+        """Send an answer when its gate is open, and whatever comes behind it after that."""
+        if self.send is _unheard or self._transport.is_closing():
+            gate.drop()
+            return
+        if self._gated is None:
+            self._gated = GatedAnswers(self._gateway.gates, self)
+            self.send = self._behind_gate
+        self._gated.add_gate(gate, route)
+        self._bound_gated()
+
+    def _behind_gate(self, data: bytes) -> None:
+        """Takes the place of ``send`` while an answer waits at a gate."""
+        if self._gated is None:  # it has opened since the caller looked
+            self.send(data)
+        else:
+            self._gated.add(data)
+            self._bound_gated()
+
+    def send_answers(self, data: bytes) -> None:
+        """Answers whose turn has come: see :class:`~isthmus.session.gated_answers.Sender`."""
+        self._transport.write(data)
+
+    def gate_opened(self) -> None:
+        if self._gated is not None and not len(self._gated):
+            self._gated = None
+            self.send = self._transport.write
+        self._bound_gated()
+        if self.throttled or self.session.state is not SERVING:
+            self._upstream.answered()
+
+    def gate_failed(self, route: Route, error: Exception) -> None:
+        if isinstance(error, MalformedFrame):
+            self.session.fault("malformed answer", str(error))
+        else:
+            self.session.hook_failed(route, error)
+
+    def gate_passed(self, tap: Tap, answer: bytes) -> None:
+        tap.sent(self._session_id, int.from_bytes(answer[4:8], "big", signed=True))
+
+    @property
+    def gated(self) -> int:
+        """How many answers, or parts of them, wait at gates and behind them."""
+        return 0 if self._gated is None else len(self._gated)
+
+    def _bound_gated(self) -> None:
+        """Stop what adds to the answers that wait when there are too many, or let it go on."""
+        if self._gated is not None and len(self._gated) + len(self._pending) > self._in_flight_max:
+            self.throttle()
+        full = self._gated is not None and self._gated.waiting_bytes > WRITE_HIGH_WATER_BYTES
+        if full != self._gated_full:
+            self._gated_full = full
+            if full:
+                self.pause_writing()
+            else:
+                self.resume_writing()
+
+    def hear_no_more(self) -> None:
+        """The client is gone: nothing is sent any more, and nothing waits to be."""
+        self.send = _unheard
+        if self._gated is not None:
+            gated, self._gated = self._gated, None
+            gated.drop()
+            self._bound_gated()
+
+    def finish_sending(self) -> None:
+        """Tell the client that all its answers have gone out, behind them. What it still sends is read, for nobody."""
+        self._partial = None
+        if self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:  # TLS: what closes it goes on reading until the client closes, too
+            super().finish()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the client's socket has not taken."""
+        return self._transport.get_write_buffer_size()
+
+    def finish(self) -> None:
+        if self._gated is not None:
+            self.hear_no_more()
+        super().finish()
+
+    def serve(self, upstream: Upstream) -> None:
+        """The broker is connected: read requests."""
+        self._upstream = upstream
+        early, self._partial = self._partial, None
+        if early:
+            self._take(bytes(early), monotonic())
+        self.release_reading()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request was taken in that is not forwarded as a whole, or an answer waits at a gate."""
+        return self._held or self._streaming > 0 or self._gated is not None
+
+    def hold_reading(self) -> None:
+        """One more reason not to read requests."""
+        self._holds += 1
+        if self._holds == 1 and self.session.state is not SessionState.CLOSED:
+            self._transport.pause_reading()
+
+    def release_reading(self) -> None:
+        """One reason less."""
+        self._holds -= 1
+        if self._holds == 0 and self.session.state in (SessionState.SERVING, SessionState.DRAINING):
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        arrived = monotonic()
+        size = len(data)
+        self._gateway.bytes_from_clients += size
+        if self._streaming or self._partial is not None:
+            data = self._continued(data)
+            if not data:
+                return
+        elif size > _REQUEST_HEAD_SIZE:
+            # One whole request like others before: most are, and this is all that they need.
+            size_inside, key, correlation_id = _request_head(data)
+            known_key, leave, heads, known_size, route = self._known
+            if (
+                key == known_key
+                and size_inside == size - 4
+                and size >= known_size
+                and arrived <= leave.until
+                and data.startswith(heads, _REQUEST_HEAD_SIZE)
+                and self.session.state is SERVING
+                and (on_response := self._looking(leave, route, data, arrived) if leave.answers else route.on_response)
+                is not _ask
+            ):
+                pending = self._pending
+                pending.append((correlation_id, route, arrived, on_response, None))
+                route.requests += 1
+                self._upstream.send(data)
+                note = route.note
+                if note is not None:
+                    first = data if size <= TAP_BYTES else data[:TAP_BYTES]
+                    note((TAP_REQUEST, self._session_id, arrived, monotonic(), known_key, first))
+                    if size > TAP_BYTES:
+                        self._scan(route, correlation_id, arrived, data, 0, size)
+                if len(pending) > self._in_flight_max:
+                    self.throttle()
+                if route.requests % PROXY_TIME_EACH == 1:
+                    route.proxy_time.observe(monotonic() - arrived)
+                return
+        if self.session.state is SERVING:
+            self._take(data, arrived)
+
+    def _continued(self, data: bytes) -> bytes:
+        """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""
+        rest = self._streaming
+        if rest:
+            size = len(data)
+            if self._writing and monotonic() > self._gateway.vouches_until():
+                self.session.close("lease lost in mid-write")
+                return b""
+            if self._scanning:
+                assert self._produces is not None
+                self._scanning = self._produces.feed(data if size <= rest else data[:rest]) and size < rest
+            if size < rest:
+                self._streaming = rest - size
+                self._upstream.send(data)
+                return b""
+            self._streaming = 0
+            self._upstream.send(data if size == rest else data[:rest])
+            self.session.frame_ended()
+            if size == rest:
+                return b""
+            data = data[rest:]
+        if self._partial is not None:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                if self._holds:  # uvloop starts to read behind connection_made, whatever that said
+                    self._transport.pause_reading()
+                return b""
+            data = bytes(self._partial)
+            self._partial = None
+        return data
+
+    def _take(self, data: bytes, arrived: float) -> None:
+        """Requests, from the first byte of one on."""
+        try:
+            self._requests(data, arrived)
+        except MalformedFrame as error:
+            self.session.fault("malformed request", str(error))
+
+    def _requests(self, data: bytes, arrived: float) -> None:
+        routes = self._routes
+        pending = self._pending
+        available = len(data)
+        start = position = 0  # data[start:position] is to be forwarded and not written yet
+        wanted = 0
+        route: Route | None = None
+        known_key, leave, heads, known_size, _ = self._known
+        while available - position >= _REQUEST_HEAD_SIZE:
+            size, key, correlation_id = _request_head(data, position)
+            route = routes.get(key)
+            if route is None:
+                route = self._gateway.unknown_route(key)
+            if not _SMALLEST_REQUEST <= size <= self._gateway.frame_bytes_max:
+                oversized = size > self._gateway.frame_bytes_max
+                self.session.fault("oversized request" if oversized else "malformed request", f"{size} bytes")
+                return
+            end = position + 4 + size
+            acks = 1
+            on_response = route.on_response
+            known = (
+                key == known_key
+                and size >= known_size
+                and arrived <= leave.until
+                and data.startswith(heads, position + _REQUEST_HEAD_SIZE)
+            )
+            if known and leave.answers is not None:
+                looking = self._looking(leave, route, data[position:end], arrived) if end <= available else _ask
+                if self.session.state is SessionState.CLOSED:
+                    return
+                known = looking is not _ask
+                on_response = looking
+            if route.looked_at and not known:
+                on_response = route.on_response
+                if route.acks is not None:
+                    try:
+                        acks = route.acks(data, position)
+                    except NeedMore:
+                        wanted = min(2 * (available - position), 4 + size)
+                        break
+                given: Leave | None = self._gateway.leave
+                if route.on_request is not None:
+                    whole = end <= available
+                    if route.whole and not whole:
+                        if size > WHOLE_FRAME_BYTES_MAX:
+                            self.session.fault("oversized request", f"{route.api} of {size} bytes")
+                            return
+                        wanted = 4 + size
+                        break
+                    frame = data if position == 0 and end >= available else data[position:end]
+                    try:
+                        verdict, given = self._verdict(route, frame, whole, correlation_id, arrived)
+                    except MalformedFrame:
+                        raise
+                    except Exception as error:
+                        self.session.hook_failed(route, error)
+                        return
+                    if verdict is not None:
+                        if not whole and not isinstance(verdict, Close):  # asked again when all is there
+                            _drop(verdict)
+                            wanted = 4 + size
+                            break
+                        if start < position:
+                            self._upstream.send(data[start:position])
+                        route.requests += 1
+                        route.decoded += 1
+                        rest = data[end:]
+                        if acks and given is not None and given.answers is not None and isinstance(verdict, Replace):
+                            self._know(route, key, given, data, position)
+                        start = position = end
+                        if not self._act(verdict, route, correlation_id, acks == 0, arrived, frame, rest, arrived):
+                            return
+                        known_key, leave, heads, known_size, _ = self._known
+                        continue
+                    route.decoded += 1
+                if acks and given is not None:
+                    self._know(route, key, given, data, position)
+                known_key, leave, heads, known_size, _ = self._known
+            route.requests += 1
+            if route.tap is not None:
+                self._note(route, arrived, data[position : min(end, position + TAP_BYTES)])
+                if size > TAP_BYTES and route.acks is not None:
+                    self._scan(route, correlation_id, arrived, data, position, end)
+            if acks:
+                pending.append((correlation_id, route, arrived, on_response, None))
+            else:
+                self.session.acks0_behind = len(pending)
+            if end > available:
+                self._streaming = end - available
+                self._writing = route.is_write
+                position = available
+            else:
+                position = end
+        if start < position:
+            self._upstream.send(data if position - start == available else data[start:position])
+        if position < available:
+            self._keep(data[position:], wanted or _REQUEST_HEAD_SIZE)
+        if len(pending) > self._gateway.in_flight_max:
+            self.throttle()
+        if route is not None and route.requests % PROXY_TIME_EACH == 1:
+            route.proxy_time.observe(monotonic() - arrived)
+
+    def _note(self, route: Route, arrived: float, frame: bytes) -> None:
+        assert route.note is not None
+        route.note((TAP_REQUEST, self._session_id, arrived, monotonic(), route.key, frame[:TAP_BYTES]))
+
+    def _scan(self, route: Route, correlation_id: int, arrived: float, data: bytes, start: int, end: int) -> None:
+        """Tell of all partitions of a Produce request that is larger than what was told; now, or when it is whole."""
+        assert route.tap is not None
+        if self._produces is None:
+            self._produces = TappedProduces(self._session_id)
+        self._scanning = self._produces.begin(route.tap, route.key, correlation_id, arrived, data, start, end)
+
+    def _nothing_known(self) -> tuple[int, Leave, tuple[bytes, ...], int, Route]:
+        return -1, _NO_LEAVE, (), 0, self._gateway.fence_route
+
+    def forget(self) -> None:
+        """There is another table of routes."""
+        self._known = self._nothing_known()
+
+    def _know(self, route: Route, key: int, leave: Leave, data: bytes, position: int) -> None:
+        """Remember what leave was given for, to recognise the next such request by its first bytes."""
+        known_key, known_leave, heads, size, _ = self._known
+        if key != known_key or leave is not known_leave:
+            if leave.answers is not None and known_leave.answers is None and monotonic() <= known_leave.until:
+                return  # that saves more
+            heads, size = (), 0
+        if route.head_end is None or len(heads) == KNOWN_HEADS_MAX:
+            return
+        end = route.head_end(data, position)
+        if end is None or end - position > KNOWN_HEAD_BYTES_MAX:
+            return
+        head = data[position + _REQUEST_HEAD_SIZE : end]
+        self._known = (key, leave, (*heads, head), max(size, end - position - 4), route)
+
+    def _looking(self, leave: Leave, route: Route, frame: bytes, arrived: float) -> ResponseHook | None:
+        """What sees the answer to a request that a leave covers; ``_ask``: ask hooks, unless it has ended."""
+        assert leave.answers is not None
+        try:
+            first = leave.answers(frame, arrived)
+        except MalformedFrame as error:
+            self.session.fault("malformed request", str(error))
+            return _ask
+        except Exception as error:
+            self.session.hook_failed(route, error)
+            return _ask
+        if first is None:
+            return _ask
+        route.decoded += 1
+        return in_turn(first, route.on_response)
+
+    def _verdict(
+        self, route: Route, frame: bytes, whole: bool, correlation_id: int, arrived: float
+    ) -> tuple[Verdict, Leave | None]:
+        """Ask the hooks of a route: the verdict, and the leave that they gave. Raises what they raise."""
+        assert route.on_request is not None
+        request = self._request
+        if request is None:
+            client = self.session.client
+            request = Request(frame, whole, route.api_key, route.version, correlation_id, arrived, client)
+            self._request = request
+        else:
+            request.frame = frame
+            request.whole = whole
+            request.api_key = route.api_key
+            request.version = route.version
+            request.correlation_id = correlation_id
+            request.now = arrived
+            request.leave = None
+        verdict = route.on_request(request)
+        if verdict is None:
+            request.frame = b""  # an idle connection keeps no frame
+        else:
+            self._request = None
+            if verdict is NEED_MORE and whole:
+                raise RuntimeError("a hook wants more than the whole frame")
+        return verdict, request.leave
+
+    def _act(
+        self,
+        verdict: Verdict,
+        route: Route,
+        correlation_id: int,
+        acks0: bool,
+        arrived: float,
+        frame: bytes,
+        rest: bytes,
+        came: float,
+    ) -> bool:
+        """Carry out a verdict on ``frame``. False: nothing may be read now, ``rest`` is taken care of.
+
+        ``came``: when it had arrived; ``arrived``: that, or when it was no longer held.
+        """
+        if verdict is None or verdict is NEED_MORE:
+            verdict = Replace(frame)
+        if route.tap is not None and not isinstance(verdict, Hold):
+            self._note(route, came, frame)
+            if len(frame) > TAP_BYTES and route.acks is not None:
+                self._scan(route, correlation_id, came, frame, 0, len(frame))
+        if isinstance(verdict, Hold):
+            self._held = True
+            self.hold_reading()
+            self._gateway.tasks.start(
+                f"session-{self.session.client.session_id}-hold",
+                self._held_until(verdict, route, correlation_id, acks0, frame, rest, came),
+            )
+            return False
+        if isinstance(verdict, Close):
+            if verdict.forward:
+                self.session.acks0_behind = len(self._pending)
+                self._upstream.send(verdict.forward)
+                self.session.refuse(verdict.reason)
+            else:
+                self.session.fault("refused", verdict.reason)
+            return False
+        if isinstance(verdict, Answer):
+            self._gateway.refused(verdict.cause)
+            if not acks0:
+                self._upstream.own_answer((correlation_id, route, arrived, None, verdict.frame))
+            return True
+        if verdict.cause:
+            self._gateway.refused(verdict.cause)
+        if acks0:
+            self.session.acks0_behind = len(self._pending)
+        else:
+            on_response = in_turn(verdict.on_response, route.on_response)
+            self._pending.append((correlation_id, route, arrived, on_response, None))
+        self._upstream.send(verdict.frame)
+        return True
+
+    async def _held_until(
+        self, hold: Hold, route: Route, correlation_id: int, acks0: bool, frame: bytes, rest: bytes, came: float
+    ) -> None:
+        verdict: Verdict = hold
+        try:
+            while isinstance(verdict, Hold):
+                verdict = await verdict.verdict
+        except Exception as error:
+            self.session.hook_failed(route, error)
+            return
+        self._held = False
+        if self.session.state in (SessionState.CLOSED, SessionState.SETTLING):
+            return
+        if not self._act(verdict, route, correlation_id, acks0, monotonic(), frame, rest, came):
+            return
+        if rest and self.session.state is SERVING:
+            self._take(rest, monotonic())
+        self.release_reading()
+        self.session.answered()
+
+    def throttle(self) -> None:
+        """Too many requests in flight: read on when half of them have been answered."""
+        if not self.throttled:
+            self.throttled = True
+            self.hold_reading()
+
+    def unthrottle(self) -> None:
+        self.throttled = False
+        self.release_reading()
+
+
+def _drop(verdict: Verdict) -> None:
+    """A hook's verdict on a part of a frame does not count; a coroutine in it must not complain."""
+    if isinstance(verdict, Hold) and isinstance(verdict.verdict, Coroutine):
+        verdict.verdict.close()
+
+
+def _ask(frame: bytes) -> bytes:
+    """Stands for no hook: the hooks of the route must be asked about a request."""
+    raise AssertionError("an answer to a request that no hook was asked about")

@@ -1,0 +1,336 @@
+"""Listeners, and what all sessions of the process share: routes, limits, counters, fences."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import resource
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from isthmus.logs import Rarely
+from isthmus.memory import Trimmer, keep_heap
+from isthmus.session.authentication import certificate_principal
+from isthmus.session.connecting import Connector, Unreachable
+from isthmus.session.dispatch import Route, describe_key, newer_api_versions_route, route_key
+from isthmus.session.downstream import Downstream
+from isthmus.session.gated_answers import GateCounts
+from isthmus.session.session import Session
+from isthmus_plugins.api import Client, Leave, Tap
+from isthmus_plugins.observers import ConnectionObserver
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.messages import encode_request
+from isthmus_protocol.schema import ApiKey, request_type
+from isthmus_protocol.wire import MalformedFrame
+
+log = logging.getLogger("isthmus.listener")
+
+CLIENT_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""For TLS; a connection counts as a session after it."""
+LOST_WRITE_MARGIN_S: Final = 10.0
+"""A request whose connection broke may still be taken up by the broker. After this long it has been, unless the broker
+stands still: docs/operations.md says what that means."""
+FENCE_TIMEOUT_S: Final = 30.0
+"""As long as a broker's own request timeout."""
+CONNECTION_LIMIT_LOGGED_EACH: Final = 1000
+"""Refused connections between two lines of the log; a metric counts them all."""
+BACKLOG_MIN: Final = 1024
+"""Connections that wait to be accepted. The kernel has a limit of its own (net.core.somaxconn)."""
+FILE_DESCRIPTORS_RESERVED: Final = 64
+"""For listeners, logs, the proxy's own connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one process takes on before it says no."""
+
+    connections_max: int = 10_000
+    in_flight_max: int = 1_000
+    """Unanswered requests of one connection before its reading pauses."""
+    frame_bytes_max: int = 100 * 1024 * 1024
+    """As a broker's ``socket.request.max.bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Gateway:
+    """What all sessions of the process share."""
+
+    def __init__(self, routes: dict[int, Route], limits: Limits, upstream_ssl: ssl.SSLContext | None = None) -> None:
+        self.routes = routes
+        self.limits = limits
+        self.frame_bytes_max = limits.frame_bytes_max
+        self.in_flight_max = limits.in_flight_max
+        self.upstream_ssl = upstream_ssl
+        self.lost_write_margin_s = LOST_WRITE_MARGIN_S
+        self.tasks = Tasks("gateway")
+        self.sessions: set[Session] = set()
+        self.bytes_from_clients = 0
+        self.bytes_from_brokers = 0
+        self.connections_opened = 0
+        self.closed_by_cause: Counter[str] = Counter()
+        self.refused_by_cause: Counter[str] = Counter()
+        self.gates = GateCounts()
+        self.tap: Tap | None = None
+        self.connection_observers: tuple[ConnectionObserver, ...] = ()
+        self.vouches_until: Callable[[], float] = lambda: float("inf")
+        """Until when (monotonic seconds) writes may be forwarded: the end of the proxy's lease."""
+        self.write_lost_at = float("-inf")
+        """When a session last ended with writes that the broker had not answered."""
+        self._session_ids = itertools.count(1)
+        self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
+        self.fence_frame = encode_request(request_type(ApiKey.API_VERSIONS, 0)(), 0, None)
+        self.leave = Leave(float("inf"))
+        """Sessions' own, for what no hook wants to see; ends with the table of routes."""
+        keep_heap()
+        self._trimmer = Trimmer()
+        self._newer_api_versions = newer_api_versions_route()
+        self._draining: asyncio.Event | None = None
+        self._cut_off = Rarely(_log_cut_off)
+
+    def set_routes(self, routes: dict[int, Route]) -> None:
+        """Put another table in place, for open sessions too."""
+        self.leave.until = float("-inf")
+        self.leave = Leave(float("inf"))
+        for key, route in routes.items():
+            route.tell(self.tap)
+            if key in self.routes:
+                route.go_on_counting(self.routes[key])
+        self.routes.clear()
+        self.routes.update(routes)
+        self.fence_route = routes[route_key(ApiKey.API_VERSIONS, 0)]
+        for session in self.sessions:
+            session.downstream.forget()
+
+    def observe(self, tap: Tap | None) -> None:
+        """Have this told of all traffic from now on."""
+        self.tap = tap
+        for route in self.routes.values():
+            route.tell(tap)
+
+    def unknown_route(self, key: int) -> Route:
+        """The route of what the table does not know. Raises MalformedFrame: no answer can be given."""
+        if key >> 16 == ApiKey.API_VERSIONS:
+            return self._newer_api_versions  # not kept for each version: there are too many
+        raise MalformedFrame(f"{describe_key(key)} is not served here")
+
+    def open_session(self, downstream: Downstream, client_address: str, broker_id: int, listener: str) -> Session:
+        client = Client(next(self._session_ids), client_address, broker_id, listener)
+        session = Session(self, client, downstream)
+        self.sessions.add(session)
+        self.connections_opened += 1
+        return session
+
+    def refused_at_once(self, client: Client) -> str | None:
+        """Tell that a client has connected. Why it is sent away; None: it may come in."""
+        refused: str | None = None
+        for observer in self.connection_observers:
+            try:
+                verdict = observer.opened(client)
+            except Exception as error:
+                log.exception("connection observer failed", extra={"session": client.session_id})
+                return repr(error)
+            if verdict is not None and refused is None:
+                refused = verdict.reason
+        return refused
+
+    def authenticated(self, client: Client) -> None:
+        """Tell that it is known who a client is."""
+        self._tell(client, lambda observer: observer.authenticated(client))
+
+    def _tell(self, client: Client, tell: Callable[[ConnectionObserver], None]) -> None:
+        for observer in self.connection_observers:
+            try:
+                tell(observer)
+            except Exception:
+                log.exception("connection observer failed", extra={"session": client.session_id})
+
+    def session_closed(self, session: Session, cause: str, detail: str) -> None:
+        """A session reports its end."""
+        if session.has_unanswered_write():
+            self.write_lost_at = monotonic()
+        self.sessions.discard(session)
+        self._tell(session.client, lambda observer: observer.closed(session.client))
+        self.closed_by_cause[cause] += 1
+        self._trimmer.closed()
+        if cause == "broker closed" and session.pending:
+            self._cut_off.one(f"broker {session.client.broker_id}")
+        log.debug(
+            "session closed",
+            extra={"session": session.client.session_id, "cause": cause, "detail": detail},
+        )
+        if self._draining is not None and not self.sessions:
+            self._draining.set()
+
+    def refused(self, cause: str) -> None:
+        """Count a request that the proxy refused, whole or in part."""
+        self.refused_by_cause[cause] += 1
+
+    async def fence(self) -> None:
+        """Return when no write that was forwarded before the call can still land.
+
+        A session that holds it up for long, by half a request or a broker that does not answer, is closed: the margin
+        for lost writes is what it then waits for.
+        """
+        loop = asyncio.get_running_loop()
+        waits: dict[asyncio.Future[None], Session] = {}
+        for session in tuple(self.sessions):
+            passed: asyncio.Future[None] = loop.create_future()
+            if not session.fence(_resolve(passed)):
+                waits[passed] = session
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=FENCE_TIMEOUT_S)
+            for passed in late:
+                log.warning("session held up a reservation", extra={"session": waits[passed].client.session_id})
+                waits[passed].close("held up a reservation")
+        settle = self.write_lost_at + self.lost_write_margin_s - monotonic()
+        if settle > 0:
+            await asyncio.sleep(settle)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Let every session answer what it was asked, then close; after ``timeout_s`` close what is left.
+
+        False: a write of a session that was closed, then or a short while before, may still land.
+        """
+        self._draining = asyncio.Event()
+        for session in tuple(self.sessions):
+            session.drain()
+        if self.sessions:
+            try:
+                await asyncio.wait_for(self._draining.wait(), timeout_s)
+            except TimeoutError:
+                log.warning("drain timed out", extra={"sessions": len(self.sessions)})
+        for session in tuple(self.sessions):
+            session.close("drain timed out")
+        self._trimmer.stop()
+        await self.tasks.close()
+        return monotonic() > self.write_lost_at + self.lost_write_margin_s
+
+
+def _log_cut_off(connections: int, detail: str) -> None:
+    log.warning("broker closed connections with requests unanswered", extra={"connections": connections, "of": detail})
+
+
+def _resolve(future: asyncio.Future[None]) -> Callable[[], None]:
+    def passed() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return passed
+
+
+class Listener:
+    """One port for the clients of one broker, or of any broker (``broker_id`` -1: a bootstrap port)."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        broker_id: int,
+        bind: Endpoint,
+        targets: Callable[[], Sequence[Endpoint]],
+        client_ssl: ssl.SSLContext | None = None,
+    ) -> None:
+        self.gateway = gateway
+        self.broker_id = broker_id
+        self.bind = bind
+        self._client_ssl = client_ssl
+        self._server: asyncio.Server | None = None
+        self._connector = Connector(targets, gateway.upstream_ssl)
+        self._unreachable = Rarely(self._log_unreachable)
+
+    async def start(self) -> None:
+        """Bind the port, which ``bind`` then tells. Raises OSError. Clients come in after :meth:`accept`."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Downstream(self.gateway, self),
+            self.bind.host,
+            self.bind.port,
+            ssl=self._client_ssl,
+            backlog=max(BACKLOG_MIN, self.gateway.limits.connections_max),
+            start_serving=False,
+            ssl_handshake_timeout=CLIENT_HANDSHAKE_TIMEOUT_S if self._client_ssl is not None else None,
+        )
+        self.bind = Endpoint(self.bind.host, self._server.sockets[0].getsockname()[1])
+
+    async def accept(self) -> None:
+        """Let clients in."""
+        assert self._server is not None
+        await self._server.start_serving()
+
+    async def stop(self) -> None:
+        """Listen no more; sessions go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def session_opened(self, downstream: Downstream, transport: asyncio.Transport) -> Session:
+        """A client has connected: connect to the broker on its behalf."""
+        gateway = self.gateway
+        peer = transport.get_extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}" if peer else ""
+        session = gateway.open_session(downstream, address, self.broker_id, str(self.bind))
+        if len(gateway.sessions) > gateway.limits.connections_max:
+            if gateway.closed_by_cause["connection limit"] % CONNECTION_LIMIT_LOGGED_EACH == 0:
+                limit = gateway.limits.connections_max
+                log.warning("connection limit reached", extra={"limit": limit, "client": address})
+            session.close("connection limit")
+            return session
+        tls = transport.get_extra_info("ssl_object")
+        principal = None if tls is None else certificate_principal(tls.getpeercert())
+        refused = gateway.refused_at_once(session.client)
+        if refused is not None:
+            log.warning("connection refused", extra={"client": address, "detail": refused})
+            session.close("refused", refused)
+            return session
+        if principal is not None:
+            session.client.principal = principal
+            gateway.authenticated(session.client)
+        _keep_alive(transport)
+        gateway.tasks.start(f"connect-{session.client.session_id}", self._connect(session))
+        return session
+
+    async def _connect(self, session: Session) -> None:
+        try:
+            transport = await self._connector.connect(session)
+        except Unreachable as error:
+            self._unreachable.one(str(error))
+            session.close("broker unreachable", str(error))
+        else:
+            if transport is not None:
+                _keep_alive(transport)
+
+    def _log_unreachable(self, connections: int, detail: str) -> None:
+        extra = {"broker": self.broker_id, "connections": connections, "detail": detail}
+        log.warning("broker unreachable", extra=extra)
+
+
+def _keep_alive(transport: asyncio.BaseTransport) -> None:
+    """Find half-open connections: the kernel asks the peer after a minute of silence."""
+    if transport.is_closing():  # its session ended while it was connecting
+        return
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+
+
+def raise_file_descriptor_limit() -> tuple[int, int]:
+    """Raise the soft limit to the hard one. Returns ``(limit, connections that fit)``: two descriptors each."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard, max(0, (hard - FILE_DESCRIPTORS_RESERVED) // 2)

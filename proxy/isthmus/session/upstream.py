@@ -1,0 +1,273 @@
+"""The connection to the broker: takes its answers to the client, in their order. Of the hot path (see ``session``)."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from isthmus.session.dispatch import PROXY_TIME_EACH
+from isthmus.session.peer import Peer
+from isthmus.session.session import NO_ACKS0, SERVING, Pending, Session, SessionState
+from isthmus.session.tapped_answer import TappedAnswer
+from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_HEAD, TAP_OWN_ANSWER, Gate
+from isthmus_protocol.wire import MalformedFrame
+
+if TYPE_CHECKING:
+    from isthmus.session.dispatch import ResponseStream, Route
+
+_response_head: Final = struct.Struct(">ii").unpack_from
+_RESPONSE_HEAD_SIZE: Final = 8
+_NO_FRAME: Final = -4
+"""Size of an answer that is not there yet."""
+
+
+class Upstream(Peer):
+    """The connection to the broker: answers arrive here."""
+
+    __slots__ = (
+        "_downstream",
+        "_frame_bytes_max",
+        "_gateway",
+        "_opaque",
+        "_pending",
+        "_session_id",
+        "_stream",
+        "_tapped",
+    )
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self._session_id = session.client.session_id
+        self._gateway = session.gateway
+        self._frame_bytes_max = session.gateway.frame_bytes_max
+        self._downstream = session.downstream
+        self._pending = session.pending
+        self._stream: ResponseStream | None = None
+        self._tapped: TappedAnswer | None = None
+        """What is streaming, where a tap wants to know more of it."""
+        self._opaque = 0
+        """How many of the bytes that are streaming are sent on without ``_stream``."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connected(transport)
+        self.session.upstream_connected(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        session = self.session
+        session.release_fences()
+        session.broker_lost(repr(exc) if exc else "")
+        session.leg_lost(self)
+
+    def unlink(self) -> None:
+        """Let go of the other parts of the session."""
+        del self.session, self._downstream
+
+    def pause_writing(self) -> None:
+        self._downstream.hold_reading()
+
+    def resume_writing(self) -> None:
+        self._downstream.release_reading()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        size = len(data)
+        self._gateway.bytes_from_brokers += size
+        if self._tapped is not None and not self._tapped.feed(data):
+            self._tapped = None
+        if size < self._opaque:  # the middle of something large
+            self._opaque -= size
+            self._streaming -= size
+            self._downstream.send(data)
+            return
+        arrived = monotonic()
+        try:
+            if self._streaming or self._partial is not None:
+                data = self._continued(data)
+                if not data:
+                    return
+            self._responses(data, arrived)
+        except MalformedFrame as error:
+            self.session.fault("malformed answer", str(error))
+
+    def _continued(self, data: bytes) -> bytes:
+        """Take in what belongs to a frame that has begun before. Returns what begins with a frame, b"" for nothing."""
+        rest = self._streaming
+        if rest:
+            size = len(data)
+            if size < rest:
+                self._streaming = rest - size
+                self._downstream.send(self._streamed(data))
+                return b""
+            self._streaming = 0
+            self._downstream.send(self._streamed(data if size == rest else data[:rest]))
+            self._stream = None
+            self._own_answers()
+            if size == rest:
+                self.answered()
+                return b""
+            data = data[rest:]
+        if self._partial is not None:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return b""
+            data = bytes(self._partial)
+            self._partial = None
+        return data
+
+    def _streamed(self, data: bytes) -> bytes:
+        """The next bytes of a streaming answer as they are to be sent."""
+        stream, opaque = self._stream, self._opaque
+        if stream is None:
+            self._opaque = self._streaming
+            return data
+        rest = data[opaque:] if opaque else data
+        fed = stream.feed(rest)
+        self._opaque = stream.pass_on()
+        if fed is rest:  # nearly always: no copy of what may be large
+            return data
+        return data[:opaque] + fed if opaque else fed
+
+    def _responses(self, data: bytes, arrived: float) -> None:
+        session = self.session
+        pending = self._pending
+        send = self._downstream.send
+        available = len(data)
+        start = position = 0  # data[start:position] is checked and not written yet
+        route: Route | None = None
+        while available - position >= _RESPONSE_HEAD_SIZE:
+            size, correlation_id = _response_head(data, position)
+            if not pending or pending[0][0] != correlation_id:
+                session.fault("answer out of order", f"correlation id {correlation_id}")
+                return
+            _, of, forwarded, on_response, own = pending[0]
+            gated = False
+            if size < 4 or (size > self._frame_bytes_max and on_response is not None and of.stream_response is None):
+                session.fault("oversized answer", f"{size} bytes")
+                return
+            end = position + 4 + size
+            if on_response is None:
+                if end > available:
+                    self._streaming = self._opaque = end - available
+                    end = available
+                pending.popleft()
+            elif end <= available:
+                frame = data if end - position == available else data[position:end]
+                try:
+                    answer = on_response(frame)
+                except MalformedFrame:
+                    raise
+                except Exception as error:
+                    session.hook_failed(of, error)
+                    return
+                pending.popleft()
+                if answer is not frame or own is not None:
+                    if start < position:
+                        send(data[start:position])
+                    if own is None:
+                        if isinstance(answer, Gate):
+                            gated = True
+                            if of.tap is not None:  # before it may open
+                                self._note(of, TAP_GATED, correlation_id, forwarded, arrived, frame)
+                            self._downstream.gate(answer, of)
+                            if session.state is SessionState.CLOSED:
+                                return
+                            send = self._downstream.send
+                        else:
+                            send(answer)
+                    start = end
+            else:
+                if on_response is not of.on_response or of.stream_response is None:
+                    break
+                if start < position:
+                    send(data[start:position])
+                self._stream = of.stream_response(size + 4)
+                self._streaming = end - available
+                send(self._streamed(data[position:] if position else data))
+                start = end = available
+                pending.popleft()
+            note = of.note
+            if note is not None and own is None and not gated:
+                told = of.tap_bytes
+                whole = end - position == available <= told
+                first = data if whole else data[position : min(end, position + told)]
+                note((TAP_ANSWER, self._session_id, arrived, monotonic(), of.key, first))
+                if size + 4 > TAP_BYTES or size + 4 > len(first):
+                    self._note_rest(of, correlation_id, forwarded, size, data[position:end])
+            position = end
+            route = of
+            route.broker_time.observe(arrived - forwarded)
+            if session.acks0_behind != NO_ACKS0:
+                session.acks0_behind -= 1
+            if pending and pending[0][4] and not self._streaming:
+                if start < position:
+                    send(data[start:position])
+                    start = position
+                self._own_answers()
+                if session.state is SessionState.CLOSED:
+                    return
+                send = self._downstream.send
+        if start < position:
+            send(data if position - start == available else data[start:position])
+        if position < available:
+            rest = data[position:]
+            wanted = _RESPONSE_HEAD_SIZE
+            if len(rest) >= _RESPONSE_HEAD_SIZE:
+                wanted = _response_head(rest)[0] + 4
+            self._keep(rest, wanted)
+        if session.state is not SERVING or self._downstream.throttled:
+            self.answered()
+        if route is not None and route.requests % PROXY_TIME_EACH == 1:
+            route.proxy_time.observe(monotonic() - arrived)
+
+    def _note(self, of: Route, kind: int, correlation_id: int, forwarded: float, at: float, frame: bytes) -> None:
+        assert of.note is not None
+        size = len(frame) - 4
+        first = frame[: of.tap_bytes]
+        of.note((kind, self._session_id, at, monotonic(), of.key, first))
+        if size + 4 > TAP_BYTES:
+            self._note_rest(of, correlation_id, forwarded, size, frame)
+
+    def _note_rest(self, of: Route, correlation_id: int, forwarded: float, size: int, data: bytes) -> None:
+        """Tell a tap what an answer's first bytes did not say: of those that are there, and as more come."""
+        tapped = TappedAnswer(of, self._session_id, correlation_id, forwarded, size)
+        if tapped.feed(data):
+            self._tapped = tapped
+
+    def answered(self) -> None:
+        """Answers have gone out: go on with what waited for that."""
+        pending = self._pending
+        downstream = self._downstream
+        if downstream.throttled and 2 * (len(pending) + downstream.gated) <= self._gateway.in_flight_max:
+            downstream.unthrottle()
+        if not pending:
+            self.session.answered()
+
+    def _own_answers(self) -> None:
+        """Send the proxy's own answers whose turn has come."""
+        pending = self._pending
+        while pending and (answer := pending[0][4]):
+            correlation_id, route, forwarded, _, _ = pending.popleft()
+            if route.tap is not None:
+                head = TAP_HEAD.pack(_NO_FRAME, correlation_id)
+                frame = head if isinstance(answer, Gate) or len(answer) < len(head) else answer
+                self._note(route, TAP_OWN_ANSWER, correlation_id, forwarded, monotonic(), frame)
+            if self.session.acks0_behind > 0:
+                self.session.acks0_behind -= 1
+            if isinstance(answer, Gate):
+                self._downstream.gate(answer, route)
+            else:
+                self._downstream.send(answer)
+
+    def own_answer(self, entry: Pending) -> None:
+        """Give an answer of the proxy's own, in its turn."""
+        self._pending.append(entry)
+        if self._pending[0] is entry and not self._streaming:
+            self._own_answers()

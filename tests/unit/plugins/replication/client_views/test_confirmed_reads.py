@@ -1,0 +1,291 @@
+"""What consumers see where a namespace shows them what is confirmed alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl
+from support.partition_log import batch
+
+from isthmus_control.commands import CreateNamespace
+from isthmus_control.demands import Demands, Visibility
+from isthmus_control.model import ResourceType
+from isthmus_plugins.api import Answer, Client, Gate, Hold, Replace, Request
+from isthmus_plugins.replication.client_views.confirmed_reads import ConfirmedReads, confirmed_bytes
+from isthmus_protocol.messages import (
+    build_request,
+    build_response,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from isthmus_protocol.schema import ApiKey
+
+FETCH_VERSIONS = (4, 6, 7, 11, 12, 13, 17)
+END = 10
+
+
+class Scene:
+    """Topics ``c-t`` (confirmed) and ``t`` (not), with records of one batch each at offsets 0 to 9."""
+
+    def __init__(self) -> None:
+        rng = random.Random(1)
+        self.cluster = FakeCluster(rng, [1])
+        control = FakeControl("A", rng)
+        self.context: Any = FakeContext(self.cluster, control)
+        self.limits: dict[bool, int | None] = {False: 4, True: 4}
+        self.ids = {name: self.cluster.add_topic(name).topic_id for name in ("c-t", "t")}
+        self.reads = ConfirmedReads(
+            self.context, lambda topic: topic.startswith("c-"), lambda place, committed: self.limits[committed]
+        )
+        self.control = control
+        control.subscribe(self.reads.control_changed)
+        control.apply(CreateNamespace(ResourceType.TOPIC, "c-", demands=Demands(visibility=Visibility.CONFIRMED)))
+
+    def fetch(self, version: int, *topics: str, epoch: int = 0, committed: bool = False, wait_ms: int = 5_000) -> Any:
+        values: dict[str, Any] = {
+            "max_wait": wait_ms,
+            "isolation_level": int(committed),
+            "topics": [{**self._named(version, topic), "partitions": [{"partition": 0}]} for topic in topics],
+        }
+        if version >= 7:
+            values |= {"session_id": 5 if epoch > 0 else 0, "session_epoch": epoch}
+        if version >= 11:
+            values["rack_id"] = "rack"
+        return self.reads.on_fetch(self.request(ApiKey.FETCH, version, values))
+
+    def request(self, api: ApiKey, version: int, values: dict[str, Any]) -> Request:
+        frame = encode_request(build_request(api, version, values), 7, "client")
+        return Request(frame, True, api, version, 7, time.monotonic(), Client(3, "1.2.3.4", 1))
+
+    def _named(self, version: int, topic: str) -> dict[str, Any]:
+        return {"topic": topic} if version < 13 else {"topic_id": uuid.UUID(bytes=self.ids[topic])}
+
+    def answer(self, version: int, *topics: str, stable: int = END, start: int = 0) -> bytes:
+        records = b"".join(batch(offset, [b"v"]) for offset in range(start, END))
+        part = {
+            "partition_index": 0,
+            "error_code": 0,
+            "high_watermark": END,
+            "last_stable_offset": stable,
+            "records": records,
+        }
+        values = {"responses": [{**self._named(version, topic), "partitions": [part]} for topic in topics]}
+        return encode_response(build_response(ApiKey.FETCH, version, values), 7)
+
+
+def parts(version: int, frame: bytes | Gate) -> list[tuple[int, int, int, int]]:
+    """(error code, high watermark, last stable offset, records) of each partition."""
+    assert isinstance(frame, bytes)
+    _, answered = decode_response(ApiKey.FETCH, version, frame)
+    found: Any = answered
+    return [
+        (
+            int(part.error_code),
+            part.high_watermark,
+            part.last_stable_offset,
+            len(part.records or b"") // len(batch(0, [b"v"])),
+        )
+        for topic in found.responses
+        for part in topic.partitions
+    ]
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await work()
+
+    asyncio.run(main())
+
+
+def replaced(verdict: Any) -> Replace:
+    assert isinstance(verdict, Replace), verdict
+    assert verdict.on_response is not None
+    return verdict
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_an_answer_is_cut_before_what_is_not_confirmed(version: int) -> None:
+    async def work() -> None:
+        scene = Scene()
+        verdict = replaced(scene.fetch(version, "c-t", "t"))
+        _, payload = decode_request(verdict.frame)
+        sent: Any = payload
+        assert getattr(sent, "session_epoch", -1) == -1
+        assert getattr(sent, "rack_id", "") == ""
+        cut = verdict.on_response(scene.answer(version, "c-t", "t"))  # type: ignore[misc]
+        assert parts(version, cut) == [(0, 4, 4, 4), (0, END, END, 10)]
+
+    run(work)
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_what_no_namespace_asks_for_is_not_looked_at(version: int) -> None:
+    async def work() -> None:
+        scene = Scene()
+        assert scene.fetch(version, "t") is None
+
+    run(work)
+
+
+def test_nothing_is_done_without_such_a_namespace_or_where_plain_acks_do_not_wait() -> None:
+    async def work() -> None:
+        scene = Scene()
+        scene.limits = {False: None, True: None}
+        on_response = replaced(scene.fetch(17, "c-t")).on_response
+        assert on_response is not None
+        frame = scene.answer(17, "c-t")
+        assert on_response(frame) == frame
+        idle = ConfirmedReads(scene.context, lambda topic: True, lambda place, committed: 0)
+        assert idle.on_fetch(scene.request(ApiKey.FETCH, 17, {})) is None
+
+    run(work)
+
+
+def test_read_committed_consumers_see_what_is_stable_and_confirmed() -> None:
+    async def work() -> None:
+        scene = Scene()
+        scene.limits = {False: 8, True: 5}
+        on_response = replaced(scene.fetch(17, "c-t", committed=True)).on_response
+        assert on_response is not None
+        assert parts(17, on_response(scene.answer(17, "c-t"))) == [(0, 8, 5, 5)]
+        assert parts(17, on_response(scene.answer(17, "c-t", stable=3))) == [(0, 8, 3, 3)]
+
+    run(work)
+
+
+def test_an_answer_of_which_nothing_is_left_waits_for_confirmations() -> None:
+    async def work() -> None:
+        scene = Scene()
+        on_response = replaced(scene.fetch(17, "c-t")).on_response
+        assert on_response is not None
+        gate = on_response(scene.answer(17, "c-t", start=4))
+        assert isinstance(gate, Gate)
+        opened = asyncio.Event()
+        assert not gate.take(opened.set)
+        scene.reads.confirmed(("c-t", 1))
+        scene.limits[False] = 4
+        scene.reads.confirmed(("c-t", 0))
+        assert not opened.is_set()
+        scene.limits[False] = 6
+        scene.reads.confirmed(("c-t", 0))
+        assert opened.is_set()
+        assert parts(17, gate.answer()) == [(0, 6, 6, 2)]
+        assert not scene.reads._waiting
+
+    run(work)
+
+
+@pytest.mark.parametrize("limit", [-1, 4])
+def test_it_waits_as_long_as_the_consumer_does(limit: int) -> None:
+    async def work() -> None:
+        scene = Scene()
+        scene.limits[False] = limit
+        on_response = replaced(scene.fetch(17, "c-t", wait_ms=200)).on_response
+        assert on_response is not None
+        gate = on_response(scene.answer(17, "c-t", start=4))
+        assert isinstance(gate, Gate)
+        opened = asyncio.Event()
+        assert not gate.take(opened.set)
+        async with asyncio.timeout(10):
+            await opened.wait()
+        assert parts(17, gate.answer()) == [(0, 4, 4, 0) if limit == 4 else (78, END, END, 0)]
+        # Once it is out of sync all is shown.
+        scene.limits[False] = None
+        assert parts(17, on_response(scene.answer(17, "c-t", start=4))) == [(0, END, END, 6)]
+
+    run(work)
+
+
+def test_a_reader_that_is_gone_is_forgotten() -> None:
+    async def work() -> None:
+        scene = Scene()
+        on_response = replaced(scene.fetch(17, "c-t")).on_response
+        assert on_response is not None
+        gate = on_response(scene.answer(17, "c-t", start=4))
+        assert isinstance(gate, Gate)
+        gate.drop()
+        scene.reads.confirmed_all()
+        assert not scene.reads._waiting
+
+    run(work)
+
+
+def test_a_fetch_session_holds_no_topic_that_is_cut() -> None:
+    async def work() -> None:
+        scene = Scene()
+        assert scene.fetch(17, "t", epoch=0) is None  # begins one with another topic
+        assert scene.fetch(17, epoch=1) is None
+        ended = scene.fetch(17, "c-t", epoch=2)
+        assert isinstance(ended, Answer)
+        _, answered = decode_response(ApiKey.FETCH, 17, ended.frame)
+        found: Any = answered
+        assert int(found.error_code) == 70
+        scene.control.apply(CreateNamespace(ResourceType.TOPIC, "more-"))  # any session may hold one now
+        assert isinstance(scene.fetch(17, epoch=3), Answer)
+        assert scene.fetch(17, epoch=3) is None
+
+    run(work)
+
+
+def test_a_topic_id_that_is_not_known_is_looked_up() -> None:
+    async def work() -> None:
+        scene = Scene()
+        known = scene.context.known_topic_name
+        scene.context.known_topic_name = lambda topic_id: None
+        verdict = scene.fetch(17, "c-t")
+        assert isinstance(verdict, Hold)
+        scene.context.known_topic_name = known
+        replaced(await verdict.verdict)
+
+    run(work)
+
+
+@pytest.mark.parametrize("version", [1, 4, 10])
+@pytest.mark.parametrize(
+    ("limit", "timestamp", "offset", "expected"),
+    [
+        (4, -1, 10, (0, 4)),
+        (4, -1, 3, (0, 3)),
+        (4, 1_000, 7, (0, -1)),
+        (4, 1_000, 2, (0, 2)),
+        (4, -2, 10, (0, 10)),
+        (None, -1, 10, (0, 10)),
+        (-1, -1, 10, (78, -1)),
+    ],
+)
+def test_list_offsets_tells_what_is_confirmed_as_the_end(
+    version: int, limit: int | None, timestamp: int, offset: int, expected: tuple[int, int]
+) -> None:
+    async def work() -> None:
+        scene = Scene()
+        scene.limits = {False: limit, True: limit}
+        asked = {"topics": [{"name": "c-t", "partitions": [{"partition_index": 0, "timestamp": timestamp}]}]}
+        verdict = scene.reads.on_list_offsets(scene.request(ApiKey.LIST_OFFSETS, version, asked))
+        part = {"partition_index": 0, "error_code": 0, "timestamp": 5, "offset": offset}
+        values = {"topics": [{"name": "c-t", "partitions": [part]}]}
+        frame = encode_response(build_response(ApiKey.LIST_OFFSETS, version, values), 7)
+        if verdict is not None:
+            assert isinstance(verdict, Replace)
+            assert verdict.on_response is not None
+            frame = verdict.on_response(frame)  # type: ignore[assignment]
+        _, answered = decode_response(ApiKey.LIST_OFFSETS, version, frame)
+        found: Any = answered
+        entry = found.topics[0].partitions[0]
+        assert (int(entry.error_code), entry.offset) == expected
+
+    run(work)
+
+
+def test_batches_are_cut_whole() -> None:
+    records = b"".join(batch(offset, [b"v"] * 3) for offset in (0, 3, 6))
+    size = len(batch(0, [b"v"] * 3))
+    assert [confirmed_bytes(records, end) // size for end in (0, 2, 3, 5, 6, 9, 100)] == [0, 0, 1, 1, 2, 3, 3]
+    assert confirmed_bytes(records[:-1], 9) == 2 * size  # the broker cut the last one

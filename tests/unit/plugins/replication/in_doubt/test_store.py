@@ -1,0 +1,296 @@
+"""The store of decisions on a cluster that loses requests and has them land late: the latest of each stays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
+from support.replicas import LINK, LINK_ID, simulate_clock
+
+from isthmus_control.commands import AttachNamespace, CreateLink, DetachNamespace
+from isthmus_control.model import ResourceType, Role
+from isthmus_control.sealing import Sealer, Secret
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.replication.in_doubt.store import (
+    DECISION,
+    TOPIC,
+    Entry,
+    PlaceDecision,
+    TransactionStore,
+    merged,
+)
+from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
+from isthmus_plugins.replication.link.connection import LinkRejected
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.producer_ids import ProducerIdRange
+from isthmus_protocol.records import TRANSACTIONAL_BIT
+
+X = 4711
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_clock(monkeypatch)
+
+
+class _Connection:
+    def __init__(self) -> None:
+        self.link_name = LINK
+        self.peer = {"proxy": "a"}
+
+
+class Scene:
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.cluster = FakeCluster(rng, [1, 2])
+        self.control = FakeControl("B", rng)
+        secret = Sealer(None).seal(Secret(b"secret"), LINK_ID)
+        self.control.apply(CreateLink(LINK, LINK_ID, "A", False, ("127.0.0.1:1",), (), secret))
+        topics = AttachNamespace(LINK, ResourceType.TOPIC, "", "", Role.FOLLOWER, create_missing=True)
+        self.control.apply(topics)
+        self.connection: Any = _Connection()
+
+    def store(self, name: str = "p") -> TransactionStore:
+        context: Any = FakeContext(self.cluster, self.control, name)
+        return TransactionStore(context)
+
+
+def decision(number: int, *places: tuple[str, int, int], producer_id: int = X) -> dict[str, Any]:
+    return {
+        "id": "app",
+        "producer_id": producer_id,
+        "epoch": 3,
+        "data_epoch": 3,
+        "at": [5, number],
+        "places": [list(place) for place in places],
+    }
+
+
+async def decide(store: TransactionStore, connection: Any, *decisions: dict[str, Any]) -> None:
+    params = {"decisions": list(decisions)}
+    store.announced(connection, params)
+    await store.on_decide(connection, params)
+
+
+def run(test: Callable[[Scene], Awaitable[None]], seed: int = 1) -> None:
+    run_simulated(test(Scene(seed)))
+
+
+def test_a_decision_is_there_for_every_partition_and_a_later_one_replaces_what_it_touches() -> None:
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        await decide(store, scene.connection, decision(1, ("t", 0, 10), ("t", 1, 20)))
+        await decide(store, scene.connection, decision(2, ("t", 1, 30)), decision(2, ("t", 1, 9), producer_id=1))
+        found = await store.read(LINK_ID)
+        assert found.decisions == {
+            (X, "t", 0): PlaceDecision("app", (5, 1), 3, 3, 10),
+            (X, "t", 1): PlaceDecision("app", (5, 2), 3, 3, 30),
+            (1, "t", 1): PlaceDecision("app", (5, 2), 3, 3, 9),
+        }
+        assert found.commits(X, 3, ("t", 0), 9)
+        assert not found.commits(X, 3, ("t", 0), 10), "of the next transaction"
+        assert not found.commits(X, 2, ("t", 0), 9), "of another epoch"
+        assert not found.commits(X, 3, ("t", 2), 9)
+        assert not (await store.read("another")).decisions
+        await store.put([Entry(("o", LINK_ID, X, "group"), {"positions": [1]}), Entry(("o", LINK_ID, X, "g"), {})])
+        await store.put([Entry(("o", LINK_ID, X, "g"), None)])
+        assert (await store.read(LINK_ID)).others == {("o", LINK_ID, X, "group"): {"positions": [1]}}
+        assert scene.cluster.found[TOPIC].configs["cleanup.policy"] == "compact"
+        await store.stop()
+
+    run(main)
+
+
+def test_what_is_under_way_is_known_from_its_arrival_on() -> None:
+    async def main(scene: Scene) -> None:
+        durable: list[Any] = []
+        context: Any = FakeContext(scene.cluster, scene.control)
+        store = TransactionStore(context, durable.append)
+        store.start()
+        connection = scene.connection
+        params, later = ({"decisions": [decision(number, ("t", 0, 10))]} for number in (1, 2))
+        store.announced(connection, params)
+        store.announced(connection, later)
+        assert store.awaits(connection, X)
+        assert not store.awaits(connection, X + 1)
+        await store.on_decide(connection, params)
+        assert store.awaits(connection, X)
+        await store.on_decide(connection, later)
+        assert not store.awaits(connection, X)
+        assert durable == [connection] * 2
+        store.announced(connection, params)
+        store.connection_lost(connection)
+        assert not store.awaits(connection, X)
+        await store.stop()
+
+    run(main)
+
+
+def test_what_was_refused_is_under_way_until_the_connection_ends() -> None:
+    async def main(scene: Scene) -> None:
+        context: Any = FakeContext(scene.cluster, scene.control)
+        store = TransactionStore(context, lambda connection: None)
+        store.start()
+        connection, params = scene.connection, {"decisions": [decision(1, ("t", 0, 10))]}
+        context.lease_deadline = 0.0
+        store.announced(connection, params)
+        with pytest.raises(LinkRejected, match="lease"):
+            await store.on_decide(connection, params)
+        assert store.awaits(connection, X), "its marker may be behind it on the connection"
+        store.connection_lost(connection)
+        assert not store.awaits(connection, X)
+        await store.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_follows_no_more_is_not_told_to_be_durable(meanwhile: bool) -> None:
+    """A failover that every proxy knows of may have read the store already."""
+
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        put = store.put
+
+        async def detached(entries: Any = ()) -> None:
+            await put(entries)
+            scene.control.apply(DetachNamespace(LINK, ResourceType.TOPIC, ""))
+
+        if meanwhile:
+            store.put = detached  # type: ignore[method-assign]
+        else:
+            await detached()
+        with pytest.raises(LinkRejected, match="does not follow"):
+            await decide(store, scene.connection, decision(1, ("t", 0, 10)))
+        assert bool((await store.read(LINK_ID)).decisions) == meanwhile
+        await store.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_latest_decision_is_the_one_that_stays(seed: int) -> None:
+    """Requests get lost and land late, brokers move, the process is killed: of what was durable, nothing is undone."""
+
+    async def main(scene: Scene) -> None:
+        rng = random.Random(seed)
+        scene.cluster.trouble = 0.3
+        names = ["p", "q"]
+        stores = {name: scene.store(name) for name in names}
+        for store in stores.values():
+            store.start()
+        durable = [0, 0, 0]
+        for number in range(1, 25):
+            name = rng.choice(names)
+            if rng.random() < 0.15:  # killed, with an append under way or not, and started again
+                tasks = Tasks("lost")
+                tasks.start("decide", decide(stores[name], scene.connection, decision(number, ("t", 0, number))))
+                await asyncio.sleep(rng.uniform(0, 0.05))
+                await tasks.close()
+                await stores[name].stop()
+                stores[name] = scene.store(name)
+                stores[name].start()
+            partitions = rng.sample(range(3), rng.randint(1, 3))
+            places = [("t", partition, number) for partition in partitions]
+            await decide(stores[name], scene.connection, decision(number, *places))
+            for partition in partitions:
+                durable[partition] = number
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.uniform(0, 3))
+            # As a cleaner would leave it: the last of each key. What lands late must not come after.
+            if TOPIC in scene.cluster.found:
+                scene.cluster.trouble = 0.0
+                found = (await stores[name].read(LINK_ID)).decisions
+                scene.cluster.trouble = 0.3
+                for partition, at_least in enumerate(durable):
+                    known = found.get((X, "t", partition))
+                    assert (0 if known is None else known.identity[1]) >= at_least
+        for store in stores.values():
+            await store.stop()
+
+    run(main, seed)
+
+
+def test_copies_are_put_together() -> None:
+    def entry(sender: str, at: int, end: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        value = {"id": "app", "epoch": 1, "data_epoch": 0, "at": [0, at], "end": end}
+        return (DECISION, LINK_ID, X, "t", 0, sender, "q"), value
+
+    carried = entry("e", 7, 14)
+    carried[1]["earlier"] = [[9, 8, 5]]
+    stale = entry("f", 6, 1)
+    stale[1]["earlier"] = [[2, 1, 3]]
+    entries = [entry("a", 7, 12), entry("b", 7, 11), carried, entry("c", 7, 13), stale]
+    for order in (entries, entries[::-1]):
+        found = merged(order)
+        decided = PlaceDecision("app", (0, 7), 1, 0, 11, ((2, 1, 3), (9, 8, 5)))
+        assert found.decisions == {(X, "t", 0): decided}
+    older = entry("a", 5, 4)
+    older[1].update(epoch=5, data_epoch=5)
+    (found_older,) = merged([older, entry("a (again)", 7, 9)]).decisions.values()
+    assert found_older.earlier == ((5, 5, 4),)
+
+
+def test_earlier_decisions_count_until_they_are_carried_out() -> None:
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        said = decision(9, ("t", 0, 50)) | {"epoch": 8, "data_epoch": 7}
+        said["places"][0].append([[4, 3, 20], [6, 5, 30]])
+        await decide(store, scene.connection, said)
+        found = await store.read(LINK_ID)
+        for epoch, end in ((7, 50), (5, 30), (3, 20)):
+            commit = found.commits(X, epoch, ("t", 0), end - 1)
+            assert commit is not None
+            assert (commit.producer_epoch, commit.end) == (epoch + 1, end)
+            assert not found.commits(X, epoch, ("t", 0), end)
+        await store.stop()
+
+    run(main)
+
+
+def test_a_topic_that_is_not_fit_for_it_is_not_used() -> None:
+    async def main(scene: Scene) -> None:
+        scene.cluster.add_topic(TOPIC, 1, {"cleanup.policy": "delete"})
+        store = scene.store()
+        with pytest.raises(OperationError, match="delete"):
+            await store.prepare()
+        await store.stop()
+
+    run(main)
+
+
+def test_entries_of_producers_that_are_gone_are_taken_out() -> None:
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        target = scene.cluster.add_topic("t").partitions[0]
+        open_id = ProducerIdRange(3).start + 5
+        target.write_values(*[b"x"] * 10)
+        target.write_values(b"y", producer_id=open_id, producer_epoch=3, base_sequence=0, attributes=TRANSACTIONAL_BIT)
+        count = 10_000
+        for start in range(0, count, 1000):
+            some = range(start, start + 1000)
+            await decide(store, scene.connection, *(decision(1, ("t", 0, 10), producer_id=each) for each in some))
+        await decide(store, scene.connection, decision(1, ("t", 0, 12), producer_id=count), decision(2, ("t", 0, 5)))
+        later = decision(3, ("t", 0, 10), producer_id=2)
+        another = scene.store("q")
+        another.start()
+        await decide(another, scene.connection, decision(0, ("t", 0, 3), producer_id=1))
+        sweep = TransactionSweep(store._context, store, lambda link, partition: -1)
+        assert await sweep.sweep() == 0, "it was not there before"
+        await decide(store, scene.connection, later)
+        assert await sweep.sweep() == count - 3
+        left = {key[2] for key in await store.entries()}
+        assert left == {1, 2, 5, count}, "an older copy, decided again, open, and not all there"
+        assert len(store._latest) == 4
+        await another.stop()
+        await store.stop()
+
+    run(main)

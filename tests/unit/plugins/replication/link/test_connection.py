@@ -1,0 +1,369 @@
+"""One connection between two proxies, over loopback sockets: handshake, calls, limits, loss."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.replication.link import connection as module
+from isthmus_plugins.replication.link.connection import Credential, LinkConnection, LinkLost, LinkRejected, Receiver
+from isthmus_protocol import link
+from isthmus_protocol.link import MessageType
+
+SECRET = b"the link's secret"
+
+
+class Listener:
+    """A link listener, and the connections that it accepted."""
+
+    def __init__(self) -> None:
+        self.accepted: list[LinkConnection] = []
+        self.ready: asyncio.Queue[LinkConnection] = asyncio.Queue()
+        self.secret = SECRET
+        self.port = 0
+
+    def made(self) -> LinkConnection:
+        connection = LinkConnection(
+            accept=self.look_up, identity={"cluster_id": "B", "proxy": "b"}, on_ready=self.ready.put_nowait
+        )
+        self.accepted.append(connection)
+        return connection
+
+    def look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
+        if hello.get("link_id") == "unknown":
+            raise LinkRejected("LINK_NOT_FOUND", "no such link")
+        return Credential(self.secret)
+
+    async def dial(self, secret: bytes = SECRET, **more: Any) -> LinkConnection:
+        hello = {"purpose": "link", "link_id": more.pop("link_id", "1")}
+        return await LinkConnection.dial(
+            "127.0.0.1", self.port, hello=hello, secret=secret, identity={"cluster_id": "A", "proxy": "a"}, **more
+        )
+
+    async def pair(self, **more: Any) -> tuple[LinkConnection, LinkConnection]:
+        return await self.dial(**more), await self.ready.get()
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Listener]:
+    listener = Listener()
+    server = await asyncio.get_running_loop().create_server(listener.made, "127.0.0.1", 0)
+    listener.port = server.sockets[0].getsockname()[1]
+    try:
+        yield listener
+    finally:
+        server.close()
+        for connection in listener.accepted:
+            await connection.stopped()
+        await server.wait_closed()
+
+
+def over_a_listener(work: Callable[[Listener], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with listening() as listener, asyncio.timeout(20):
+            await work(listener)
+
+    asyncio.run(run())
+
+
+def test_both_ends_know_each_other_and_share_a_secret() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        assert (dialler.peer["proxy"], acceptor.peer["proxy"]) == ("b", "a")
+        assert (dialler.purpose, acceptor.purpose) == ("link", "link")
+        assert min(dialler.round_trip_s, acceptor.round_trip_s) > 0
+        assert dialler.agreed_secret("x") == acceptor.agreed_secret("x") != dialler.agreed_secret("y")
+        dialler.close()
+
+    over_a_listener(work)
+
+
+@pytest.mark.parametrize("guess", [b"", b"another"])
+def test_who_does_not_hold_the_secret_is_rejected(guess: bytes) -> None:
+    async def work(listener: Listener) -> None:
+        with pytest.raises(LinkRejected) as raised:
+            await listener.dial(secret=guess)
+        assert raised.value.code == "AUTHENTICATION_ERROR"
+        assert listener.ready.empty()
+
+    over_a_listener(work)
+
+
+def test_a_rejection_comes_with_its_reason() -> None:
+    async def work(listener: Listener) -> None:
+        with pytest.raises(LinkRejected, match="no such link"):
+            await listener.dial(link_id="unknown")
+
+    over_a_listener(work)
+
+
+@pytest.mark.parametrize("versions", [(7, 9), (-3, 0)])
+def test_peers_of_other_versions_are_told_so(versions: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(listener: Listener) -> None:
+        encoded = link.encode_json
+
+        def older(kind: MessageType, body: dict[str, Any]) -> bytes:
+            return encoded(kind, {**body, "versions": versions} if kind is MessageType.HELLO else body)
+
+        monkeypatch.setattr(link, "encode_json", older)
+        with pytest.raises(LinkRejected) as raised:
+            await listener.dial()
+        assert raised.value.code == "UNSUPPORTED_VERSION"
+        assert "upgrade" in raised.value.message
+
+    over_a_listener(work)
+
+
+def test_the_dialler_may_disapprove_before_it_proves_anything() -> None:
+    async def work(listener: Listener) -> None:
+        def approve(peer: dict[str, Any]) -> None:
+            raise LinkRejected("NO", f"not {peer['proxy']}")
+
+        with pytest.raises(LinkRejected, match="not b"):
+            await listener.dial(approve=approve)
+        await asyncio.sleep(0.05)
+        assert listener.ready.empty()
+
+    over_a_listener(work)
+
+
+async def strangers_answer(listener: Listener, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    try:
+        writer.write(data)
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def frame(kind: int, body: bytes) -> bytes:
+    return struct.pack(">IB", len(body) + 1, kind) + body
+
+
+HELLO = {"versions": [1, 1], "nonce": "00" * 32, "key": "11" * 32, "purpose": "link", "link_id": "1"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),  # a TLS client
+        struct.pack(">IB", 0, 1),
+        struct.pack(">IB", 2**32 - 1, 1),
+        struct.pack(">IB", 17 * 1024, 1),  # before the handshake is over, frames are small
+        frame(99, b"{}"),
+        frame(1, b"{}"),
+        frame(1, b"[]"),
+        frame(1, b"\xff"),
+        frame(1, json.dumps({**HELLO, "versions": "1"}).encode()),
+        frame(1, json.dumps({**HELLO, "nonce": "zz"}).encode()),
+        frame(1, json.dumps({**HELLO, "nonce": 5}).encode()),
+        frame(1, json.dumps({**HELLO, "key": "11"}).encode()),
+        frame(3, b'{"proof": ""}'),  # out of turn
+        frame(16, b'{"id": 1, "method": "x"}'),
+        frame(18, bytes(40)),
+    ],
+)
+def test_garbage_ends_its_own_connection(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(listener: Listener) -> None:
+        assert await strangers_answer(listener, data) == b""
+        assert "refused by protocol" in caplog.text
+        dialler, _ = await listener.pair()
+        assert not dialler.lost
+        dialler.close()
+
+    over_a_listener(work)
+
+
+@pytest.mark.parametrize("proof", ["", "00", "ä", "ff" * 32])
+def test_a_wrong_proof(proof: str) -> None:
+    async def work(listener: Listener) -> None:
+        said = frame(1, json.dumps(HELLO).encode()) + frame(3, json.dumps({"proof": proof}).encode())
+        assert b"AUTHENTICATION_ERROR" in await strangers_answer(listener, said)
+
+    over_a_listener(work)
+
+
+def test_a_handshake_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_S", 0.1)
+
+    async def work(listener: Listener) -> None:
+        assert await strangers_answer(listener, b"\0") == b""
+
+    over_a_listener(work)
+
+
+def test_dialling_what_is_no_link_listener() -> None:
+    async def work(listener: Listener) -> None:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        listener.port = server.sockets[0].getsockname()[1]
+        with pytest.raises(LinkLost, match="no link listener"):
+            await listener.dial()
+        server.close()
+
+    over_a_listener(work)
+
+
+def test_calls_in_both_directions_at_once() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+
+        async def double(connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+            await asyncio.sleep(0.01 if params["number"] % 2 else 0)
+            return {"number": 2 * params["number"]}
+
+        for end in (dialler, acceptor):
+            end.handlers = {"double": double}
+        answers = await asyncio.gather(
+            *(end.call("double", {"number": number}) for number in range(20) for end in (dialler, acceptor))
+        )
+        assert [answer["number"] for answer in answers] == [2 * number for number in range(20) for _ in range(2)]
+        dialler.close()
+
+    over_a_listener(work)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (LinkRejected("NOT_LEADER", "no"), "NOT_LEADER"),
+        (BrokerUnavailable("no"), "BROKER_UNAVAILABLE"),
+        (KafkaRefused(29, "TOPIC_AUTHORIZATION_FAILED", "no"), "TOPIC_AUTHORIZATION_FAILED"),
+        (KeyError("topic"), "INVALID_REQUEST"),
+        (RuntimeError("bug"), "INTERNAL_ERROR"),
+    ],
+)
+def test_a_call_that_fails(error: Exception, code: str) -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+
+        async def fail(connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+            raise error
+
+        acceptor.handlers = {"fail": fail}
+        with pytest.raises(LinkRejected) as raised:
+            await dialler.call("fail", {})
+        assert raised.value.code == code
+        with pytest.raises(LinkRejected, match="no such call"):
+            await dialler.call("other", {})
+        assert not dialler.lost
+        dialler.close()
+
+    over_a_listener(work)
+
+
+def test_calls_fail_when_the_connection_is_lost() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        started = asyncio.Event()
+
+        async def hang(connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+            started.set()
+            await asyncio.sleep(60)
+            return {}
+
+        acceptor.handlers = {"hang": hang}
+        lost: list[str] = []
+
+        class Told(Receiver):
+            def on_lost(self, connection: LinkConnection) -> None:
+                lost.append(connection.lost_reason)
+
+        dialler.receiver = Told()
+        calling = asyncio.get_running_loop().create_task(dialler.call("hang", {}), name="call")
+        await started.wait()
+        with pytest.raises(TimeoutError):
+            await dialler.call("hang", {}, timeout_s=0.05)
+        await acceptor.stopped()
+        with pytest.raises(LinkLost):
+            await calling
+        with pytest.raises(LinkLost):
+            await dialler.call("hang", {})
+        assert await dialler.lost_within(5)
+        assert lost == ["the peer closed the connection"]
+
+    over_a_listener(work)
+
+
+def test_a_silent_peer_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(module, "SILENCE_MAX_S", 0.4)
+
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        assert not await dialler.lost_within(1.0)  # heartbeats keep it
+        assert acceptor._timer is not None
+        acceptor._timer.cancel()  # it says nothing any more
+        assert await dialler.lost_within(2.0)
+        assert isinstance(dialler.lost_error, module.PeerSilent)
+
+    over_a_listener(work)
+
+
+def test_records_that_nobody_asked_for_end_the_connection() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        dialler.send(link.encode_append_head(1, 7, 3, 10, 0, 3), b"abc")
+        assert await acceptor.lost_within(5)
+        assert "no open stream" in acceptor.lost_reason
+
+    over_a_listener(work)
+
+
+def test_backpressure_shows_and_ends() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        sizes: list[int] = []
+        writable = asyncio.Event()
+
+        class Taking(Receiver):
+            def on_append(self, connection: LinkConnection, append: link.Append) -> None:
+                sizes.append(len(append.records))
+
+        class Sending(Receiver):
+            def on_writable(self, connection: LinkConnection) -> None:
+                writable.set()
+
+        acceptor.receiver, dialler.receiver = Taking(), Sending()
+        acceptor._transport.pause_reading()
+        sent = 0
+        while dialler.writable:
+            dialler.send(link.encode_append_head(1, 0, 0, 0, 0, 1_000_000), bytes(1_000_000))
+            sent += 1
+            assert sent < 100
+            await asyncio.sleep(0)
+        acceptor._transport.resume_reading()
+        await writable.wait()
+        dialler.close()
+        assert await acceptor.lost_within(5)
+        assert sizes == [1_000_000] * sent
+
+    over_a_listener(work)
+
+
+def test_what_is_queued_for_a_stuck_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_TIMEOUT_S", 0.1)
+
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        acceptor._transport.pause_reading()
+        for _ in range(40):
+            dialler.send(link.encode_append_head(1, 0, 0, 0, 0, 1_000_000), bytes(1_000_000))
+        dialler.close()
+        await asyncio.sleep(0.3)
+        assert dialler._transport.get_write_buffer_size() == 0
+
+    over_a_listener(work)

@@ -1,0 +1,109 @@
+"""Answers to EndTxn that wait: for the log to be read, and for what it says to be on the other side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus_plugins.api import Gate
+from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S, HeldTransactions
+from isthmus_protocol.messages import build_request, decode_response, encode_request
+from isthmus_protocol.schema import ApiKey
+
+FRAME = b"the broker's answer"
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.read_to = 10
+        self.missing: set[str] = set()
+        self.held = HeldTransactions(self, lambda: self.now)
+        self.asked = 0
+        self.held.on_untold = self.ask
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def partition_of(self, transactional_id: str) -> int | None:
+        return 3
+
+    def reached(self, partition: int) -> int:
+        assert partition == 3
+        return self.read_to
+
+    def outstanding(self, transactional_id: str) -> bool:
+        return transactional_id in self.missing
+
+    def hold(self, transactional_id: str, version: int = 5) -> Gate:
+        asked = {"transactional_id": transactional_id, "producer_id": 1, "producer_epoch": 2, "committed": True}
+        request = encode_request(build_request(ApiKey.END_TXN, version, asked), 7, "client")
+        return self.held.hold(transactional_id, request, FRAME)
+
+    def tell(self, log_end: int | None) -> None:
+        taken = self.held.take_untold()
+        for answer in taken:
+            answer.partition, answer.log_end = 3, log_end
+        self.held.told(taken)
+
+
+def frame_of(gate: Gate) -> bytes | None:
+    return gate.answer() if gate.take(lambda: None) else None  # type: ignore[return-value]
+
+
+def test_it_waits_for_the_log_and_then_for_what_stands_in_it() -> None:
+    scene = Scene()
+    gates = [scene.hold("a"), scene.hold("b")]
+    assert scene.asked == 2
+    scene.tell(12)
+    assert scene.held
+    scene.missing.add("a")
+    scene.read_to = 12
+    scene.held.check()
+    assert frame_of(gates[1]) == FRAME
+    scene.missing.clear()
+    scene.held.check()
+    assert frame_of(gates[0]) == FRAME
+    assert not scene.held
+
+
+def test_an_end_that_was_not_read_is_asked_for_again() -> None:
+    scene = Scene()
+    gate = scene.hold("a")
+    scene.tell(None)
+    scene.tell(5)
+    assert frame_of(gate) == FRAME
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_it_waits_no_longer_than_clients_can(version: int) -> None:
+    scene = Scene()
+    scene.missing.add("a")
+    gate = scene.hold("a", version)
+    scene.tell(5)
+    assert scene.held.expire(scene.now + HELD_S - 0.1) == []
+    assert scene.held.expire(scene.now + HELD_S) == ["a"]
+    frame = frame_of(gate)
+    assert frame is not None
+    correlation_id, answer = decode_response(ApiKey.END_TXN, version, frame)
+    found: Any = answer
+    assert (correlation_id, found.error_code) == (7, 14)
+    assert not scene.held
+
+
+def test_nobody_waits_where_nothing_is_synchronous_any_more() -> None:
+    scene = Scene()
+    gate = scene.hold("a")
+    scene.held.let_all_go()
+    assert frame_of(gate) == FRAME
+    scene.tell(5)
+    assert not scene.held
+
+
+def test_what_a_client_does_not_wait_for_any_more_is_forgotten() -> None:
+    scene = Scene()
+    scene.missing.add("a")
+    scene.hold("a").drop()
+    scene.tell(5)
+    assert not scene.held

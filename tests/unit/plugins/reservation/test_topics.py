@@ -1,0 +1,347 @@
+"""The reservation plugin's decisions, request by request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+from kio.schema.errors import ErrorCode
+from kio.schema.metadata.v12.response import MetadataResponseTopic
+from kio.schema.types import BrokerId, TopicName
+from kio.static.primitive import i32Timedelta
+from support.reservations import INTERNAL_ID, Process, request_of, started
+
+from isthmus.session.dispatch import WRITES
+from isthmus_control import commands as c
+from isthmus_control.model import ResourceType
+from isthmus_plugins.api import (
+    NEED_MORE,
+    Answer,
+    Close,
+    Hold,
+    Replace,
+    Request,
+    Verdict,
+)
+from isthmus_plugins.reservation import CODES, ReservationPlugin
+from isthmus_plugins.reservation.groups import COMMITS, DELETIONS, MAKES_GROUP
+from isthmus_plugins.reservation.principals import CHANGES as PRINCIPAL_APIS
+from isthmus_protocol.messages import decode_request, decode_response, encode_response
+from isthmus_protocol.schema import ApiKey, response_type, supported
+
+GROUP_APIS = (*COMMITS, *MAKES_GROUP, *DELETIONS)
+INVALID_REQUEST, POLICY_VIOLATION, NOT_ENOUGH_REPLICAS, UNKNOWN_TOPIC_ID = 42, 44, 19, 100
+COORDINATOR_LOAD_IN_PROGRESS = 14
+
+
+@pytest.fixture
+def process() -> Process:
+    return Process()
+
+
+@pytest.fixture
+def plugin(process: Process) -> ReservationPlugin:
+    plugin = started(process)
+    process.reserve("closed-")
+    return plugin
+
+
+def produce(version: int, *topics: str | uuid.UUID, acks: int = -1, part: float = 1.0) -> Request:
+    data = [
+        {
+            "name" if isinstance(topic, str) else "topic_id": topic,
+            "partition_data": [{"index": 0, "records": b"x" * 99}],
+        }
+        for topic in topics
+    ]
+    values = {"transactional_id": None, "acks": acks, "timeout": 1000, "topic_data": data}
+    return request_of(ApiKey.PRODUCE, version, values, part)
+
+
+def codes(request: Request, verdict: Verdict) -> dict[Any, int]:
+    """Topic (or its id) to error code, of a Produce that was answered."""
+    assert isinstance(verdict, Answer)
+    _, answer = decode_response(request.api_key, request.version, verdict.frame)
+    return {
+        topic.topic_id if request.version >= 13 else topic.name: int(topic.partition_responses[0].error_code)
+        for topic in cast(Any, answer).responses
+    }
+
+
+@pytest.mark.parametrize("version", range(supported()[ApiKey.PRODUCE][0], 13))
+def test_produce_by_name(plugin: ReservationPlugin, version: int) -> None:
+    assert plugin.on_produce(produce(version, "open-1")) is None
+    closed = produce(version, "closed-1")
+    verdict = plugin.on_produce(closed)
+    assert codes(closed, verdict) == {"closed-1": INVALID_REQUEST}
+    assert isinstance(verdict, Answer)
+    assert verdict.cause == "reserved_namespace"
+    mixed = plugin.on_produce(produce(version, "open-1", "closed-1", "open-2"))
+    assert isinstance(mixed, Replace)
+    _, remaining = decode_request(mixed.frame)
+    assert [topic.name for topic in cast(Any, remaining).topic_data] == ["open-1", "open-2"]
+    refused = plugin.on_produce(produce(version, "closed-1", acks=0))
+    assert isinstance(refused, Close)
+    assert not refused.forward
+    refused = plugin.on_produce(produce(version, "open-1", "closed-1", acks=0))
+    assert isinstance(refused, Close)
+    _, remaining = decode_request(refused.forward)
+    assert [topic.name for topic in cast(Any, remaining).topic_data] == ["open-1"]
+
+
+def test_a_part_of_a_frame_is_enough_only_for_topics_that_are_open(plugin: ReservationPlugin) -> None:
+    assert plugin.on_produce(produce(9, "open-1", part=0.8)) is None
+    assert plugin.on_produce(produce(9, "open-1", part=0.2)) is NEED_MORE
+    assert plugin.on_produce(produce(9, "closed-1", part=0.8)) is NEED_MORE
+
+
+def test_what_was_open_is_not_remembered_past_a_reservation(plugin: ReservationPlugin, process: Process) -> None:
+    request = produce(9, "orders-1")
+    assert plugin.on_produce(request) is None
+    assert plugin.on_produce(request) is None
+    leave = request.leave
+    assert leave is not None
+    assert leave.until >= request.now
+    process.reserve("orders-")
+    assert leave.until < request.now
+    assert isinstance(plugin.on_produce(request), Answer)
+    process.do(c.AlterNamespace(ResourceType.TOPIC, "orders-", False))
+    assert plugin.on_produce(request) is None
+
+
+def test_produce_by_id(plugin: ReservationPlugin, process: Process) -> None:
+    opened, closed, new, unknown = (uuid.uuid4() for _ in range(4))
+    process.known_ids = {opened.bytes: "open-1", closed.bytes: "closed-1"}
+    process.ids = {new.bytes: "closed-2"}
+    assert plugin.on_produce(produce(13, opened)) is None
+    request = produce(13, closed)
+    assert codes(request, plugin.on_produce(request)) == {closed: INVALID_REQUEST}
+    request = produce(13, new, unknown)
+    hold = plugin.on_produce(request)
+    assert isinstance(hold, Hold)
+    verdict = asyncio.run(_awaited(hold))
+    assert codes(request, verdict) == {new: INVALID_REQUEST, unknown: UNKNOWN_TOPIC_ID}
+
+
+async def _awaited(hold: Hold) -> Verdict:
+    return await hold.verdict
+
+
+def test_an_id_that_cannot_be_resolved_closes_the_connection(plugin: ReservationPlugin, process: Process) -> None:
+    process.reachable = False
+    hold = plugin.on_produce(produce(13, uuid.uuid4()))
+    assert isinstance(hold, Hold)
+    assert isinstance(asyncio.run(_awaited(hold)), Close)
+
+
+def test_a_lease_that_ends_while_an_id_is_resolved(plugin: ReservationPlugin, process: Process) -> None:
+    """Others may have reserved the topic since: what was held is refused."""
+    topic = uuid.uuid4()
+    process.ids = {topic.bytes: "open-1"}
+
+    def lapse() -> None:
+        process.lease_deadline = time.monotonic() - 1
+
+    process.on_read = lapse
+    request = produce(13, topic)
+    hold = plugin.on_produce(request)
+    assert isinstance(hold, Hold)
+    assert codes(request, asyncio.run(_awaited(hold))) == {topic: NOT_ENOUGH_REPLICAS}
+
+
+CHANGES: dict[ApiKey, tuple[int, dict[str, Any]]] = {
+    ApiKey.CREATE_TOPICS: (7, {"topics": [{"name": "open-1", "num_partitions": 1, "replication_factor": 1}]}),
+    ApiKey.DELETE_TOPICS: (6, {"topics": [{"name": "open-1"}]}),
+    ApiKey.CREATE_PARTITIONS: (3, {"topics": [{"name": "open-1", "count": 3}]}),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (
+        3,
+        {
+            "v3_and_below_transactional_id": "t",
+            "v3_and_below_producer_id": 1,
+            "v3_and_below_producer_epoch": 0,
+            "v3_and_below_topics": [{"name": "open-1", "partitions": [0]}],
+        },
+    ),
+    ApiKey.PRODUCE: (
+        9,
+        {
+            "transactional_id": None,
+            "acks": -1,
+            "timeout": 1000,
+            "topic_data": [{"name": "open-1", "partition_data": [{"index": 0, "records": b"x"}]}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("api_key", CHANGES)
+def test_without_a_lease_clients_are_told_to_try_again(
+    plugin: ReservationPlugin, process: Process, api_key: ApiKey
+) -> None:
+    """AddPartitionsToTxn with a code that is retriable there: any other would cost the client its transaction."""
+    request = request_of(api_key, *CHANGES[api_key])
+    hook = plugin.on_produce if api_key is ApiKey.PRODUCE else plugin.on_change
+    assert hook(request) is None
+    process.lease_deadline = time.monotonic() - 1
+    request.now = time.monotonic() + 7200
+    verdict = hook(request)
+    assert isinstance(verdict, Answer)
+    assert verdict.cause == "no_lease"
+    _, answer = decode_response(api_key, request.version, verdict.frame)
+    transactional = api_key is ApiKey.ADD_PARTITIONS_TO_TXN
+    assert f"{COORDINATOR_LOAD_IN_PROGRESS if transactional else NOT_ENOUGH_REPLICAS}>" in repr(answer)
+
+
+def test_every_change_has_a_code_and_a_hook(plugin: ReservationPlugin) -> None:
+    hooked = {hook.api_key for hook in plugin.isthmus_request_hooks()}
+    reading = {ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.FETCH, ApiKey.SHARE_FETCH}
+    moving = {ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.ELECT_LEADERS, ApiKey.STREAMS_GROUP_HEARTBEAT}
+    assert hooked == set(CODES) | reading | moving | set(GROUP_APIS) | set(PRINCIPAL_APIS)
+    assert {*CODES, *GROUP_APIS, *PRINCIPAL_APIS} - WRITES == {ApiKey.JOIN_GROUP}, "a fence waits for what is refused"
+
+
+def metadata(version: int, *topics: str, create: bool = True) -> Request:
+    values = {"topics": [{"name": topic} for topic in topics], "allow_auto_topic_creation": create}
+    return request_of(ApiKey.METADATA, version, values)
+
+
+def test_metadata_creates_nothing_in_a_reserved_namespace(plugin: ReservationPlugin, process: Process) -> None:
+    assert plugin.on_metadata(metadata(12, "open-1")) is None
+    assert plugin.on_metadata(metadata(12)) is None
+    assert plugin.on_metadata(metadata(12, "closed-1", create=False)) is None
+    alone = plugin.on_metadata(metadata(12, "closed-1"))
+    assert isinstance(alone, Replace)
+    _, asked = decode_request(alone.frame)
+    assert not cast(Any, asked).allow_auto_topic_creation
+    process.existing = {"closed-1": None}
+    for version in (1, 12):  # version 1 cannot say that nothing be created
+        hold = plugin.on_metadata(metadata(version, "open-1", "closed-1", "closed-2"))
+        assert isinstance(hold, Hold)
+        verdict = asyncio.run(_awaited(hold))
+        assert isinstance(verdict, Replace)
+        _, asked = decode_request(verdict.frame)
+        assert [topic.name for topic in cast(Any, asked).topics] == ["open-1", "closed-1"]
+
+
+def test_the_proxies_own_topics_are_always_reserved(plugin: ReservationPlugin) -> None:
+    request = produce(9, "__isthmus_control")
+    assert codes(request, plugin.on_produce(request)) == {"__isthmus_control": INVALID_REQUEST}
+
+
+def test_without_a_lease_nothing_is_created_by_being_asked_for(plugin: ReservationPlugin, process: Process) -> None:
+    request = metadata(12, "open-1")
+    process.lease_deadline = request.now - 1
+    verdict = plugin.on_metadata(request)
+    assert isinstance(verdict, Replace)
+    _, asked = decode_request(verdict.frame)
+    assert not cast(Any, asked).allow_auto_topic_creation
+
+
+def test_half_a_produce_is_not_kept_without_a_lease(plugin: ReservationPlugin, process: Process) -> None:
+    process.lease_deadline = time.monotonic() - 1
+    assert isinstance(plugin.on_produce(produce(9, "open-1", part=0.5)), Close)
+
+
+def fetch(version: int, *topics: str | bytes) -> Request:
+    asked = [
+        {
+            "topic" if isinstance(topic, str) else "topic_id": topic
+            if isinstance(topic, str)
+            else uuid.UUID(bytes=topic),
+            "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1}],
+        }
+        for topic in topics
+    ]
+    return request_of(ApiKey.FETCH, version, {"max_wait": 1, "min_bytes": 1, "max_bytes": 1, "topics": asked})
+
+
+def fetch_hook(plugin: ReservationPlugin) -> Callable[[Request], Verdict]:
+    (hook,) = (hook for hook in plugin.isthmus_request_hooks() if hook.api_key == ApiKey.FETCH)
+    return hook.on_request
+
+
+@pytest.mark.parametrize("version", [4, 12])
+def test_nobody_reads_the_proxies_own_topics_by_name(plugin: ReservationPlugin, version: int) -> None:
+    on_fetch = fetch_hook(plugin)
+    assert on_fetch(fetch(version, "open-1", "closed-1")) is None
+    assert on_fetch(fetch(version, "not__isthmus_control")) is None
+    assert isinstance(on_fetch(fetch(version, "open-1", "__isthmus_control")), Close)
+
+
+def test_nobody_reads_the_proxies_own_topics_by_id(plugin: ReservationPlugin) -> None:
+    on_fetch = fetch_hook(plugin)
+    assert on_fetch(fetch(13, uuid.uuid4().bytes)) is None
+    assert isinstance(on_fetch(fetch(13, uuid.uuid4().bytes, INTERNAL_ID)), Close)
+
+
+def test_lists_of_all_topics_leave_the_proxies_own_out(plugin: ReservationPlugin) -> None:
+    everything = request_of(ApiKey.METADATA, 12, {"topics": None})
+    verdict = plugin.on_metadata(everything)
+    assert isinstance(verdict, Replace)
+    assert verdict.frame == everything.frame
+    assert verdict.on_response is not None
+    names = ["a", "__isthmus_control", "b"]
+    answered = encode_response(
+        response_type(ApiKey.METADATA, 12)(
+            throttle_time=i32Timedelta.parse(timedelta(0)),
+            brokers=(),
+            cluster_id="A",
+            controller_id=BrokerId(1),
+            topics=tuple(
+                MetadataResponseTopic(
+                    error_code=ErrorCode.none, name=TopicName(name), topic_id=None, is_internal=False, partitions=()
+                )
+                for name in names
+            ),
+        ),
+        7,
+    )
+    _, seen = decode_response(ApiKey.METADATA, 12, verdict.on_response(answered))
+    assert [topic.name for topic in cast(Any, seen).topics] == ["a", "b"]
+
+
+def test_the_proxies_own_topics_stay_where_they_are(plugin: ReservationPlugin) -> None:
+    hooks = {hook.api_key: hook.on_request for hook in plugin.isthmus_request_hooks()}
+
+    def move(topic: str) -> Verdict:
+        parts = [{"partition_index": 0, "replicas": (1,)}]
+        values = {"timeout": 1000, "topics": [{"name": topic, "partitions": parts}]}
+        return hooks[ApiKey.ALTER_PARTITION_REASSIGNMENTS](request_of(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, values))
+
+    def elect(topic: str | None, election_type: int) -> Verdict:
+        chosen = None if topic is None else [{"topic": topic, "partitions": (0,)}]
+        values = {"election_type": election_type, "topic_partitions": chosen, "timeout": 1000}
+        return hooks[ApiKey.ELECT_LEADERS](request_of(ApiKey.ELECT_LEADERS, 2, values))
+
+    assert move("closed-1") is None
+    moved = move("__isthmus_control")
+    assert isinstance(moved, Answer)
+    _, answer = decode_response(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, moved.frame)
+    assert int(cast(Any, answer).error_code) == POLICY_VIOLATION
+    assert elect("__isthmus_control", 0) is None
+    assert elect("closed-1", 1) is None
+    assert isinstance(elect("__isthmus_control", 1), Answer)
+    assert isinstance(elect(None, 1), Answer)
+
+
+def test_a_streams_group_makes_no_topic_in_a_reserved_namespace(plugin: ReservationPlugin) -> None:
+    def heartbeat(changelog: str) -> Verdict:
+        part = {
+            "subtopology_id": "0",
+            "source_topics": ("open-1",),
+            "source_topic_regex": (),
+            "state_changelog_topics": [{"name": changelog, "partitions": 0, "replication_factor": 0}],
+            "repartition_sink_topics": (),
+            "repartition_source_topics": [],
+            "copartition_groups": [],
+        }
+        values = {"group_id": "g", "member_id": "m", "topology": {"epoch": 0, "subtopologies": [part]}}
+        return plugin.on_streams_heartbeat(request_of(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, values))
+
+    assert heartbeat("open-app-s-changelog") is None
+    assert isinstance(heartbeat("closed-app-s-changelog"), Answer)
