@@ -18,6 +18,8 @@ from support.kafka import (
 from support.proxies import proxied, proxied_of_each_version, proxied_three, shared_proxied
 from support.wan import wan
 
+pytest_plugins = ("support.suites",)
+
 __all__ = (
     "authorized_pair",
     "kafka",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ssl
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ def reservation_hooks() -> list[RequestHook]:
         control=SimpleNamespace(state=ControlState("bench"), subscribe=lambda changed: None),
         internal_topic_ids=frozenset(),
         lease_deadline=float("inf"),
+        clock=time,
         known_topic_name=lambda topic_id: topic_id.hex(),
     )
     plugin = ReservationPlugin()

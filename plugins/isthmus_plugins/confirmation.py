@@ -26,7 +26,6 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from functools import partial
-from time import monotonic
 from typing import Final, Protocol
 
 from isthmus_plugins.api import (
@@ -127,9 +126,12 @@ class AckGate:
 
     def __init__(self, context: PluginContext, confirmer: Confirmer) -> None:
         self._context = context
+        self._clock = context.clock
         self.confirmer = confirmer
         self._tasks = Tasks(f"acks-{confirmer.name}")
-        self.held = HeldAnswers(confirmer, _now, confirmer.name, confirmer.limit_s, confirmer.lets_go)
+        self.held = HeldAnswers(
+            confirmer, context.clock.monotonic, confirmer.name, confirmer.limit_s, confirmer.lets_go
+        )
         self._concerned: dict[str, bool] = {}
         self._free: set[bytes] = set()
         """Topics, as frames name them, that the confirmer is not concerned with."""
@@ -263,7 +265,7 @@ class AckGate:
 
     def look(self) -> None:
         """Answer what has waited for too long; let go what needs to wait no longer."""
-        self.held.expire(monotonic())
+        self.held.expire(self._clock.monotonic())
         self.held.confirmed_all()  # leaders may have moved
         if self.held.has_untold:
             self._tasks.start("untold", self._look_at_untold())
@@ -278,7 +280,3 @@ class AckGate:
             log.warning("log ends not read", extra={"detail": str(error)})
         for place, waits in taken.items():
             self.held.told(place, waits, ends.get(place))
-
-
-def _now() -> float:
-    return monotonic()

@@ -44,12 +44,23 @@ class LinkListenerSpec:
     enrolment_token: bytes | None = field(repr=False)
 
 
+class Clock(Protocol):
+    """What time it is: the module :mod:`time`, or the clock of a simulation."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back, from a beginning that means nothing: for all that waits, or runs out."""
+
+    def time(self) -> float:
+        """Seconds since 1970 by the wall clock, which may be wrong or set back: for what people are told."""
+
+
 class PluginContext(Protocol):
     """The process, as a plugin sees it."""
 
     proxy_name: str
     incarnation: str
     cluster_id: str
+    clock: Clock
     cluster: ClusterApi
     control: ControlApi
     link_listener: LinkListenerSpec | None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
@@ -224,7 +225,7 @@ class Kit:
         self._control = _Control()
         self._client = Client(1, "127.0.0.1", BROKER_ID)
         self._correlation_id = 0
-        defaults: dict[str, Any] = {"proxy_name": "kit", "cluster_id": "cluster", "data_directory": None}
+        defaults: dict[str, Any] = {"proxy_name": "kit", "cluster_id": "cluster", "data_directory": None, "clock": time}
         self.context = cast(
             PluginContext,
             SimpleNamespace(

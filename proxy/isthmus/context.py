@@ -1,8 +1,9 @@
-"""The process as its plugins see it: :class:`isthmus_plugins.api.PluginContext`."""
+"""The process as its plugins see it: :class:`isthmus_plugins.process.PluginContext`."""
 
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from isthmus_control.sealing import Sealed, Sealer, Secret
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.observers import LinkObservers
-from isthmus_plugins.process import LinkListenerSpec
+from isthmus_plugins.process import Clock, LinkListenerSpec
 
 
 class Control:
@@ -73,6 +74,7 @@ class Context:
         self.proxy_name = proxy_name
         self.incarnation = control_log.incarnation
         self.cluster_id = cluster_id
+        self.clock: Clock = time
         self.cluster = cluster
         self.control = Control(control_log)
         self.link_client_tls = link_client_tls

@@ -17,7 +17,7 @@ import random
 import pytest
 from support.fake_cluster import run_simulated
 from support.offsets import KeyValue, commit, deleted, group_gone, group_made, marker_batch, offsets_batch
-from support.replicas import Replicas, simulate_clock
+from support.replicas import Replicas
 
 from isthmus_plugins.cluster import CommittedOffset
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
@@ -231,5 +231,4 @@ async def simulate(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_groups_are_where_the_sources_are_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(simulate(seed))

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.partition_log import Partition
-from support.replicas import Replicas
-from support.truncating import TruncatedCluster, Truncating, salvaged, simulate_truncations
+from support.replicas import End, Replicas
+from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.replication.follower.log import FILLER_KEY
 from isthmus_plugins.replication.leader import tombstone_window as lateness_module
-from isthmus_plugins.replication.truncation.common_log import CommonLog
 
 TOPIC = "remote-t"
 RETENTION_S = 20.0
@@ -45,16 +44,12 @@ class Scene:
     def start(self, which: str = "AB") -> None:
         if "A" in which:
             self.replicas.start("A")
-            a = self.replicas.ends["A"]
-            a.handlers["limits"] = CommonLog(a.context, a.verification).on_limits
         if "B" in which:
-            self.replicas.ends["B"] = Truncating(self.replicas.b, self.replicas.controls["B"], self.directory)
+            self.replicas.ends["B"] = End(self.replicas.b, self.replicas.controls["B"], data_directory=self.directory)
 
     @property
-    def b(self) -> Truncating:
-        end = self.replicas.ends["B"]
-        assert isinstance(end, Truncating)
-        return end
+    def b(self) -> End:
+        return self.replicas.ends["B"]
 
     @property
     def past(self) -> tuple[Truncation, ...]:
@@ -208,7 +203,7 @@ def test_nothing_is_cut_where_no_deletion_was_missed(
         await scene.settled()
         await asyncio.sleep(60)
         assert scene.same()
-        assert scene.b.missed_deletions.compared == 1
+        assert scene.b.parts.missed_deletions.compared == 1
         assert not scene.past
         await scene.replicas.stop()
 
@@ -236,7 +231,7 @@ def test_a_link_that_is_never_away_for_long_compares_nothing(tmp_path: Path, mon
         await asyncio.sleep(10 * RETENTION_S)  # nothing happens for long
         await away(scene, RETENTION_S / 3, "link", lambda: scene.delete_all([b"a", b"a", b"b"]))
         await scene.settled()
-        assert scene.b.missed_deletions.compared == 0
+        assert scene.b.parts.missed_deletions.compared == 0
         assert not scene.past
         await scene.replicas.stop()
 

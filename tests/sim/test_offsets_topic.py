@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.fake_cluster import run_simulated
 from support.offsets import KeyValue, commit, deleted, group_gone, group_made, offsets_batch
-from support.replicas import LINK, Replicas, simulate_clock
+from support.replicas import LINK, Replicas
 
 from isthmus_control.commands import SetOffsetsTopic
 from isthmus_control.model import OffsetsCopy, OffsetsForm, Role
@@ -177,5 +177,4 @@ async def simulate(seed: int, copy: OffsetsCopy, ring: Path) -> None:
 def test_a_copy_has_what_may_leave_and_nothing_else(
     seed: int, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(simulate(seed, FORMS[form], tmp_path / "ring.json"))

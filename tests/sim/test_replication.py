@@ -20,7 +20,7 @@ from typing import Final
 import pytest
 from support.fake_cluster import FakeCluster, run_simulated
 from support.partition_log import TIMESTAMP, Partition, Producer, batch
-from support.replicas import Replicas, simulate_clock
+from support.replicas import Replicas
 
 from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.records import TRANSACTIONAL_BIT
@@ -300,7 +300,6 @@ def compare_ends(replicas: Replicas) -> None:
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
 def test_follower_is_a_prefix_of_the_source_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(simulate(seed))
 
 
@@ -340,7 +339,6 @@ def test_a_burst_of_which_the_first_batches_are_lost_while_the_leader_moves_and_
         replicas.check("remote-t", 0)
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 
@@ -364,7 +362,6 @@ def test_a_transaction_that_was_aborted_while_the_link_was_away(monkeypatch: pyt
         await replicas.stop()
         assert replicas.b.partition("remote-t").records(committed=True) == {}
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 
@@ -389,7 +386,6 @@ def test_a_last_batch_that_the_cleaner_emptied(monkeypatch: pytest.MonkeyPatch) 
         assert not replicas.ends["A"].leader.stopped
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 
@@ -421,7 +417,6 @@ def test_an_abort_marker_that_the_cleaner_took(monkeypatch: pytest.MonkeyPatch) 
         await replicas.stop()
         assert committed == [b"committed"]
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 
@@ -446,7 +441,6 @@ def test_a_log_that_starts_within_an_open_batch(monkeypatch: pytest.MonkeyPatch)
         replicas.check("remote-t", 0)
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 
@@ -469,5 +463,4 @@ def test_a_batch_that_the_source_has_twice(monkeypatch: pytest.MonkeyPatch) -> N
         replicas.check("remote-t", 0)
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(run())

@@ -17,7 +17,7 @@ import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, offsets_batch
 from support.partition_log import TIMESTAMP
-from support.replicas import End, falsely_out_of_sync, simulate_clock
+from support.replicas import End, falsely_out_of_sync
 from support.three import LINKS, Three
 
 from isthmus_control.commands import AlterDemands, AlterLink
@@ -278,7 +278,6 @@ class Scene:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_who_must_have_what_is_acked_has_it_and_no_claim_is_false(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(Scene(seed, (0, 5_000)[seed % 2], strict=seed % 5 == 4).run())
 
 
@@ -314,7 +313,6 @@ def test_one_of_a_set_that_stands_still_delays_no_commit_and_leaves_by_its_own_l
         scene.check()
         await three.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(main())
 
 
@@ -357,5 +355,4 @@ def test_commits_go_without_a_link_after_the_time_of_their_groups(
             assert record.degraded is None
         await three.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(main())

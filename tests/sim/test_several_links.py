@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
-from support.replicas import End, falsely_out_of_sync, simulate_clock
+from support.replicas import End, falsely_out_of_sync
 from support.three import LINKS, Three
 
 from isthmus_control.commands import AlterDemands, AlterLink, DegradeSync
@@ -261,7 +261,6 @@ class Scene:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_who_must_have_what_is_acked_has_it_and_no_claim_is_false(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     confirm = (ANY_1, ANY_1, ANY_2, ALL)[seed % 4]
     run_simulated(Scene(seed, confirm, (0, 5_000)[seed // 4 % 2], strict=seed % 5 == 4).run())
 
@@ -298,7 +297,6 @@ def test_one_of_a_set_that_stands_still_delays_nobody_and_leaves_by_its_own_lag(
         scene.check()
         await three.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(main())
 
 
@@ -334,7 +332,6 @@ def test_acks_go_without_a_link_after_its_time_and_wait_again_after_it_was_in_sy
             assert record.degraded is None
         await three.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(main())
 
 
@@ -362,5 +359,4 @@ def test_when_the_leader_was_away_all_are_waited_for_while_leases_of_another_pro
         scene.check()
         await three.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(main())

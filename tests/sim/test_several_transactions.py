@@ -15,7 +15,7 @@ import pytest
 from sim.test_sync_transactions import PARTITIONS, REMOTE, STATE_PARTITIONS, TOPIC, App, Done, outcome_of
 from support.fake_cluster import run_simulated
 from support.partition_log import TIMESTAMP
-from support.replicas import INDEX, LINK_ID, End, simulate_clock
+from support.replicas import INDEX, LINK_ID, End
 from support.three import INDEX_OF_C, LINKS, SECOND_ID, Three
 
 from isthmus_control.commands import AlterDemands, AlterLink
@@ -189,5 +189,4 @@ class Scene:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_who_goes_by_a_claim_finds_every_commit_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(Scene(seed).run())

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import FakeCluster, run_simulated, simulated_now
 from support.partition_log import Partition, batch
-from support.replicas import INDEX, LINK, LINK_ID, End, Replicas, simulate_clock
+from support.replicas import INDEX, LINK, LINK_ID, End, Replicas
 from support.transaction_state import state_batch, state_key, state_value
 
 from isthmus_control.commands import AlterLink, CreateNamespace, DetachNamespace
@@ -376,7 +376,6 @@ class App:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_acked_commit_is_missing_and_none_is_torn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(Scene(seed).run())
 
 
@@ -414,7 +413,6 @@ def test_what_was_aborted_is_not_committed_by_the_next_transaction(
             assert scene.in_sync()
         await scene.end()
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(seed)))
 
 
@@ -449,7 +447,6 @@ def test_what_was_decided_before_a_start_is_told_before_its_markers(
         assert target[1].end < scene.partitions[1].end
         await scene.end()
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(7)))
 
 
@@ -476,7 +473,6 @@ def test_of_many_decisions_some_go_in_one_call(monkeypatch: pytest.MonkeyPatch) 
         await scene.replicas.until("all are there", lambda: not a.decisions._pending)
         await scene.end()
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(1)))
 
 
@@ -512,7 +508,6 @@ def test_a_commit_that_lists_a_deleted_topic_is_acked(monkeypatch: pytest.Monkey
         assert scene.in_sync()
         await scene.end()
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(3)))
 
 
@@ -534,7 +529,6 @@ def test_commits_go_on_while_namespaces_change(monkeypatch: pytest.MonkeyPatch) 
         assert sum(done.acked for done in scene.done) > 200
         await scene.end()
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(3)))
 
 
@@ -571,7 +565,6 @@ def test_a_partition_without_a_leader_keeps_only_its_own_transactions_waiting(mo
         assert waiting.acked
         await scene.end()
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(3)))
 
 
@@ -606,5 +599,4 @@ def test_a_decision_about_a_partition_that_was_detached_waits_for_its_leases(mon
         await scene.replicas.stop()
         assert not early
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(1)))

@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.fake_cluster import FakeContext, run_simulated, simulated_now
+from support.fake_cluster import run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
-from support.replicas import HOUR_MS, LINK, End, Peers, Replicas, falsely_out_of_sync, simulate_clock
+from support.replicas import HOUR_MS, LINK, End, Replicas, falsely_out_of_sync
 
 from isthmus_control.commands import AlterDemands, AlterLink, DetachNamespace
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import Consistency
 from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.comparison.digests import Verification
-from isthmus_plugins.replication.groups.leader import GroupLeader
-from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.replication.sync.confirmer import SyncLeader
 from isthmus_plugins.replication.sync.lease_grants import LEASE_S
@@ -228,7 +225,6 @@ class Scene:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_is_in_sync_has_all_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(Scene(seed, strict=seed % 4 == 3).run())
 
 
@@ -252,7 +248,6 @@ def test_leases_of_the_process_before_hold_acks_where_the_clock_was_set_back(mon
             await asyncio.sleep(0.1)
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(work(Scene(1)))
 
 
@@ -282,7 +277,6 @@ def test_what_another_proxy_records_lets_no_ack_go_while_leases_of_this_one_run(
         await replicas.until("In-Sync again", lambda: scene.in_sync() and scene.holds())
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(work(Scene(1)))
 
 
@@ -322,7 +316,6 @@ def test_acks_wait_for_the_confirm_timeout_and_no_longer(
         await replicas.until("In-Sync again", lambda: scene.in_sync() and scene.holds())
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(main())
 
 
@@ -382,7 +375,6 @@ def test_one_that_does_not_get_in_sync_is_syncing_again_and_one_that_was_is_not(
         await replicas.until("all is answered", lambda: scene.look() or not scene.asked)
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(main())
 
 
@@ -429,17 +421,9 @@ def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
         await other.stop()
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(work(Scene(1)))
 
 
 def proxy_beside(replicas: Replicas) -> SyncLeader:
     """Of another proxy of A, which fronts none of the leaders, what holds acks."""
-    context: Any = FakeContext(replicas.a, replicas.controls["A"], "other", frozenset((99,)))
-    peers: Any = Peers()
-    leader = LeaderEnd(context, peers, Verification(context))
-    other = SyncLeader(context, leader, GroupLeader(context, peers), lambda link: True)
-    replicas.controls["A"].subscribe(other.control_changed)
-    other.control_changed(replicas.controls["A"].state)
-    other.start()
-    return other
+    return End(replicas.a, replicas.controls["A"], "other", fronted_brokers=frozenset((99,))).sync_leader

@@ -15,7 +15,7 @@ import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, offsets_batch
 from support.partition_log import TIMESTAMP
-from support.replicas import LINK, End, Replicas, falsely_out_of_sync, simulate_clock
+from support.replicas import LINK, End, Replicas, falsely_out_of_sync
 
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
@@ -226,7 +226,6 @@ class Scene:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_is_in_sync_has_all_that_was_acked(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(Scene(seed).run())
 
 
@@ -246,7 +245,6 @@ def test_nothing_is_claimed_of_a_namespace_that_the_source_does_not_lead_yet(mon
         await replicas.until("In-Sync with it", scene.in_sync)
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(work(Scene(1)))
 
 
@@ -287,5 +285,4 @@ def test_commits_in_a_namespace_that_was_detached_wait_until_its_leases_are_over
         assert max(scene.acked.values()) == max(scene.position.values())
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(work(Scene(1)))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import run_simulated, simulated_now
 from support.offsets import commit, group_made, marker_batch, offsets_batch
-from support.replicas import LINK, LINK_ID, End, Replicas, simulate_clock
+from support.replicas import LINK, LINK_ID, End, Replicas
 from support.transaction_state import state_batch, state_key, state_value
 
 from isthmus_control.commands import AlterLink
@@ -270,7 +270,6 @@ class App:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_positions_that_were_acked_are_there(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
     run_simulated(Scene(seed).run())
 
 
@@ -289,7 +288,6 @@ def test_other_groups_wait_for_nobody(seed: int, monkeypatch: pytest.MonkeyPatch
         assert max(done.took_s for done in scene.done) < 1
         await scene.end()
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(seed)))
 
 
@@ -331,5 +329,4 @@ def test_what_was_decided_before_a_start_waits_for_its_groups_link_alone(
         assert all(each.acked for each in done)
         await scene.end()
 
-    simulate_clock(monkeypatch)
     run_simulated(main(Scene(5)))

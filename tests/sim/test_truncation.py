@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 from support.fake_cluster import run_simulated
 from support.partition_log import Partition
-from support.replicas import LINK, Replicas
-from support.truncating import TruncatedCluster, Truncating, salvaged, simulate_truncations
+from support.replicas import LINK, End, Replicas
+from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
 from isthmus_control.commands import AdvanceTruncation, Body, GiveUpTruncation, HoldUpTruncation
 from isthmus_control.outcome import Accepted, Outcome
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import SPOOL_PREFIX, TruncationPhase
 from isthmus_plugins.cluster import CommittedOffset, TransactionMarkers
-from isthmus_plugins.replication.truncation.common_log import CommonLog
 
 P = TruncationPhase
 TOPIC = "remote-t"
@@ -75,13 +74,11 @@ class Scene:
 
     def start(self) -> None:
         self.replicas.start("A")
-        a = self.replicas.ends["A"]
-        a.handlers["limits"] = CommonLog(a.context, a.verification).on_limits
         self.start_b()
 
     def start_b(self) -> None:
         assert "B" not in self.replicas.ends, "leases keep a second one from being there"
-        self.replicas.ends["B"] = Truncating(self.cluster, self.replicas.controls["B"], self.directory)
+        self.replicas.ends["B"] = End(self.cluster, self.replicas.controls["B"], data_directory=self.directory)
 
     async def kill(self) -> None:
         await asyncio.sleep(self.random.choice((0.0, 0.005, 0.02, 0.3)))

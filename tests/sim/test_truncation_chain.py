@@ -14,8 +14,8 @@ from typing import Final
 
 import pytest
 from support.fake_cluster import FakeControl, run_simulated
-from support.replicas import LINK, LINK_ID, SECRET, Wire, connected, records_of
-from support.truncating import TruncatedCluster, Truncating, salvaged, simulate_truncations
+from support.replicas import LINK, LINK_ID, SECRET, End, Wire, connected, records_of
+from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 
 from isthmus_control.commands import AdvanceTruncation, AttachNamespace, Body, CreateLink, RegisterProducerIds
 from isthmus_control.model import ResourceType, Role
@@ -43,7 +43,7 @@ class Chain:
         self.directory = directory
         self.clusters = {name: TruncatedCluster(self.random, (1,)) for name in "ABC"}
         self.controls = {name: FakeControl(name, self.random) for name in "ABC"}
-        self.ends: dict[str, Truncating] = {}
+        self.ends: dict[str, End] = {}
         self.wires: dict[str, Wire] = {}
         self.kill_at: dict[str, set[TruncationPhase]] = {"B": set(), "C": set()}
         self.kills: list[asyncio.Task[None]] = []
@@ -84,7 +84,7 @@ class Chain:
 
     def start(self, name: str) -> None:
         assert name not in self.ends, "leases keep a second one from being there"
-        self.ends[name] = Truncating(self.clusters[name], self.controls[name], self.directory / name)
+        self.ends[name] = End(self.clusters[name], self.controls[name], data_directory=self.directory / name)
 
     def connect(self, link: str) -> None:
         one, other = ("A", "B") if link == LINK else ("B", "C")
@@ -137,8 +137,8 @@ class Chain:
         deadline = loop.time() + timeout_s
         while not ready():
             assert loop.time() < deadline, f"{what}: not within {timeout_s:.0f} s\n{self.describe()}"
-            if (last := self.ends.get("C")) is not None and LAST in last.topics.refused:
-                self.waited.add(last.topics.refused[LAST].code)
+            if (last := self.ends.get("C")) is not None and LAST in last.parts.follower_topics.refused:
+                self.waited.add(last.parts.follower_topics.refused[LAST].code)
             await asyncio.sleep(0.02)
 
     def describe(self) -> str:
@@ -150,7 +150,7 @@ class Chain:
             if topic in self.clusters[name].found:
                 lines += [partition.describe() for partition in self.clusters[name].found[topic].partitions]
             if (end := self.ends.get(name)) is not None:
-                lines += [f"{name} refused {end.topics.refused}", f"{name} stopped {end.leader.stopped}"]
+                lines += [f"{name} refused {end.parts.follower_topics.refused}", f"{name} stopped {end.leader.stopped}"]
         return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
+import time
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,8 +119,19 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def simulated_now() -> float:
-    """What ``time.monotonic`` is replaced by in the modules under test."""
+    """Seconds on the monotonic clock of the loop that runs."""
     return asyncio.get_running_loop().time()
+
+
+class LoopClock:
+    """The clocks of the loop that runs; the wall clock of a simulated one began at ``TIMESTAMP``."""
+
+    def monotonic(self) -> float:
+        return simulated_now()
+
+    def time(self) -> float:
+        loop = asyncio.get_running_loop()
+        return TIMESTAMP / 1000 + loop.time() if isinstance(loop, SimulatedLoop) else time.time()
 
 
 def run_simulated(work: Coroutine[Any, Any, T]) -> T:
@@ -629,6 +641,7 @@ class FakeContext:
         self.proxy_name = name
         self.incarnation = str(uuid.UUID(int=cluster.random.getrandbits(128), version=4))
         self.cluster_id = control.state.cluster_id
+        self.clock = LoopClock()
         self.cluster = cluster
         self.control = control
         self.link_listener: LinkListenerSpec | None = None

@@ -13,7 +13,7 @@ from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from support.fake_cluster import run_simulated
 from support.offsets import commit, group_made, offsets_batch
-from support.replicas import LINK, Replicas, simulate_clock
+from support.replicas import LINK, Replicas
 
 PLACE: Final = ("remote-t", 0)
 
@@ -24,7 +24,6 @@ def position(offset: int, metadata: str = "") -> CommittedOffset:
 
 def in_replicas(monkeypatch: pytest.MonkeyPatch, test: Callable[[Replicas], Awaitable[None]]) -> None:
     """Run a test between two model clusters; ``app-1`` is at 5 in ``local-t``, whose follower ends at 10."""
-    simulate_clock(monkeypatch)
 
     async def run() -> None:
         replicas = Replicas(random.Random(1))

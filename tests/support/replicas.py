@@ -10,101 +10,31 @@ import asyncio
 import random
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from isthmus_control.commands import AttachNamespace, CreateLink, PartitionSync, RecordSync, RegisterProducerIds
 from isthmus_control.model import Reason, ResourceType, Role, SyncState
 from isthmus_control.outcome import Accepted
 from isthmus_control.sealing import Sealer, Secret
 from isthmus_control.states import ReasonCode
-from isthmus_plugins import confirmation as confirmation_module
 from isthmus_plugins.confirmation import AckGate
-from isthmus_plugins.replication.assembly import _Ends
-from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
-from isthmus_plugins.replication.comparison.digests import Verification
-from isthmus_plugins.replication.follower import follower_end as follower_module
-from isthmus_plugins.replication.follower import stream as follower_stream_module
-from isthmus_plugins.replication.follower import writers as writers_module
-from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.assembly import assemble
 from isthmus_plugins.replication.follower.log import FILLER_KEY
-from isthmus_plugins.replication.follower.topics import FollowerTopics
-from isthmus_plugins.replication.groups import follower as group_follower_module
-from isthmus_plugins.replication.groups import leader as group_leader_module
-from isthmus_plugins.replication.groups.follower import GroupFollower
-from isthmus_plugins.replication.groups.leader import GroupLeader
-from isthmus_plugins.replication.in_doubt import store as transaction_store_module
-from isthmus_plugins.replication.in_doubt.store import TransactionStore
-from isthmus_plugins.replication.leader import lag_without_stream as unfollowed_module
-from isthmus_plugins.replication.leader import leader_end as leader_module
-from isthmus_plugins.replication.leader import source_settings as source_configs_module
-from isthmus_plugins.replication.leader import stream as leader_stream_module
-from isthmus_plugins.replication.leader import tail as tail_module
-from isthmus_plugins.replication.leader import target_topics as target_topics_module
-from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.link import connection as connection_module
-from isthmus_plugins.replication.link.connection import Credential, LinkConnection
-from isthmus_plugins.replication.link.shared_settings import LinkMirror
-from isthmus_plugins.replication.operations import verify as verify_module
-from isthmus_plugins.replication.operations.verify import LinkVerification
-from isthmus_plugins.replication.status import groups as group_status_module
-from isthmus_plugins.replication.sync import confirmer as sync_leader_module
-from isthmus_plugins.replication.sync import group_leases as group_leases_module
-from isthmus_plugins.replication.sync import lease_grants as sync_grants_module
-from isthmus_plugins.replication.sync import leases as sync_lease_module
-from isthmus_plugins.replication.sync import requirements as sync_needs_module
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
-from isthmus_plugins.replication.sync.leases import SyncLeases
-from isthmus_plugins.replication.transactions import decisions as decisions_module
-from isthmus_plugins.replication.transactions import groups_as_read as transaction_groups_module
-from isthmus_plugins.replication.transactions.decisions import Decisions
+from isthmus_plugins.replication.link.connection import Credential, Handler, LinkConnection, Receiver
+from isthmus_plugins.replication.link.part import Part
+from isthmus_plugins.replication.link.peers import PeerState
 from isthmus_protocol.producer_ids import is_links_own
 from isthmus_protocol.record_codec import decode_control, decode_records
 from isthmus_protocol.record_equality import batch_digest
-from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partition, run_simulated, simulated_now
-from support.partition_log import TIMESTAMP
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, Partition, run_simulated
 
 LINK: Final = "a-to-b"
 LINK_ID: Final = str(uuid.UUID(int=7, version=4))
 SECRET: Final = b"secret"
-CLOCKED: Final = (
-    connection_module,
-    decisions_module,
-    follower_module,
-    follower_stream_module,
-    group_follower_module,
-    group_leader_module,
-    group_status_module,
-    leader_module,
-    leader_stream_module,
-    tail_module,
-    target_topics_module,
-    source_configs_module,
-    sync_grants_module,
-    sync_needs_module,
-    sync_leader_module,
-    confirmation_module,
-    group_leases_module,
-    sync_lease_module,
-    transaction_groups_module,
-    transaction_store_module,
-    unfollowed_module,
-    verify_module,
-    writers_module,
-)
-"""Modules that look at the clock."""
 INDEX: Final = {"A": 11, "B": 22}
 HOUR_MS: Final = 3_600_000
-
-
-def simulate_clock(monkeypatch: Any) -> None:
-    """Have the plugin's modules read the simulated loop's clock."""
-    for module in CLOCKED:
-        monkeypatch.setattr(module, "monotonic", simulated_now)
-    monkeypatch.setattr(follower_module, "time", lambda: TIMESTAMP / 1000)
-    for module in (sync_lease_module, group_leases_module):
-        monkeypatch.setattr(module, "time", lambda: TIMESTAMP / 1000 + simulated_now())
 
 
 def records_of(partition: Partition, start: int, end: int) -> list[tuple[Any, ...]]:
@@ -200,11 +130,24 @@ class _Transport(asyncio.Transport):
         return default
 
 
-class Peers:
-    """Of ``LinkPeers`` what the leader end uses."""
+class Peers(Part):
+    """The connections of one proxy, over simulated wires: in the place of ``LinkPeers``."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: Any) -> None:
         self.live: list[LinkConnection] = []
+        self.handlers: dict[str, Handler] = {}
+        self.receiver = Receiver()
+        self.on_change: Callable[[], None] = lambda: None
+
+    def serve(
+        self,
+        calls: Mapping[str, Handler],
+        create_calls: Mapping[str, Handler],
+        receiver: Receiver,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.handlers.update(calls)
+        self.receiver, self.on_change = receiver, on_change
 
     def connections(self, link_name: str) -> list[LinkConnection]:
         return [connection for connection in self.live if connection.link_name == link_name]
@@ -212,126 +155,86 @@ class Peers:
     def fronting(self, link_name: str, broker_id: int) -> LinkConnection | None:
         return next(iter(self.connections(link_name)), None)
 
+    def state(self, link_name: str) -> PeerState:
+        connections = self.connections(link_name)
+        return PeerState(connections={str(each.peer.get("proxy")): each for each in connections})
 
-class End:
-    """One proxy's replication, until it is killed."""
-
-    def __init__(self, cluster: FakeCluster, control: FakeControl, keyring_file: Path | None = None) -> None:
-        self.context: Any = FakeContext(cluster, control)
-        self.context.offsets_keyring_file = keyring_file
-        self.peers: Any = Peers()
-        self.verification = Verification(self.context)
-        self.link_verification = LinkVerification(self.context, self.verification)
-        self.topics = FollowerTopics(self.context)
-        self.follower = FollowerEnd(self.context)
-        self.leader = LeaderEnd(self.context, self.peers, self.verification)
-        self.mirror = LinkMirror(self.context, self.peers.connections)
-        self.group_leader = GroupLeader(self.context, self.peers)
-        self.store = TransactionStore(self.context, self.follower.decided)
-        self.follower.awaits = self.store.awaits
-        self.group_follower = GroupFollower(self.context, self.store)
-        self.follower.on_stored = self.group_follower.data_came
-        self.sync_leader = SyncLeader(self.context, self.leader, self.group_leader, self.mirror.agreed)
-        self.decisions = Decisions(self.context, self.leader, self.group_leader, self.peers, self.sync_leader)
-        self.acks = AckGate(self.context, self.sync_leader)
-        self.syncing = SyncingTopics(self.context)
-        control.subscribe(self.syncing.control_changed)
-        self.syncing.control_changed(control.state)
-        self.sync_leases = SyncLeases(
-            self.context, self.follower, self.group_follower, self.store, self.syncing.reached
-        )
-        self.handlers = {
-            "prepare_topics": self.topics.prepare_topics,
-            "open_stream": self.follower.open_stream,
-            "close_stream": self.follower.close_stream,
-            "doubt_deletions": self.follower.doubt_deletions,
-            "ended_transactions": self.leader.ended_transactions,
-            "sync_lease": self.sync_leader.grants.on_sync_lease,
-            "merge_settings": self.mirror.on_merge_settings,
-            "decide": self.store.on_decide,
-            "digest": self.verification.on_digest,
-            "ends": self.verification.on_ends,
-            "count_offsets": self.verification.on_count_offsets,
-            "linked_topics": self.link_verification.on_linked_topics,
-            "linked_groups": self.link_verification.groups.on_linked_groups,
-            "committed": self.link_verification.groups.on_committed,
-            "high_watermarks": self.link_verification.groups.on_high_watermarks,
-            "group_offsets": self.group_follower.group_offsets,
-            "group_applied": self.group_leader.on_applied,
-            "group_pending": self.group_follower.group_pending,
-            "end_group_offsets": self.group_follower.end_group_offsets,
-        }
-        control.subscribe(lambda state: self._wake())
-        control.subscribe(self.follower.control_changed)
-        control.subscribe(self.sync_leader.control_changed)
-        control.subscribe(self.sync_leases.control_changed)
-        control.subscribe(self.decisions.control_changed)
-        control.subscribe(self.group_follower.control_changed)
-        self.store.start()
-        self.follower.start()
-        self.leader.start()
-        self.sync_leader.control_changed(control.state)
-        self.mirror.start()
-        self.sync_leader.start()
-        self.acks.start()
-        self.sync_leases.control_changed(control.state)
-        self.decisions.control_changed(control.state)
-        self.decisions.start()
-        self.sync_leases.start()
-        self.group_follower.start()
-        self.group_leader.start()
-
-    def _wake(self) -> None:
-        self.leader.wake()
-        self.group_leader.wake()
-        self.mirror.wake()
-
-    def take(self, connection: LinkConnection, link_name: str = LINK) -> None:
+    def take(self, connection: LinkConnection, link_name: str) -> None:
         """Use a connection whose handshake is over."""
         connection.link_name = link_name
         connection.handlers = self.handlers
-        ends = _Ends(self.leader, self.follower, self.group_follower, self.store)
-        lost = ends.on_lost
-
-        def on_lost(connection: LinkConnection) -> None:
-            lost(connection)
-            if connection in self.peers.live:
-                self.peers.live.remove(connection)
-            self._wake()
-
-        ends.on_lost = on_lost  # type: ignore[method-assign]
-        connection.receiver = ends
-        self.peers.live.append(connection)
-        self._wake()
+        connection.receiver = _Live(self, self.receiver)
+        self.live.append(connection)
+        self.on_change()
 
     async def stop(self) -> None:
-        await self.group_leader.stop()
-        await self.sync_leases.stop()
-        await self.syncing.stop()
-        await self.decisions.stop()
-        await self.acks.stop()
-        await self.sync_leader.stop()
-        await self.mirror.stop()
-        await self.leader.stop()
-        await self.group_follower.stop()
-        await self.follower.stop()
-        await self.store.stop()
-        for connection in list(self.peers.live):
+        for connection in list(self.live):
             await connection.stopped()
+
+
+class _Live(Receiver):
+    """Takes a connection that is lost out of those of the proxy."""
+
+    def __init__(self, peers: Peers, inner: Receiver) -> None:
+        self._peers = peers
+        self._inner = inner
+        self.on_append = inner.on_append  # type: ignore[method-assign]
+        self.on_appended = inner.on_appended  # type: ignore[method-assign]
+        self.on_call = inner.on_call  # type: ignore[method-assign]
+        self.on_stopped = inner.on_stopped  # type: ignore[method-assign]
+        self.on_writable = inner.on_writable  # type: ignore[method-assign]
+
+    def on_lost(self, connection: LinkConnection) -> None:
+        self._inner.on_lost(connection)
+        if connection in self._peers.live:
+            self._peers.live.remove(connection)
+        self._peers.on_change()
+
+
+class End:
+    """One proxy's replication, until it is killed: the parts as the plugin has them, and the gate for acks."""
+
+    def __init__(self, cluster: FakeCluster, control: FakeControl, name: str = "p", **context: Any) -> None:
+        """``context``: fields of the process as the plugin sees it."""
+        self.context: Any = FakeContext(cluster, control, name)
+        for field, value in context.items():
+            assert hasattr(self.context, field)
+            setattr(self.context, field, value)
+        self.parts = assemble(self.context, cast(Any, Peers))
+        self.peers: Any = self.parts.peers
+        self.follower, self.leader = self.parts.follower_end, self.parts.leader_end
+        self.group_follower, self.group_leader = self.parts.group_follower, self.parts.group_leader
+        self.store, self.decisions = self.parts.store, self.parts.decisions
+        self.sync_leader, self.sync_leases = self.parts.sync, self.parts.sync_leases
+        self.acks = AckGate(self.context, self.sync_leader)
+        self.parts.start()
+        self.acks.start()
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """What answers peers' calls, to be replaced by tests."""
+        handlers: dict[str, Handler] = self.peers.handlers
+        return handlers
+
+    async def stop(self) -> None:
+        await self.acks.stop()
+        await self.parts.stop()
 
 
 def connected(rng: random.Random, one: End, other: End, link_name: str = LINK) -> Wire:
     """A connection between two proxies, dialled by the first."""
     dialler = LinkConnection(
+        clock=one.context.clock,
         hello={"purpose": "link", "link_id": LINK_ID},
         secret=SECRET,
         identity={"cluster_id": one.context.cluster_id, "proxy": "a", "brokers": "all"},
-        on_ready=lambda connection: one.take(connection, link_name),
+        on_ready=lambda connection: one.peers.take(connection, link_name),
     )
     acceptor = LinkConnection(
+        clock=other.context.clock,
         accept=lambda hello, connection: Credential(SECRET),
         identity={"cluster_id": other.context.cluster_id, "proxy": "b", "brokers": "all"},
-        on_ready=lambda connection: other.take(connection, link_name),
+        on_ready=lambda connection: other.peers.take(connection, link_name),
     )
     return Wire(rng, dialler, acceptor)
 
@@ -384,7 +287,9 @@ class Replicas:
     def start(self, which: str = "AB") -> None:
         for name in which:
             assert name not in self.ends, "leases keep a second one from being there"
-            self.ends[name] = End(self.a if name == "A" else self.b, self.controls[name], self.keyring_file)
+            self.ends[name] = End(
+                self.a if name == "A" else self.b, self.controls[name], offsets_keyring_file=self.keyring_file
+            )
 
     async def stop(self, which: str = "AB") -> None:
         self.cut()
@@ -530,5 +435,4 @@ def on_replicas(monkeypatch: Any, work: Callable[[Replicas], Awaitable[None]], b
         await work(replicas)
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(run())

@@ -57,7 +57,7 @@ class Three(Replicas):
     def start(self, which: str = "ABC") -> None:
         for name in which:
             cluster = self.a if name == "A" else self.targets[name]
-            self.ends[name] = End(cluster, self.controls[name], self.keyring_file)
+            self.ends[name] = End(cluster, self.controls[name], offsets_keyring_file=self.keyring_file)
 
     async def stop(self, which: str = "ABC") -> None:
         for name in "BC" if "A" in which else which:

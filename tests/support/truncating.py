@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 
-from isthmus_plugins.replication.truncation import missed_deletions as missed_deletions_module
-from isthmus_plugins.replication.truncation import steps as truncation_module
-from isthmus_plugins.replication.truncation.common_log import CommonLog
-from isthmus_plugins.replication.truncation.missed_deletions import MissedDeletions
-from isthmus_plugins.replication.truncation.steps import Truncations
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.salvage import read_salvage
-from support.fake_cluster import FakeCluster, FakeControl, simulated_now
-from support.replicas import End, simulate_clock
+from support.fake_cluster import FakeCluster
 
 
 class TruncatedCluster(FakeCluster):
@@ -41,29 +35,6 @@ class TruncatedCluster(FakeCluster):
         return max(known), min(later, default=found.end)
 
 
-class Truncating(End):
-    """A proxy that truncates."""
-
-    def __init__(self, cluster: FakeCluster, control: FakeControl, directory: Path) -> None:
-        super().__init__(cluster, control)
-        self.context.data_directory = directory
-        common_log = CommonLog(self.context, self.verification)
-        self.handlers["limits"] = common_log.on_limits
-        self.truncations = Truncations(
-            self.context, self.peers, self.follower, self.verification, common_log, self.topics
-        )
-        self.missed_deletions = MissedDeletions(
-            self.context, self.peers, self.follower, common_log, self.truncations.begin
-        )
-        self.truncations.start()
-        self.missed_deletions.start()
-
-    async def stop(self) -> None:
-        await self.missed_deletions.stop()
-        await self.truncations.stop()
-        await super().stop()
-
-
 def salvaged(directory: Path) -> list[bytes | None]:
     """The values in a proxy's salvage files."""
     found = []
@@ -80,7 +51,4 @@ async def _inline(function: Callable[..., Any], *arguments: Any, **more: Any) ->
 
 def simulate_truncations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have truncations run on the simulated loop's clock."""
-    simulate_clock(monkeypatch)
-    monkeypatch.setattr(truncation_module, "monotonic", simulated_now)
-    monkeypatch.setattr(missed_deletions_module, "monotonic", simulated_now)
     monkeypatch.setattr(asyncio, "to_thread", _inline)

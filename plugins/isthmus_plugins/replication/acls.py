@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -32,7 +31,8 @@ from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.tasks import Tasks
 
@@ -53,7 +53,7 @@ NOBODYS: Final = AclBinding(
 """A binding that there is not: who may delete it may delete others."""
 
 
-class AclEnds:
+class AclEnds(Part):
     """Both ends at this proxy, and what is told of them."""
 
     def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
@@ -61,6 +61,20 @@ class AclEnds:
         self._peers = peers
         self.leader = AclLeader(context, peers)
         self.follower = AclFollower(context)
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "acls": self.follower.on_acls,
+        }
+
+    def start(self) -> None:
+        self.leader.start()
+
+    async def stop(self) -> None:
+        await self.leader.stop()
+
+    def wake(self) -> None:
+        self.leader.wake()
 
     def statuses(self, link: Link) -> list[links.AclStatus]:
         """What this proxy knows of a link's bindings, at each end that it has."""
@@ -148,6 +162,7 @@ class AclLeader:
 
     def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
         self._context = context
+        self._clock = context.clock
         self._peers = peers
         self._tasks = Tasks("acl-leader")
         self._changed = asyncio.Event()
@@ -183,7 +198,10 @@ class AclLeader:
     def _leading(self) -> dict[str, Sequence[NamespaceMapping]]:
         """By link with a principal namespace that this proxy is to look after: its mappings that lead."""
         state = self._context.control.state
-        if monotonic() > self._context.lease_deadline or min(state.proxies, default="") != self._context.proxy_name:
+        if (
+            self._clock.monotonic() > self._context.lease_deadline
+            or min(state.proxies, default="") != self._context.proxy_name
+        ):
             return {}
         leading = {
             link.name: tuple(mapping for mapping in link.mappings if mapping.role is Role.LEADER)
@@ -231,7 +249,7 @@ class AclLeader:
             and told[0] is bindings
             and told[1] == mappings
             and told[2] is connection
-            and monotonic() < told[3]
+            and self._clock.monotonic() < told[3]
         )
 
     def _failed(self, names: Collection[str], reason: Reason) -> None:
@@ -266,7 +284,7 @@ class AclLeader:
             except (LinkLost, TimeoutError) as error:
                 self._failed((name,), Reason(reasons.LINK_LOST, str(error) or "the other cluster did not answer"))
             else:
-                self._told[name] = (bindings, mappings, connection, monotonic() + TELL_AGAIN_S)
+                self._told[name] = (bindings, mappings, connection, self._clock.monotonic() + TELL_AGAIN_S)
                 self._statuses[name] = AclStatus(True, None, len(mapped.bindings), mapped.not_mapped)
         finally:
             self._telling.discard(name)

@@ -1,50 +1,214 @@
-"""The parts of the replication plugin, made and joined in one place."""
+"""Makes the parts of replication and joins them: the one place that knows all of them.
+
+The plugin and the simulations call the same :func:`assemble`; they differ in who brings connections (``peers_of``).
+What a part needs of one that is made later is joined at the end, and is an error before (``link.part``): nothing passes
+because somebody forgot to join it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from isthmus_control.control_state import ControlState
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.acls import AclEnds
+from isthmus_plugins.replication.client_views.leader_epochs import LeaderEpochs
+from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
+from isthmus_plugins.replication.client_views.time_offsets import TimeOffsets
+from isthmus_plugins.replication.client_views.topic_id_aliases import FormerIds
+from isthmus_plugins.replication.client_views.truncating_topics import WithheldTopics
+from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.topics import FollowerTopics
+from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
+from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
+from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.link.connection import LinkConnection, Receiver
-from isthmus_protocol import link
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, Receiver
+from isthmus_plugins.replication.link.part import Part, check_joined
+from isthmus_plugins.replication.link.peers import LinkPeers
+from isthmus_plugins.replication.link.shared_settings import LinkMirror
+from isthmus_plugins.replication.operations.service import LinkService
+from isthmus_plugins.replication.operations.verify import LinkVerification
+from isthmus_plugins.replication.status.groups import GroupStatuses
+from isthmus_plugins.replication.status.observing import LinkTelling
+from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.leases import SyncLeases
+from isthmus_plugins.replication.transactions.decisions import Decisions
+from isthmus_plugins.replication.truncation.common_log import CommonLog
+from isthmus_plugins.replication.truncation.missed_deletions import MissedDeletions
+from isthmus_plugins.replication.truncation.steps import Truncations
 
 
-class _Ends(Receiver):
-    """Gives what a connection delivers to the end that it is for."""
+@dataclass(frozen=True)
+class Parts:
+    """All parts of one proxy's replication, joined."""
 
-    def __init__(
-        self,
-        leader_end: LeaderEnd,
-        follower_end: FollowerEnd,
-        group_follower: GroupFollower,
-        store: TransactionStore,
-    ) -> None:
-        self._store = store
-        self._leader_end = leader_end
-        self._follower_end = follower_end
-        self._group_follower = group_follower
+    context: PluginContext
+    store: TransactionStore
+    sweep: TransactionSweep
+    follower_end: FollowerEnd
+    group_follower: GroupFollower
+    peers: LinkPeers
+    follower_topics: FollowerTopics
+    digests: Verification
+    link_verification: LinkVerification
+    common_log: CommonLog
+    transaction_verification: TransactionVerification
+    leader_end: LeaderEnd
+    shared_settings: LinkMirror
+    group_leader: GroupLeader
+    sync: SyncLeader
+    sync_leases: SyncLeases
+    decisions: Decisions
+    topic_id_aliases: FormerIds
+    truncating_topics: WithheldTopics
+    syncing_topics: SyncingTopics
+    leader_epochs: LeaderEpochs
+    time_offsets: TimeOffsets
+    truncations: Truncations
+    missed_deletions: MissedDeletions
+    acls: AclEnds
+    group_statuses: GroupStatuses
+    service: LinkService
+    observing: LinkTelling
 
-    def on_append(self, connection: LinkConnection, append: link.Append) -> None:
-        self._follower_end.on_append(connection, append)
+    @property
+    def all(self) -> list[Part]:
+        """In the order in which they start. Those that call over links end before the connections do, and those that
+        take what comes over them after."""
+        return [part for part in vars(self).values() if isinstance(part, Part)]
+
+    def start(self) -> None:
+        """Begin; whatever the control state says from now on counts."""
+        self.context.control.subscribe(self.control_changed)
+        self.control_changed(self.context.control.state)
+        for part in self.all:
+            part.start()
+
+    async def stop(self) -> None:
+        for part in reversed(self.all):
+            await part.stop()
+
+    def control_changed(self, state: ControlState) -> None:
+        for part in self.all:
+            part.control_changed(state)
+        self.wake()
+
+    def wake(self) -> None:
+        """Links or connections are others."""
+        for part in self.all:
+            part.wake()
+
+
+def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPeers] = LinkPeers) -> Parts:
+    """Make all parts and join them. Raises NotJoined for what is not."""
+    peers = peers_of(context)
+    digests = Verification(context)
+    link_verification = LinkVerification(context, digests)
+    follower_topics = FollowerTopics(context)
+    follower_end = FollowerEnd(context)
+    store = TransactionStore(context, follower_end.decided)
+    group_follower = GroupFollower(context, store)
+    transaction_verification = TransactionVerification(context)
+    common_log = CommonLog(context, digests)
+    leader_end = LeaderEnd(context, peers, digests)
+    shared_settings = LinkMirror(context, peers.connections)
+    group_leader = GroupLeader(context, peers)
+    sync = SyncLeader(context, leader_end, group_leader, shared_settings.agreed)
+    decisions = Decisions(context, leader_end, group_leader, peers, sync)
+    syncing_topics = SyncingTopics(context)
+    sync_leases = SyncLeases(context, follower_end, group_follower, store, syncing_topics.reached)
+    acls = AclEnds(context, peers)
+    group_statuses = GroupStatuses(context, group_leader, group_follower, sync.sync_of)
+    truncations = Truncations(context, peers, follower_end, digests, common_log, follower_topics)
+    service = LinkService(
+        context,
+        peers,
+        leader_end,
+        follower_end,
+        follower_topics,
+        link_verification,
+        transaction_verification,
+        group_follower,
+        group_statuses,
+        acls,
+        sync,
+        sync_leases,
+        store,
+        shared_settings,
+    )
+    parts = Parts(
+        context=context,
+        store=store,
+        sweep=TransactionSweep(context, store, group_follower.settled),
+        follower_end=follower_end,
+        group_follower=group_follower,
+        peers=peers,
+        follower_topics=follower_topics,
+        digests=digests,
+        link_verification=link_verification,
+        common_log=common_log,
+        transaction_verification=transaction_verification,
+        leader_end=leader_end,
+        shared_settings=shared_settings,
+        group_leader=group_leader,
+        sync=sync,
+        sync_leases=sync_leases,
+        decisions=decisions,
+        topic_id_aliases=FormerIds(),
+        truncating_topics=WithheldTopics(),
+        syncing_topics=syncing_topics,
+        leader_epochs=LeaderEpochs(),
+        time_offsets=TimeOffsets(context, peers),
+        truncations=truncations,
+        missed_deletions=MissedDeletions(context, peers, follower_end, common_log, truncations.begin),
+        acls=acls,
+        group_statuses=group_statuses,
+        service=service,
+        observing=LinkTelling(context.link_observers, service.statuses, context.clock),
+    )
+    follower_end.awaits = store.awaits
+    follower_end.on_stored = group_follower.data_came
+    leader_end.on_confirmed = sync.on_stream
+    leader_end.may_pass = decisions.may_pass
+    group_leader.on_confirmed = sync.on_confirmed
+    group_leader.may_pass = decisions.may_be_told
+    sync.settled = decisions.tail.settled
+    sync.on_more = decisions.on_more
+    peers.serve(_all_calls(parts.all), service.create_calls(), _Receiver(parts), parts.wake)
+    check_joined(parts.all)
+    return parts
+
+
+def _all_calls(parts: list[Part]) -> dict[str, Handler]:
+    calls: dict[str, Handler] = {}
+    for part in parts:
+        for method, handler in part.calls().items():
+            assert method not in calls, f"two parts answer {method}"
+            calls[method] = handler
+    return calls
+
+
+class _Receiver(Receiver):
+    """Gives what a connection delivers to the parts that it is for."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self.on_append = parts.follower_end.on_append  # type: ignore[method-assign]
+        self.on_appended = parts.leader_end.on_appended  # type: ignore[method-assign]
+        self.on_stopped = parts.leader_end.on_stopped  # type: ignore[method-assign]
+        self.on_writable = parts.leader_end.on_writable  # type: ignore[method-assign]
 
     def on_call(self, connection: LinkConnection, method: str, params: dict[str, Any]) -> None:
         if method == "decide":
             self._store.announced(connection, params)
 
-    def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
-        self._leader_end.on_appended(connection, appended)
-
-    def on_stopped(self, connection: LinkConnection, stopped: dict[str, Any]) -> None:
-        self._leader_end.on_stopped(connection, stopped)
-
-    def on_writable(self, connection: LinkConnection) -> None:
-        self._leader_end.on_writable(connection)
-
     def on_lost(self, connection: LinkConnection) -> None:
-        self._store.connection_lost(connection)
-        self._follower_end.connection_lost(connection)
-        self._group_follower.connection_lost(connection)
-        self._leader_end.connection_lost(connection)
+        for part in self._parts.all:
+            part.connection_lost(connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from isthmus_plugins.replication.link.connection import LinkConnection
@@ -76,10 +76,6 @@ class GroupPlaces(Protocol):
 
     def resume(self, partition: int) -> None:
         """Look again at what may not have been told."""
-
-
-async def at_once(places: Sequence[tuple[str, int]]) -> None:
-    """Nothing is known of transactions in these."""
 
 
 class LedPartition(NamedTuple):

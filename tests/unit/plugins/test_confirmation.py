@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +65,7 @@ class Acks:
 
     def __init__(self) -> None:
         self.archive = Archive()
-        context: Any = None
+        context: Any = SimpleNamespace(clock=time)
         self.gate = AckGate(context, self.archive)
 
     def asked(self, request: Request) -> tuple[ResponseHook | None, Leave | None]:

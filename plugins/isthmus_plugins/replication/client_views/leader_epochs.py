@@ -20,6 +20,7 @@ from typing import Any, Final
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import EpochShift
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
+from isthmus_plugins.replication.link.part import Part
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
 from isthmus_protocol.schema import ApiKey
@@ -28,7 +29,7 @@ UNCHECKED: Final = struct.pack(">i", -1)
 """As current leader epoch: the broker does not compare it with its own."""
 
 
-class LeaderEpochs:
+class LeaderEpochs(Part):
     """Hooks that do nothing until a topic was made anew."""
 
     def __init__(self) -> None:

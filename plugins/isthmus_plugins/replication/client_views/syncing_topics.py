@@ -21,11 +21,13 @@ from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_request
-from isthmus_protocol.refusals import Part, Refusal, refuse
+from isthmus_protocol.refusals import Part as RequestPart
+from isthmus_protocol.refusals import Refusal, refuse
 from isthmus_protocol.schema import ApiKey
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -36,7 +38,7 @@ CAUSE: Final = "syncing_topic"
 Place = tuple[str, int]
 
 
-class SyncingTopics:
+class SyncingTopics(Part):
     """Hooks that do nothing while no topic follows over a synchronous link."""
 
     def __init__(self, context: PluginContext) -> None:
@@ -123,7 +125,7 @@ class SyncingTopics:
         head, payload = decode_request(request.frame)
         return verdict_of(request, head, refuse(head, payload, self._decide), CAUSE)
 
-    def _decide(self, part: Part) -> Refusal | None:
+    def _decide(self, part: RequestPart) -> Refusal | None:
         name = part.topic if part.topic_id is None else self._by_frame.get(part.topic_id.bytes)
         if part.partition is None or not self._holds(name, part.partition):
             return None

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 from typing import Any, Final, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from isthmus_control.model import TopicState
 from isthmus_plugins.api import Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.log import FILLER_KEY
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_response, encode_response
@@ -54,14 +56,27 @@ class Found(NamedTuple):
     timestamp: int
 
 
-class TimeOffsets:
+class TimeOffsets(Part):
     """Corrects answers of ListOffsets by time for topics with provenance; all others pass untouched."""
 
-    def __init__(self, context: PluginContext, peers: Callable[[], LinkPeers]) -> None:
+    def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
         self._context = context
+        self._clock = context.clock
         self._peers = peers
         self.unsure = 0
         """Answers that stayed the broker's, because the source could not be asked and the scan found no end."""
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "offsets_for_times": self.on_offsets_for_times,
+        }
+
+    def metrics(self) -> Iterable[Metric]:
+        unsure = CounterMetricFamily(
+            "isthmus_link_uncorrected_time_offsets", "Answers of ListOffsets by time that may be too early"
+        )
+        unsure.add_metric((), self.unsure)
+        return (unsure,)
 
     def hooks(self) -> Sequence[RequestHook]:
         return [RequestHook(ApiKey.LIST_OFFSETS, self.on_list_offsets, whole=True)]
@@ -137,7 +152,7 @@ class TimeOffsets:
         record = self._context.control.state.follower_topics.get(topic)
         if record is None or record.state is not TopicState.FOLLOWING:
             return None
-        connections = self._peers().connections(record.link)
+        connections = self._peers.connections(record.link)
         if not connections:
             return None
         answer = await connections[0].call(
@@ -171,8 +186,8 @@ class TimeOffsets:
         if offset == NO_OFFSET:
             return Found(NO_OFFSET, -1)
         connection = await cluster.fetch_connection(leader, LANE)
-        deadline = monotonic() + SCAN_S
-        while monotonic() < deadline:
+        deadline = self._clock.monotonic() + SCAN_S
+        while self._clock.monotonic() < deadline:
             (part,) = await connection.fetch(
                 [FetchPartition(topic.topic_id, place[1], offset, SCAN_BYTES)], 0, SCAN_BYTES
             )

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Succession
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
+from isthmus_plugins.replication.link.part import Part
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
 from isthmus_protocol.schema import ApiKey
@@ -31,7 +32,7 @@ _Ids: TypeAlias = dict[uuid.UUID, uuid.UUID]
 """The ids that a client named topics by, by those that they have."""
 
 
-class FormerIds:
+class FormerIds(Part):
     """Hooks that do nothing until a topic was made anew."""
 
     def __init__(self) -> None:

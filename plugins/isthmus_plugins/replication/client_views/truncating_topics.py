@@ -26,6 +26,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
@@ -35,7 +36,8 @@ from isthmus_protocol.messages import (
     decode_response,
     encode_response,
 )
-from isthmus_protocol.refusals import Part, Refusal, refuse
+from isthmus_protocol.refusals import Part as RequestPart
+from isthmus_protocol.refusals import Refusal, refuse
 from isthmus_protocol.schema import ApiKey
 
 COORDINATOR_LOAD_IN_PROGRESS: Final = 14
@@ -53,7 +55,7 @@ CODES: Final = {
 """What a partition of a withheld topic is answered with."""
 
 
-class WithheldTopics:
+class WithheldTopics(Part):
     """Hooks that do nothing while no topic is truncated, nor was."""
 
     def __init__(self) -> None:
@@ -105,12 +107,12 @@ class WithheldTopics:
             released, self._released = self._released, asyncio.Event()
             released.set()
 
-    def _name(self, part: Part) -> str | None:
+    def _name(self, part: RequestPart) -> str | None:
         if part.topic_id is not None:
             return self._ids.get(part.topic_id.bytes)
         return part.topic if part.topic in self._withheld else None
 
-    def _decide(self, part: Part) -> Refusal | None:
+    def _decide(self, part: RequestPart) -> Refusal | None:
         name = self._name(part)
         if name is None:
             return None

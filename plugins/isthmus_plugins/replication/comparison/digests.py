@@ -17,7 +17,8 @@ from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, is_compacted
 from isthmus_plugins.replication.offsets_topic.counting import OffsetsCount, is_compared
@@ -48,12 +49,19 @@ class Ends(NamedTuple):
     last_stable_offset: int
 
 
-class Verification:
+class Verification(Part):
     """Digests and counts of this cluster's partitions, for both ends."""
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._offsets_count = OffsetsCount(KeyringFile(context.offsets_keyring_file))
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "digest": self.on_digest,
+            "ends": self.on_ends,
+            "count_offsets": self.on_count_offsets,
+        }
 
     # ---- reading ----
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
-from time import monotonic, time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
+
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from isthmus_control.commands import (
     CompactFollowerTopic,
@@ -44,7 +45,8 @@ from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.transaction_verification import ASK
 from isthmus_plugins.replication.follower.writers import NOT_ENOUGH_REPLICAS, Writers
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, OVERRIDES, is_compacted
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
@@ -79,11 +81,12 @@ EPOCHS_AT_ONCE: Final = 1000
 EPOCH_MAX: Final = 2**31 - 1
 
 
-class FollowerEnd:
+class FollowerEnd(Part):
     """All partitions that follow on the brokers that this proxy fronts."""
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
+        self._clock = context.clock
         self._tasks = Tasks("follower-end")
         self._streams: dict[tuple[LinkConnection, int], FollowerStream] = {}
         self._partitions: dict[tuple[str, int], FollowerStream] = {}
@@ -95,13 +98,13 @@ class FollowerEnd:
         self._epochs_due: dict[FollowerStream, None] = {}
         self._epoch_task: asyncio.Task[None] | None = None
         self._seen: tuple[object, ...] = (None, None, None)
-        self._alone_from = monotonic() + LOST_REQUEST_MARGIN_S
+        self._alone_from = context.clock.monotonic() + LOST_REQUEST_MARGIN_S
         """From then on no request of a process that was here before can land any more."""
         self._producers_remembered = False
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
-        self.on_stored: Callable[[tuple[str, int], int], None] = lambda place, end: None
+        self.on_stored: Callable[[tuple[str, int], int], None] = not_joined
         """Called when a partition (topic and index) has more: where what its in-sync replicas have ends."""
-        self.awaits: Callable[[LinkConnection, int], bool] = lambda connection, producer_id: False
+        self.awaits: Callable[[LinkConnection, int], bool] = not_joined
         """Whether the decision of a producer's transaction came over a connection and is not durable yet."""
         self.batches_appended = 0
         self.bytes_appended = 0
@@ -114,6 +117,20 @@ class FollowerEnd:
         await self._tasks.close()
         for writers in self._writers.values():
             await writers.stop()
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "open_stream": self.open_stream,
+            "close_stream": self.close_stream,
+            "doubt_deletions": self.doubt_deletions,
+        }
+
+    def metrics(self) -> Iterable[Metric]:
+        batches = CounterMetricFamily("isthmus_link_appended_batches", "Batches appended to follower topics")
+        batches.add_metric((), self.batches_appended)
+        size = CounterMetricFamily("isthmus_link_appended_bytes", "Bytes appended to follower topics")
+        size.add_metric((), self.bytes_appended)
+        return batches, size
 
     def streams(self) -> list[FollowerStream]:
         """The latest stream of each partition that was ever opened here."""
@@ -169,9 +186,10 @@ class FollowerEnd:
             leader,
             follower_log,
             self._writers_of(leader),
+            self._clock,
         )
         uncertain = any(before is not None and before.follower_log.uncertain for before in (dropped, old))
-        await self._read_position(stream, uncertain or monotonic() < self._alone_from)
+        await self._read_position(stream, uncertain or self._clock.monotonic() < self._alone_from)
         if self._dropped.get((topic, partition)) is dropped:
             self._dropped.pop((topic, partition), None)
         if old is not None:
@@ -197,7 +215,7 @@ class FollowerEnd:
         self, connection: LinkConnection, topic: str, params: dict[str, Any]
     ) -> tuple[FollowerTopic, Counterpart]:
         """What a topic follows over the connection's link. Raises LinkRejected."""
-        if monotonic() > self._context.lease_deadline:
+        if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
         state = self._context.control.state
         record = state.follower_topics.get(topic)
@@ -233,12 +251,12 @@ class FollowerEnd:
     async def _committed_end(self, stream: FollowerStream) -> int:
         """The log end, once all before it is in the in-sync replicas: a new leader may have more than it can keep."""
         cluster = self._context.cluster
-        deadline = monotonic() + COMMIT_WAIT_S
+        deadline = self._clock.monotonic() + COMMIT_WAIT_S
         while True:
             log_end = await cluster.log_end(stream.topic, stream.partition)
             if await cluster.high_watermark(stream.topic, stream.partition) >= log_end:
                 return log_end
-            if monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise BrokerUnavailable(
                     f"{stream.topic}-{stream.partition} ends at {log_end}, and its in-sync replicas do not get there"
                 )
@@ -295,7 +313,9 @@ class FollowerEnd:
         follower_log = FollowerLog(Numbering(own_index, own_index, 0 if link_ is None else link_.number))
         follower_log.epoch = EPOCH_MAX
         writers = self._writers_of(leader)
-        stream = FollowerStream(connection, partition, topic, topic_id, topic, partition, leader, follower_log, writers)
+        stream = FollowerStream(
+            connection, partition, topic, topic_id, topic, partition, leader, follower_log, writers, self._clock
+        )
         await self._read_position(stream, uncertain)
         self._streams[connection, partition] = stream
         return stream
@@ -359,7 +379,7 @@ class FollowerEnd:
     @property
     def recent(self) -> int | None:
         """What is recent enough for bursts, in ms since the epoch; None: nothing is."""
-        return int((time() - RECENT_S) * 1000) if self._producers_remembered else None
+        return int((self._clock.time() - RECENT_S) * 1000) if self._producers_remembered else None
 
     async def _read_expiration_for_ever(self) -> None:
         while True:
@@ -414,7 +434,7 @@ class FollowerEnd:
             )
         follower_log.source_end = append.source_end
         stream.told_end = True
-        stream.end_age_ms, stream.end_age_noted = append.source_end_age_ms, monotonic()
+        stream.end_age_ms, stream.end_age_noted = append.source_end_age_ms, self._clock.monotonic()
         try:
             follower_log.offer(memoryview(append.records), append.source_start)
         except BatchError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import Protocol
 
+from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.follower.log import FollowerLog, StopReason
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_protocol.offsets_copy import COPY_PREFIX
@@ -25,6 +25,7 @@ class FollowerStream:
     """One partition that follows over one connection."""
 
     __slots__ = (
+        "_clock",
         "broker_id",
         "closed",
         "connection",
@@ -59,7 +60,9 @@ class FollowerStream:
         broker_id: int,
         follower_log: FollowerLog,
         writers: Appending,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self.connection = connection
         self.link_name = connection.link_name
         self.stream_id = stream_id
@@ -87,7 +90,7 @@ class FollowerStream:
         """Whether the leader end has said where the source's log ends."""
         self.told_stopped = False
         self.end_age_ms = 0
-        self.end_age_noted = monotonic()
+        self.end_age_noted = clock.monotonic()
 
     @property
     def place(self) -> tuple[str, int]:
@@ -106,7 +109,7 @@ class FollowerStream:
     @property
     def lag_seconds(self) -> float:
         """Age of the oldest record of the source that is not here, as far as the source has told."""
-        return self.end_age_ms / 1000 + monotonic() - self.end_age_noted if self.lag else 0.0
+        return self.end_age_ms / 1000 + self._clock.monotonic() - self.end_age_noted if self.lag else 0.0
 
     @property
     def reason(self) -> StopReason | None:

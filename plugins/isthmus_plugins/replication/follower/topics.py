@@ -38,7 +38,8 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs import topic_settings
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -60,7 +61,7 @@ class Refusal(Exception):
         self.code = code
 
 
-class FollowerTopics:
+class FollowerTopics(Part):
     """What this cluster's topics in follower namespaces are and become."""
 
     def __init__(self, context: PluginContext) -> None:
@@ -78,6 +79,11 @@ class FollowerTopics:
         """By topic: what it will have of the source's settings by itself, and when."""
 
     # ---- the leader end's call ----
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "prepare_topics": self.prepare_topics,
+        }
 
     async def prepare_topics(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """Make or adopt a local topic for each of the source's; say which are ready, and who leads their partitions."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import Final
 
 from isthmus_control.commands import HoldBrokerConfig, ReleaseBrokerConfig
@@ -27,6 +26,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import TransactionVerificationPlan, TransactionVerificationStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -46,11 +46,12 @@ LOST: Final = (
 ASK: Final = f"set {TRANSACTION_VERIFICATION}=false on the target yourself, or agree to it with link attach {CONSENT}"
 
 
-class TransactionVerification:
+class TransactionVerification(Part):
     """What this cluster's brokers do with transactions that they do not know, and what the operator agreed to."""
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
+        self._clock = context.clock
         self._tasks = Tasks("transaction-verification")
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -122,7 +123,7 @@ class TransactionVerification:
         while True:
             self._wake.clear()
             delay = CHECK_INTERVAL_S
-            if self._concerned() and monotonic() < self._context.lease_deadline:
+            if self._concerned() and self._clock.monotonic() < self._context.lease_deadline:
                 try:
                     await self.reconcile()
                 except (BrokerUnavailable, KafkaRefused):
@@ -208,9 +209,9 @@ class TransactionVerification:
 
     async def _while(self, pending: Callable[[], Awaitable[bool]], objection: str) -> None:
         """Return when a change has reached the brokers. Raises BrokerUnavailable."""
-        deadline = monotonic() + EFFECTIVE_WAIT_S
+        deadline = self._clock.monotonic() + EFFECTIVE_WAIT_S
         while await pending():
-            if monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise BrokerUnavailable(objection)
             await asyncio.sleep(EFFECTIVE_POLL_S)
 

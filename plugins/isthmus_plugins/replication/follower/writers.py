@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from time import monotonic
 from typing import Final, Protocol, TypeAlias
 
 from isthmus_control.states import ReasonCode
@@ -96,6 +95,7 @@ class Writers:
     """
 
     def __init__(self, end: WriterEnd, context: PluginContext, broker_id: int) -> None:
+        self._clock = context.clock
         self.ready: dict[FollowerStream, None] = {}
         """Streams that may have a batch to send, in the order in which they asked."""
         self._writers = [Writer(self, end, context, broker_id, number) for number in range(WRITERS_PER_BROKER)]
@@ -127,7 +127,7 @@ class Writers:
                 free = writer
         if free is None:
             return
-        wait = began + PATIENCE_S - monotonic()
+        wait = began + PATIENCE_S - self._clock.monotonic()
         if wait <= 0:
             free.work.set()
         elif self._later is None:
@@ -152,6 +152,7 @@ class Writer:
         self._writers = writers
         self._end = end
         self._context = context
+        self._clock = context.clock
         self._broker_id = broker_id
         self._lane = f"append-{number}"
         self._tasks = Tasks(f"writer-{broker_id}-{number}")
@@ -185,7 +186,7 @@ class Writer:
             self.work.clear()
             while writes := self._collect():
                 self._under_way = [stream for stream, _ in writes.values()]
-                self.began = monotonic()
+                self.began = self._clock.monotonic()
                 if self._writers.ready:  # of another transaction, or beyond a request's size
                     self._writers.share()
                 try:
@@ -237,7 +238,7 @@ class Writer:
 
     async def _write(self, writes: Writes) -> None:
         try:
-            if monotonic() > self._context.lease_deadline:  # another proxy may write by now
+            if self._clock.monotonic() > self._context.lease_deadline:  # another proxy may write by now
                 raise BrokerUnavailable("this proxy has no lease now")
             self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
         except BrokerUnavailable as error:
@@ -344,7 +345,7 @@ class Writer:
                 stream.follower_log.end,
                 len(operations),
                 size,
-                monotonic() - self.began,
+                self._clock.monotonic() - self.began,
             )
         )
 

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from time import monotonic
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -44,7 +43,8 @@ from isthmus_plugins.replication.in_doubt.pending_offsets import (
 )
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import partition_of
 
@@ -95,11 +95,12 @@ class _Feed(NamedTuple):
     """Topics that it does not tell of for now."""
 
 
-class GroupFollower:
+class GroupFollower(Part):
     """All groups that follow and are told to this proxy. It commits at whichever broker coordinates them."""
 
     def __init__(self, context: PluginContext, store: TransactionStore) -> None:
         self._context = context
+        self._clock = context.clock
         self._prepared = PreparedPositions(context, store)
         self._tasks = Tasks("group-follower")
         self._feeds: dict[tuple[str, int], _Feed] = {}
@@ -148,9 +149,9 @@ class GroupFollower:
 
     async def group_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """Take what groups have committed at the source, and begin to commit it: calls count in the order they come."""
-        if monotonic() > self._context.lease_deadline:
+        if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
-        now, said = monotonic(), params.get("topics")
+        now, said = self._clock.monotonic(), params.get("topics")
         topics = None if said is None else frozenset(str(prefix) for prefix in said)
         for part in params["parts"]:
             self._take(connection, int(params["partitions"]), topics, part, now)
@@ -369,7 +370,7 @@ class GroupFollower:
 
     async def group_pending(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """What of what this leader end told is not there yet, by group: as :class:`Waiting`."""
-        now = monotonic()
+        now = self._clock.monotonic()
         mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
         open_groups = (
             group
@@ -383,6 +384,13 @@ class GroupFollower:
         partitions = params.get("partitions")
         self._drop(connection, None if partitions is None else {int(each) for each in partitions})
         return {}
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "group_offsets": self.group_offsets,
+            "group_pending": self.group_pending,
+            "end_group_offsets": self.end_group_offsets,
+        }
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """Who told is gone: nothing is done for those groups until somebody tells again."""
@@ -428,7 +436,7 @@ class GroupFollower:
         """Return when nothing is under way for groups that follow no more: from then on clients' commits are theirs."""
         ending = [work for key, work in self._running.items() if key not in self._groups]
         await asyncio.gather(*ending, return_exceptions=True)
-        if ending and (margin_s := self._in_doubt_until - monotonic()) > 0:
+        if ending and (margin_s := self._in_doubt_until - self._clock.monotonic()) > 0:
             await asyncio.sleep(margin_s)
 
     # ---- doing it ----
@@ -452,24 +460,24 @@ class GroupFollower:
 
     def _idle_s(self) -> float | None:
         """How long nothing is to be done unless something changes; None: for ever."""
-        now = monotonic()
+        now = self._clock.monotonic()
         due = [max(group.retry_at, now + DATA_POLL_S) for group in self._active if not group.busy]
         if self._feeds:
             due += [self._strays_at, self._scan_at]
         return max(RETRY_MIN_S, min(due) - now) if due else None
 
     async def _apply(self) -> None:
-        if not self._feeds or monotonic() > self._context.lease_deadline:
+        if not self._feeds or self._clock.monotonic() > self._context.lease_deadline:
             return
         if self._renewal_s is None:
             found = await self._context.cluster.broker_configs(RETENTION)
             retention = min((int(each) for each in found.values() if each), default=DEFAULT_RETENTION_MINUTES)
             self._renewal_s = retention * 60 / RENEWALS
-        if monotonic() >= self._strays_at:
+        if self._clock.monotonic() >= self._strays_at:
             await self._find_strays()
         self._activate()
         await self._read()
-        now = monotonic()
+        now = self._clock.monotonic()
         ready = [group for group in self._active if self._is_ready(group, now)]
         for group in ready:
             self._note_silence(group)
@@ -514,7 +522,7 @@ class GroupFollower:
 
     def _activate(self) -> None:
         """Leave groups alone that have what they want; look after those that are to be read or renewed again."""
-        now = monotonic()
+        now = self._clock.monotonic()
         for group in list(self._active):
             gone = self._groups.get((group.link, group.group)) is not group
             if gone or (group.settled and not group.deleting and not group.busy and group.due_at > now):
@@ -546,7 +554,7 @@ class GroupFollower:
 
     async def _find_strays(self) -> None:
         """Groups here that the source does not have, as far as it has told: what they have in its topics is to go."""
-        self._strays_at = monotonic() + COMPARE_INTERVAL_S
+        self._strays_at = self._clock.monotonic() + COMPARE_INTERVAL_S
         lookup = self._context.control.state.lookup
         for name in await self._context.cluster.groups():
             counterpart = lookup.following(ResourceType.CONSUMER_GROUP, name)
@@ -563,13 +571,13 @@ class GroupFollower:
 
     async def _read(self) -> None:
         """Read what coordinators have where that is due."""
-        now = monotonic()
+        now = self._clock.monotonic()
         asked_at = now
         due = [group for group in self._active if group.read_at <= now and self._is_free(group)]
         if not due:
             return
         found = await self._context.cluster.committed_offsets([group.group for group in due])
-        lookup, now = self._context.control.state.lookup, monotonic()
+        lookup, now = self._context.control.state.lookup, self._clock.monotonic()
         for group in due:
             positions = found.get(group.group)
             if positions is None:
@@ -608,7 +616,7 @@ class GroupFollower:
             )
             self._note(group, list(refused.items()), verifies)
         except BrokerUnavailable as error:
-            self._in_doubt_until = monotonic() + LOST_REQUEST_MARGIN_S
+            self._in_doubt_until = self._clock.monotonic() + LOST_REQUEST_MARGIN_S
             group.in_doubt(self._in_doubt_until)
             told_anew = self._groups.get((group.link, group.group))
             if told_anew is not None:
@@ -637,7 +645,7 @@ class GroupFollower:
                 for place in wanted & done.keys():
                     applied.has(group.group, place, number)
                 self._tell_applied([key])
-            group.committed(done, monotonic(), renewal_s)
+            group.committed(done, self._clock.monotonic(), renewal_s)
             self.commits += len(done)
             refused.update(answers)
         if plan.renew:
@@ -646,7 +654,7 @@ class GroupFollower:
             if any(answer.error_code in _MEMBERS for answer in answers.values()):
                 answers = await cluster.commit_offsets(group.group, plan.renew)
             done = {place: position for place, position in plan.renew.items() if place not in answers}
-            group.committed(done, monotonic(), renewal_s)
+            group.committed(done, self._clock.monotonic(), renewal_s)
             refused.update(answers)
         if plan.delete:
             answers = await cluster.delete_offsets(group.group, plan.delete)
@@ -666,7 +674,7 @@ class GroupFollower:
         self, group: FollowedGroup, refused: Sequence[tuple[Place | None, Refused]], verifies: bool = False
     ) -> None:
         """What was refused waits, each for its reason; when the group's turn is next."""
-        now = monotonic()
+        now = self._clock.monotonic()
         group.pending.pop(None, None)
         if not refused:
             group.failures = 0

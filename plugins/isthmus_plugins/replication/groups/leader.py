@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_positions, local_name, remote_name
@@ -22,7 +21,8 @@ from isthmus_plugins.replication.groups.feed import Feed, LedGroup
 from isthmus_plugins.replication.groups.followed_group import Waiting
 from isthmus_plugins.replication.groups.pushed_partition import FedPartition
 from isthmus_plugins.replication.groups.source import Source
-from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace, SyncPlace
 from isthmus_plugins.tasks import Tasks
@@ -51,11 +51,12 @@ LANE: Final = "group-offsets"
 OFFSET_OUT_OF_RANGE: Final = 1
 
 
-class GroupLeader:
+class GroupLeader(Part):
     """The groups that are led over links, as far as this proxy fronts their coordinators."""
 
     def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
         self._context = context
+        self._clock = context.clock
         self._peers = peers
         self._tasks = Tasks("group-leader")
         self._changed = asyncio.Event()
@@ -66,11 +67,11 @@ class GroupLeader:
         self._sources: dict[int, Source] = {}
         self._tails: dict[int, asyncio.Event] = {}
         self._feeds: dict[str, Feed] = {}
-        self.on_confirmed: Callable[[SyncPlace], None] = lambda place: None
+        self.on_confirmed: Callable[[SyncPlace], None] = not_joined
         """Called when a follower end of a synchronous link has more."""
         self.told = asyncio.Event()
         """Set when a follower end is told more; who waits for it clears it."""
-        self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = lambda *batch: True
+        self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = not_joined
         """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
         self.error: str | None = None
         """Why the offsets topic cannot be found."""
@@ -80,6 +81,11 @@ class GroupLeader:
 
     async def stop(self) -> None:
         await self._tasks.close()
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "group_applied": self.on_applied,
+        }
 
     def wake(self) -> None:
         """Links, namespaces or connections changed."""
@@ -214,7 +220,7 @@ class GroupLeader:
             self._wanted = wanted
             self._sources.clear()
         # Without a lease another proxy may front these brokers, and tell the same groups.
-        if not wanted or monotonic() >= self._context.lease_deadline:
+        if not wanted or self._clock.monotonic() >= self._context.lease_deadline:
             self._sources.clear()
             self._keep_feeds({})
             return
@@ -230,7 +236,7 @@ class GroupLeader:
             self._topic_id = topic.topic_id
             self._sources.clear()
         self._partitions = len(topic.partitions)
-        now = monotonic()
+        now = self._clock.monotonic()
         for index, info in enumerate(topic.partitions):
             known = self._sources.get(index)
             if not self._context.fronts(info.leader) or info.leader < 0:
@@ -285,7 +291,7 @@ class GroupLeader:
         turn = 0
         while True:
             wake.clear()
-            now = monotonic()
+            now = self._clock.monotonic()
             sources = [
                 source
                 for source in self._sources.values()
@@ -323,7 +329,7 @@ class GroupLeader:
             FETCH_BYTES_MAX,
             only_changes=loaded,
         )
-        now = monotonic()
+        now = self._clock.monotonic()
         found = False
         nothing_left = not any(len(part.records) for part in fetched)
         for part in fetched:
@@ -404,7 +410,7 @@ class GroupLeader:
         """Look again at what may not have been told."""
         source = self._sources.get(partition)
         if source is not None and source.waiting:
-            self._take_waiting(source, monotonic())
+            self._take_waiting(source, self._clock.monotonic())
 
     def is_told(self, place: object) -> bool:
         """Whether a place is told still."""
@@ -517,7 +523,7 @@ class GroupLeader:
         all_told = len(keys) == len(news) and not feed.held_back.get(source)
         if not keys and (fed is None or not all_told or source.next_offset <= fed.told):
             return None
-        now = monotonic()
+        now = self._clock.monotonic()
         positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]
         part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
         if fed is not None:
@@ -554,7 +560,7 @@ class GroupLeader:
             upto = self._upto(feed, source, source.offsets_log.pending(), not withheld, True)
             key = LedPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
             fed = feed.fed[source] = FedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
-            fed.saw(source.next_offset, monotonic())
+            fed.saw(source.next_offset, self._clock.monotonic())
             fed.told = -1 if withheld else source.next_offset
         keys = [
             OffsetKey(name, *place)

@@ -22,7 +22,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
@@ -30,7 +29,8 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -115,14 +115,13 @@ class _Waiting:
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class TransactionStore:
+class TransactionStore(Part):
     """This proxy's writer of the store, and the way to read it."""
 
-    def __init__(
-        self, context: PluginContext, on_durable: Callable[[LinkConnection], None] = lambda connection: None
-    ) -> None:
+    def __init__(self, context: PluginContext, on_durable: Callable[[LinkConnection], None]) -> None:
         """``on_durable``: called when decisions that came over a connection are durable."""
         self._context = context
+        self._clock = context.clock
         self._tasks = Tasks("transaction-store")
         self._waiting: list[_Waiting] = []
         self._work = asyncio.Event()
@@ -136,7 +135,7 @@ class TransactionStore:
 
         One that is refused stays: who sent it ends the connection.
         """
-        self._uncertain_until: float | None = monotonic() + LOST_REQUEST_MARGIN_S
+        self._uncertain_until: float | None = context.clock.monotonic() + LOST_REQUEST_MARGIN_S
         """Until then a request of ours, or of a process before this one, may still land. None: of unknown fate."""
         self._on_durable = on_durable
 
@@ -169,6 +168,11 @@ class TransactionStore:
         """Whether a decision of the source's producer that came over the connection is not durable yet."""
         return self._under_way.get(connection, Counter())[producer_id] > 0
 
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "decide": self.on_decide,
+        }
+
     def connection_lost(self, connection: LinkConnection) -> None:
         """What came over it is told again over another one."""
         self._under_way.pop(connection, None)
@@ -195,7 +199,7 @@ class TransactionStore:
 
         It reads when every proxy knows that, so what is told to be durable before is read.
         """
-        if monotonic() > self._context.lease_deadline:
+        if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now")
         state = self._context.control.state
         link = state.links.get(link_name)
@@ -285,7 +289,7 @@ class TransactionStore:
         try:
             await self.prepare()
             await self._certain()
-            if monotonic() > self._context.lease_deadline:
+            if self._clock.monotonic() > self._context.lease_deadline:
                 raise BrokerUnavailable("this proxy has no lease now")
             if self._leader is None:
                 self._leader = await self._context.cluster.leader_of(*PLACE)
@@ -310,8 +314,8 @@ class TransactionStore:
         """Wait until no request of which we do not know the fate can land any more. Raises BrokerUnavailable."""
         if self._uncertain_until is None:
             await self._context.cluster.log_end(*PLACE)  # the broker answers: it has what was on the way by now
-            self._uncertain_until = monotonic() + LOST_REQUEST_MARGIN_S
-        if (wait := self._uncertain_until - monotonic()) > 0:
+            self._uncertain_until = self._clock.monotonic() + LOST_REQUEST_MARGIN_S
+        if (wait := self._uncertain_until - self._clock.monotonic()) > 0:
             await asyncio.sleep(wait)
 
     # ---- the topic ----
@@ -321,11 +325,11 @@ class TransactionStore:
         if self._opened is not None:
             return self._opened
         cluster = self._context.cluster
-        deadline = monotonic() + CREATE_TIMEOUT_S
+        deadline = self._clock.monotonic() + CREATE_TIMEOUT_S
         while (topic := await cluster.topic(TOPIC)) is None or topic.partitions[0].leader < 0:
             if topic is None:
                 await self._create()
-            if monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise BrokerUnavailable(f"{TOPIC} does not appear, or has no leader")
             await asyncio.sleep(RETRY_S)
         configs = await cluster.topic_configs(TOPIC)

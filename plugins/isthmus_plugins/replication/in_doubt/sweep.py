@@ -18,6 +18,7 @@ from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.pending_offsets import POSITIONS, SETTLED
 from isthmus_plugins.replication.in_doubt.store import DECISION, TransactionStore
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.producer_ids import IDS_PER_CLUSTER
@@ -33,7 +34,7 @@ Value = Mapping[str, Any]
 Place = tuple[str, int]
 
 
-class TransactionSweep:
+class TransactionSweep(Part):
     """``settled(link, partition)``: before which offset of a source's offsets topic all has ended, and is here."""
 
     def __init__(self, context: PluginContext, store: TransactionStore, settled: Callable[[str, int], int]) -> None:

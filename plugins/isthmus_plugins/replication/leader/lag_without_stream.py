@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Mapping
-from time import monotonic
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -74,6 +73,7 @@ class UnfollowedPartitions:
     def __init__(self, context: PluginContext, wanted: Callable[[], Mapping[LedPartition, bytes]]) -> None:
         """``wanted``: the topic ids of all that have no stream now."""
         self._context = context
+        self._clock = context.clock
         self._wanted = wanted
         self._tasks = Tasks("unfollowed")
         self._known: dict[LedPartition, Unfollowed] = {}
@@ -89,7 +89,7 @@ class UnfollowedPartitions:
 
     def heard(self, stream: LeaderStream) -> None:
         """A stream of it begins or ends, and knows where the follower is."""
-        self._entry(stream.key, stream.topic_id).heard(stream, monotonic())
+        self._entry(stream.key, stream.topic_id).heard(stream, self._clock.monotonic())
 
     def followed(self, key: LedPartition) -> None:
         """It has a stream."""
@@ -116,7 +116,7 @@ class UnfollowedPartitions:
             ends = await self._context.cluster.high_watermarks({key.place for key in stalest})
         except (BrokerUnavailable, KafkaRefused):
             ends = {}  # what was known stays
-        now = monotonic()
+        now = self._clock.monotonic()
         for key in stalest:
             entries[key].read_at = now
             if key.place in ends:

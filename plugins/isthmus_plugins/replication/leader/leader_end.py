@@ -15,7 +15,6 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
@@ -32,7 +31,8 @@ from isthmus_plugins.replication.leader.tail import Tail
 from isthmus_plugins.replication.leader.target_topics import PreparedTopic, TargetTopics
 from isthmus_plugins.replication.leader.tombstone_window import Lateness
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import UNKNOWN_METHOD, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import UNKNOWN_METHOD, Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
@@ -65,11 +65,12 @@ class Stopped(NamedTuple):
     retry_at: float
 
 
-class LeaderEnd:
+class LeaderEnd(Part):
     """All partitions that are led over links on the brokers that this proxy fronts."""
 
     def __init__(self, context: PluginContext, peers: LinkPeers, verification: Verification) -> None:
         self._context = context
+        self._clock = context.clock
         self._peers = peers
         self._verification = verification
         self._tasks = Tasks("leader-end")
@@ -96,9 +97,9 @@ class LeaderEnd:
         self.discovery_error: str | None = None
         self.leader_epochs: dict[tuple[str, int], int] = {}
         """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
-        self.on_confirmed: Callable[[LeaderStream], None] = lambda stream: None
+        self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
-        self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = lambda *batch: True
+        self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = not_joined
         """Whether a transactional batch may be sent; the last says whether as a plain one. Asked again after
         :meth:`resume_tails`."""
         self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
@@ -115,6 +116,11 @@ class LeaderEnd:
         await self._configs.stop()
         for tail in self._tails.values():
             await tail.stop()
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "ended_transactions": self.ended_transactions,
+        }
 
     def stream(self, key: LedPartition) -> LeaderStream | None:
         return self._streams.get(key)
@@ -159,7 +165,7 @@ class LeaderEnd:
 
     async def _reconcile(self) -> None:
         # Without a lease another proxy may front these brokers, and push the same partitions.
-        leading = self._leading() if monotonic() < self._context.lease_deadline else []
+        leading = self._leading() if self._clock.monotonic() < self._context.lease_deadline else []
         if not leading:
             self._keep({}, {})
             self._configs.watch(())
@@ -206,7 +212,7 @@ class LeaderEnd:
         self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
         self._learn_retention(topics)
         self._keep(led, topics)
-        now = monotonic()
+        now = self._clock.monotonic()
         for key in led:
             if key not in self._streams and key not in self._opening:
                 stopped = self.stopped.get(key)
@@ -342,6 +348,7 @@ class LeaderEnd:
             connection,
             next(self._stream_ids),
             self._flows.setdefault(connection, Flow(connection.round_trip_s)),
+            self._clock,
             self._copy(key),
             self._lateness.setdefault((key, topic.topic_id), Lateness()),
         )
@@ -350,7 +357,7 @@ class LeaderEnd:
     def _note(self, key: LedPartition, code: str, message: str, retry_s: float = 0.0) -> None:
         """Why a partition has no stream now; a reason that somebody must remove is kept as long as it may hold."""
         before = self.stopped.get(key)
-        retry_at = monotonic() + retry_s
+        retry_at = self._clock.monotonic() + retry_s
         if before is not None and reasons.waiting_state(before.code) and not reasons.waiting_state(code):
             self.stopped[key] = before._replace(retry_at=retry_at)
         else:
@@ -378,7 +385,7 @@ class LeaderEnd:
                 stream.opened(int(answer["end_offset"]))
                 self.unfollowed.heard(stream)
                 empty = int(answer.get("start_offset", -1)) == stream.acked
-                stream.lateness.opened(stream.acked, empty, stream.leader_epoch, monotonic())
+                stream.lateness.opened(stream.acked, empty, stream.leader_epoch, self._clock.monotonic())
                 stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
                 objection = await objection_to(self._context, self._verification, stream, answer)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
@@ -425,9 +432,9 @@ class LeaderEnd:
     async def _compacts(self, topic: str, topic_id: bytes) -> bool:
         """Whether the cleaner compacts a topic, or did. Raises BrokerUnavailable, KafkaRefused."""
         read_at, compacts = self._policies.get(topic_id, (float("-inf"), False))
-        if monotonic() - read_at > POLICY_KNOWN_S:
+        if self._clock.monotonic() - read_at > POLICY_KNOWN_S:
             compacts = await self._verification.compacts(topic, topic_id)
-            self._policies[topic_id] = (monotonic(), compacts)
+            self._policies[topic_id] = (self._clock.monotonic(), compacts)
         return compacts
 
     async def ended_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
@@ -478,7 +485,7 @@ class LeaderEnd:
         link_ = self._context.control.state.links.get(stream.key.link)
         remote = "" if link_ is None else link_.remote_cluster_id
         sent_at = stream.sent_at(end_offset)
-        took_s = None if sent_at is None else monotonic() - sent_at
+        took_s = None if sent_at is None else self._clock.monotonic() - sent_at
         self._context.link_observers.confirmed(
             LinkConfirmed(stream.key.link, remote, *stream.key.place, stream.acked, end_offset, took_s)
         )
@@ -501,13 +508,13 @@ class LeaderEnd:
         if stream.key in self.stopped:
             self._went_on(stream.key)
 
-    def on_stopped(self, connection: LinkConnection, said: Mapping[str, Any]) -> None:
+    def on_stopped(self, connection: LinkConnection, stopped: Mapping[str, Any]) -> None:
         """The follower end takes no more of a stream."""
-        stream = self._by_id.get((connection, int(said.get("stream", 0))))
+        stream = self._by_id.get((connection, int(stopped.get("stream", 0))))
         if stream is None:
             return
-        code, message = str(said.get("code")), str(said.get("message"))
-        stream.acked = int(said.get("end_offset", stream.acked))
+        code, message = str(stopped.get("code")), str(stopped.get("message"))
+        stream.acked = int(stopped.get("end_offset", stream.acked))
         waiting = reasons.waiting_state(code) is not None
         if not waiting:
             self._targets.prepare_again(stream.key.link)
@@ -552,7 +559,7 @@ class LeaderEnd:
         try:
             _, effective = await self._context.cluster.effective_configs([key.topic])
             stream.lateness.learn(copied((effective or {}).get(key.topic, {})))
-            if stream.lateness.late(monotonic()):
+            if stream.lateness.late(self._clock.monotonic()):
                 asked = {"stream": stream.stream_id, "offset": until}
                 await stream.connection.call("doubt_deletions", asked)
                 stream.doubted = until

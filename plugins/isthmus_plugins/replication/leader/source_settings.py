@@ -12,7 +12,6 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from time import monotonic
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
@@ -35,6 +34,7 @@ class SourceConfigs:
 
     def __init__(self, context: PluginContext, changed: Callable[[], None]) -> None:
         self._context = context
+        self._clock = context.clock
         self._changed = changed
         self._tasks = Tasks("source-configs")
         self._topics: dict[str, bytes] = {}
@@ -62,13 +62,13 @@ class SourceConfigs:
 
     async def _read_for_ever(self) -> None:
         while True:
-            started = monotonic()
+            started = self._clock.monotonic()
             try:
                 await self._read_round()
             except (BrokerUnavailable, KafkaRefused) as error:
                 log.warning("topic settings not read", extra={"detail": str(error)})
             await asyncio.sleep(
-                max(REQUEST_INTERVAL_S, started + ROUND_MIN_S - monotonic()) if self._topics else IDLE_S
+                max(REQUEST_INTERVAL_S, started + ROUND_MIN_S - self._clock.monotonic()) if self._topics else IDLE_S
             )
 
     async def _read_round(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
 from typing import Final
 
 from isthmus_control.model import OffsetsCopy
 from isthmus_plugins.cluster import FetchPartition
+from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.leader.tombstone_window import Lateness
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import LedPartition
@@ -58,6 +58,7 @@ class LeaderStream:
     """One partition that is pushed to its follower."""
 
     __slots__ = (
+        "_clock",
         "_first_end",
         "_in_flight",
         "_seen",
@@ -104,10 +105,12 @@ class LeaderStream:
         connection: LinkConnection,
         stream_id: int,
         flow: Flow,
+        clock: Clock,
         copy: OffsetsCopy | None = None,
         lateness: Lateness | None = None,
     ) -> None:
         self.key = key
+        self._clock = clock
         self.topic_id = topic_id
         self.remote_topic = remote_topic
         self.broker_id = broker_id
@@ -146,7 +149,7 @@ class LeaderStream:
         self.busy = True
         self.stirred = False
         """It is busy from the next read of busy ones on: the one that is under way lacks it."""
-        self.last_read = monotonic()
+        self.last_read = clock.monotonic()
         """When records were last read."""
         self.blocked: Callable[[], None] | None = None
         """Nothing more can be read. Called when the follower has all before that: it ends the stream."""
@@ -234,7 +237,7 @@ class LeaderStream:
 
     def sent(self, next_offset: int, size: int) -> None:
         self.next_offset = next_offset
-        self._in_flight.append((next_offset, size, monotonic()))
+        self._in_flight.append((next_offset, size, self._clock.monotonic()))
         self.in_flight_bytes += size
         self.flow.in_flight_bytes += size
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from time import monotonic
 from typing import Final, Protocol
 
 from isthmus_control.model import LinkMode
@@ -87,6 +86,7 @@ class Tail:
     def __init__(self, end: TailOwner, context: PluginContext, broker_id: int, link_name: str) -> None:
         self._end = end
         self._context = context
+        self._clock = context.clock
         self._broker_id = broker_id
         self._link_name = link_name
         self._tasks = Tasks(f"tail-{broker_id}-{link_name}")
@@ -132,7 +132,7 @@ class Tail:
             wake = self._wake[lane]
             wake.clear()
             if lane is Lane.IDLE:
-                self._take_over_idle(monotonic())
+                self._take_over_idle(self._clock.monotonic())
             elif lane is Lane.BUSY:
                 self._take_over_stirred()
             of_lane = [stream for stream in self._streams.values() if stream.lane is lane]
@@ -148,7 +148,7 @@ class Tail:
                 continue
             turn = (turn + 1) % len(streams)
             connection: FetchConnection | None = None
-            began = monotonic()
+            began = self._clock.monotonic()
             try:
                 connection = await self._context.cluster.fetch_connection(
                     self._broker_id, f"tail-{self._link_name}-{lane.value}"
@@ -166,7 +166,7 @@ class Tail:
                 if lane is Lane.BUSY:
                     gathering_s = self._gathering_s(streams)
                     paced = max(paced, began - READS_AT_ONCE * gathering_s) + gathering_s
-                    if (rest := paced - monotonic()) > 0:
+                    if (rest := paced - self._clock.monotonic()) > 0:
                         await asyncio.sleep(rest)
 
     def _gathering_s(self, streams: Iterable[LeaderStream]) -> float:
@@ -190,7 +190,7 @@ class Tail:
 
     async def _read(self, connection: FetchConnection, streams: list[LeaderStream], lane: Lane, wait_ms: int) -> None:
         asked = {(stream.topic_id, stream.key.partition): (stream, stream.wanted()) for stream in streams}
-        asked_at = monotonic()
+        asked_at = self._clock.monotonic()
         fetched = await connection.fetch(
             [wanted for _, wanted in asked.values()],
             0 if lane is Lane.SETTLING else wait_ms,  # what has ended is there, or nothing is
@@ -198,7 +198,7 @@ class Tail:
             read_committed=lane in (Lane.SETTLING, Lane.OFFSETS),
             only_changes=lane is Lane.IDLE,
         )
-        now = monotonic()
+        now = self._clock.monotonic()
         with written_together({asked[part.topic_id, part.partition][0].connection for part in fetched}):
             for part in fetched:
                 place = (part.topic_id, part.partition)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
-from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import NamespaceMapping
@@ -65,6 +64,7 @@ class TargetTopics:
     ) -> None:
         """``wake`` is called when a target has answered."""
         self._context = context
+        self._clock = context.clock
         self._peers = peers
         self._configs = configs
         self._tasks = tasks
@@ -92,7 +92,7 @@ class TargetTopics:
             {(name, mapping, info.topic_id, len(info.partitions)) for name, (mapping, info) in wanted.items()},
             [name for name, (_, info) in wanted.items() if self._unconfigured(preparing, info) is not None],
         )
-        now = monotonic()
+        now = self._clock.monotonic()
         if fingerprint == preparing.fingerprint and now < preparing.due_at:
             return
         preparing.fingerprint = fingerprint
@@ -140,7 +140,7 @@ class TargetTopics:
             log.warning("target topics not prepared", extra={"link": link_name, "detail": str(error)})
         finally:
             preparing.running = False
-            preparing.due_at = monotonic() + (PREPARE_INTERVAL_S if ready else REOPEN_DELAY_S)
+            preparing.due_at = self._clock.monotonic() + (PREPARE_INTERVAL_S if ready else REOPEN_DELAY_S)
             self._wake()
 
     async def _add_ends(

@@ -14,7 +14,6 @@ import ssl
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, Final, TypeAlias, cast
 
 from cryptography.hazmat.primitives import hashes
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.congestion import CongestionControl
 from isthmus_plugins.tasks import Tasks
@@ -110,6 +110,7 @@ class LinkConnection(asyncio.Protocol):
     def __init__(
         self,
         *,
+        clock: Clock,
         hello: Mapping[str, Any] | None = None,
         secret: bytes = b"",
         accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
@@ -118,13 +119,14 @@ class LinkConnection(asyncio.Protocol):
         on_ready: Callable[[LinkConnection], None] | None = None,
         on_made: Callable[[LinkConnection], None] | None = None,
     ) -> None:
+        self._clock = clock
         self.dialled = hello is not None
         self.receiver = Receiver()
         self.handlers: Mapping[str, Handler] = {}
         self.peer: dict[str, Any] = {}
         """What the peer said of itself: HELLO or CHALLENGE, verified by its proof."""
         self.purpose = ""
-        self.last_heard = monotonic()
+        self.last_heard = self._clock.monotonic()
         self.lost = False
         self.lost_reason = ""
         self.lost_error: Exception | None = None
@@ -148,7 +150,7 @@ class LinkConnection(asyncio.Protocol):
         self._tasks = Tasks("link-connection")
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._call_ids = itertools.count(1)
-        self._last_sent = self._beaten = monotonic()
+        self._last_sent = self._beaten = self._clock.monotonic()
         self.round_trip_s = 0.0
         """How long the peer took to answer the first message: at least once to it and back."""
         self._timer: asyncio.TimerHandle | None = None
@@ -166,6 +168,7 @@ class LinkConnection(asyncio.Protocol):
         host: str,
         port: int,
         *,
+        clock: Clock,
         hello: Mapping[str, Any],
         secret: bytes,
         identity: Mapping[str, Any],
@@ -177,7 +180,9 @@ class LinkConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             _, connection = await loop.create_connection(
-                lambda: cls(hello=hello, secret=secret, identity=identity, approve=approve, on_ready=on_ready),
+                lambda: cls(
+                    clock=clock, hello=hello, secret=secret, identity=identity, approve=approve, on_ready=on_ready
+                ),
                 host,
                 port,
                 ssl=tls,
@@ -265,7 +270,7 @@ class LinkConnection(asyncio.Protocol):
     # ---- bytes ----
 
     def data_received(self, data: bytes) -> None:
-        self.last_heard = monotonic()
+        self.last_heard = self._clock.monotonic()
         try:
             for kind, body in self._splitter.feed(data):
                 if self.lost:
@@ -313,7 +318,7 @@ class LinkConnection(asyncio.Protocol):
         if self._gathered is not None:
             self._gathered += parts
         elif not self.lost:
-            self._last_sent = monotonic()
+            self._last_sent = self._clock.monotonic()
             self._transport.writelines(parts)
 
     def gather(self) -> None:
@@ -345,7 +350,7 @@ class LinkConnection(asyncio.Protocol):
         return True
 
     def _beat(self) -> None:
-        now = monotonic()
+        now = self._clock.monotonic()
         if now - self.last_heard > SILENCE_MAX_S and now - self._beaten < 2 * HEARTBEAT_INTERVAL_S:
             self._fail(PeerSilent(f"nothing heard for {now - self.last_heard:.1f} s"))
             return
@@ -364,7 +369,7 @@ class LinkConnection(asyncio.Protocol):
             self._fail(LinkRejected(str(said.get("code")), str(said.get("message"))))
         elif self.dialled and kind is MessageType.CHALLENGE and not self._challenge:
             self._challenge = said
-            self.round_trip_s = monotonic() - self._last_sent
+            self.round_trip_s = self._clock.monotonic() - self._last_sent
             words = link.transcript(self._hello, said)
             if not self._proof_holds("acceptor", words, said):
                 self._fail(LinkRejected("AUTHENTICATION_ERROR", "the peer does not hold this link's secret"))
@@ -381,7 +386,7 @@ class LinkConnection(asyncio.Protocol):
         elif not self.dialled and kind is MessageType.HELLO and not self._hello:
             self._challenge_for(said)
         elif not self.dialled and kind is MessageType.PROOF and self._hello:
-            self.round_trip_s = monotonic() - self._last_sent
+            self.round_trip_s = self._clock.monotonic() - self._last_sent
             words = link.transcript(self._hello, self._challenge)
             if not self._proof_holds("dialler", words, said):
                 raise LinkRejected("AUTHENTICATION_ERROR", "the dialler does not hold this link's secret")

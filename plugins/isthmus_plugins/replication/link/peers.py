@@ -10,11 +10,11 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, Final
 
+from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, LinkMode
 from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
@@ -30,6 +30,7 @@ from isthmus_plugins.replication.link.connection import (
     PeerSilent,
     Receiver,
 )
+from isthmus_plugins.replication.link.part import NotJoined, Part, not_joined
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -67,26 +68,19 @@ class PeerState:
     """Addresses for which a task is dialling or keeps a connection."""
 
 
-class LinkPeers:
+class LinkPeers(Part):
     """All link connections of this proxy.
 
-    ``on_change(link_name)`` is called when a connection of the link came or went. ``handlers`` answer the calls of
-    peers of established links; ``create_handlers`` those of a connection that was made to create a link.
+    What connections carry is for others: see :meth:`serve`, which comes before anything else.
     """
 
-    def __init__(
-        self,
-        context: PluginContext,
-        handlers: Mapping[str, Handler],
-        create_handlers: Mapping[str, Handler],
-        receiver: Callable[[str], Receiver],
-        on_change: Callable[[str], None],
-    ) -> None:
+    def __init__(self, context: PluginContext) -> None:
         self._context = context
-        self._handlers = {**handlers, "topology": self._topology}
-        self._create_handlers = create_handlers
-        self._receiver = receiver
-        self._on_change = on_change
+        self._clock = context.clock
+        self._calls: Mapping[str, Handler] | None = None
+        self._create_calls: Mapping[str, Handler] = {}
+        self._receiver = Receiver()
+        self._on_change: Callable[[], None] = not_joined
         self._tasks = Tasks("link-peers")
         self._states: dict[str, PeerState] = {}
         self._accepted: set[LinkConnection] = set()
@@ -97,7 +91,23 @@ class LinkPeers:
 
     # ---- life ----
 
-    async def start(self) -> None:
+    def serve(
+        self,
+        calls: Mapping[str, Handler],
+        create_calls: Mapping[str, Handler],
+        receiver: Receiver,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Have connections answer these calls, and give the rest to ``receiver``. To be called once, before any comes.
+
+        ``create_calls``: of connections that are made to create a link. ``on_change`` is called when one came or went.
+        """
+        self._calls, self._create_calls, self._receiver, self._on_change = calls, create_calls, receiver, on_change
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {"topology": self._topology}
+
+    async def listen(self) -> None:
         """Listen for peers, if a link listener is configured. Raises OSError."""
         spec = self._context.link_listener
         if spec is None:
@@ -116,21 +126,21 @@ class LinkPeers:
     def all_connections(self) -> list[LinkConnection]:
         return [connection for state in self._states.values() for connection in state.connections.values()]
 
-    def follow(self, links: Iterable[Link]) -> None:
-        """Keep connections for these links and no others."""
-        wanted = {link.name: link for link in links}
+    def control_changed(self, state: ControlState) -> None:
+        """Keep connections for the links that there are and for no others."""
+        wanted = state.links
         for name in [name for name in self._states if name not in wanted]:
             for connection in self._states.pop(name).connections.values():
                 # The peer may be waiting for the answer to the very call that deleted the link.
                 asyncio.get_running_loop().call_later(DELETED_LINK_GRACE_S, connection.close, "the link was deleted")
                 self._leaving = {other for other in self._leaving if not other.lost} | {connection}
         for link in wanted.values():
-            state = self._states.setdefault(link.name, PeerState())
-            for connection in state.connections.values():
+            peer = self._states.setdefault(link.name, PeerState())
+            for connection in peer.connections.values():
                 connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
             if link.dials:
                 for address in link.remote_addresses:
-                    self._keep_dialling(link.name, state, address)
+                    self._keep_dialling(link.name, peer, address)
 
     def state(self, link_name: str) -> PeerState:
         """What is known of the link's peer."""
@@ -169,7 +179,7 @@ class LinkPeers:
     async def _dial_for_ever(self, link_name: str, state: PeerState, address: str) -> None:
         delay = REDIAL_DELAY_MIN_S
         while (link := self._current(link_name, state)) is not None:
-            if monotonic() > self._context.lease_deadline:
+            if self._clock.monotonic() > self._context.lease_deadline:
                 await asyncio.sleep(LEASE_POLL_S)
                 continue
             try:
@@ -203,6 +213,7 @@ class LinkPeers:
             return await LinkConnection.dial(
                 host.strip("[]"),
                 int(port),
+                clock=self._clock,
                 hello={"purpose": PURPOSE_LINK, "link_id": link.link_id},
                 secret=self._context.secret_of(link),
                 identity=self._identity(),
@@ -242,7 +253,11 @@ class LinkPeers:
 
     def _acceptor(self) -> LinkConnection:
         return LinkConnection(
-            accept=self._look_up, identity=self._identity(), on_ready=self._accepted_ready, on_made=self._made
+            clock=self._clock,
+            accept=self._look_up,
+            identity=self._identity(),
+            on_ready=self._accepted_ready,
+            on_made=self._made,
         )
 
     def _made(self, connection: LinkConnection) -> None:
@@ -256,7 +271,7 @@ class LinkPeers:
 
     def _look_up(self, hello: dict[str, Any], connection: LinkConnection) -> Credential:
         """The secret that a dialler must hold. Raises LinkRejected."""
-        if monotonic() > self._context.lease_deadline:
+        if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease (yet)")
         purpose = hello.get("purpose")
         if purpose == PURPOSE_CREATE:
@@ -279,7 +294,7 @@ class LinkPeers:
 
     def _accepted_ready(self, connection: LinkConnection) -> None:
         if connection.purpose == PURPOSE_CREATE:
-            connection.handlers = self._create_handlers
+            connection.handlers = self._create_calls
             return
         self._accepted.discard(connection)
         for link in self._context.control.state.links.values():
@@ -314,16 +329,16 @@ class LinkPeers:
         if old is not None:
             old.close("the peer connected again")
         state.connections[name] = connection
-        state.last_heard = monotonic()
+        state.last_heard = self._clock.monotonic()
         state.reason = state.message = None
         connection.link_name = link_name
         connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
-        connection.handlers = self._handlers
-        connection.receiver = _Watched(
-            self._receiver(link_name), lambda: self._gone(link_name, state, name, connection)
-        )
+        if self._calls is None:
+            raise NotJoined("connections come before anybody serves them")
+        connection.handlers = self._calls
+        connection.receiver = _Watched(self._receiver, lambda: self._gone(link_name, state, name, connection))
         log.info("link peer connected", extra={"link": link_name, "peer": name, "dialled": connection.dialled})
-        self._on_change(link_name)
+        self._on_change()
 
     def _gone(self, link_name: str, state: PeerState, name: str, connection: LinkConnection) -> None:
         if state.connections.get(name) is connection:
@@ -334,7 +349,7 @@ class LinkPeers:
                 silent = isinstance(connection.lost_error, PeerSilent)
                 state.reason = ReasonCode.PEER_SILENT if silent else ReasonCode.CONNECTION_LOST
                 state.message = connection.lost_reason
-        self._on_change(link_name)
+        self._on_change()
 
     async def _topology(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         """This cluster's proxies, for a peer that dials."""

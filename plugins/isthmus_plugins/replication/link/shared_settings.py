@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from time import time
 from typing import Any, Final
 
 from isthmus_control.apply import apply
@@ -22,7 +21,8 @@ from isthmus_control.outcome import Outcome, Rejected
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -31,7 +31,7 @@ RETRY_S: Final = 1.0
 METHOD: Final = "merge_settings"
 
 
-class LinkMirror:
+class LinkMirror(Part):
     """``connections``: those of a link, the same first one until it goes."""
 
     def __init__(self, context: PluginContext, connections: Callable[[str], list[LinkConnection]]) -> None:
@@ -52,6 +52,11 @@ class LinkMirror:
 
     async def stop(self) -> None:
         await self._tasks.close()
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "merge_settings": self.on_merge_settings,
+        }
 
     def wake(self) -> None:
         """A connection or a setting may have come."""
@@ -164,5 +169,7 @@ def _mirrored(settings: LinkSettings) -> LinkSettings:
 
 def _would_be(context: PluginContext, body: MergeLink) -> Outcome:
     state = context.control.state
-    command = Command(str(uuid.uuid4()), int(time() * 1000), context.proxy_name, state.applied_offset, body)
+    command = Command(
+        str(uuid.uuid4()), int(context.clock.time() * 1000), context.proxy_name, state.applied_offset, body
+    )
     return apply(state, state.applied_offset + 1, command)[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Mapping
-from time import time
 from typing import Any, Final, TypeVar
 
 from isthmus_control.apply import apply
@@ -33,6 +32,7 @@ class LinkCommands:
 
     def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
         self._context = context
+        self._clock = context.clock
         self._peers = peers
 
     def link(self, name: str) -> Link:
@@ -76,7 +76,9 @@ class LinkCommands:
     def would_append(self, body: Body) -> ControlState:
         """The state after a command, as things stand; raises what the control log would say. Changes nothing."""
         state = self._context.control.state
-        command = Command(str(uuid.uuid4()), int(time() * 1000), self._context.proxy_name, state.applied_offset, body)
+        command = Command(
+            str(uuid.uuid4()), int(self._clock.time() * 1000), self._context.proxy_name, state.applied_offset, body
+        )
         after, outcome = apply(state, state.applied_offset + 1, command)
         self._check(outcome)
         return after

@@ -54,6 +54,7 @@ class LinkCreation:
             connection = await LinkConnection.dial(
                 host.strip("[]"),
                 int(port),
+                clock=self._context.clock,
                 hello={"purpose": PURPOSE_CREATE, "link_id": link_id},
                 secret=(request.token or "").encode(),
                 identity={"cluster_id": self._context.cluster_id, "proxy": self._context.proxy_name},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic, time
 from typing import Final
 
 from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role, contains
@@ -42,6 +41,7 @@ class Failovers:
         peer: Callable[[str], PeerState],
     ) -> None:
         self._context = context
+        self._clock = context.clock
         self._promotions = promotions
         self._sync_leases = sync_leases
         self._peer = peer
@@ -66,7 +66,7 @@ class Failovers:
             dry_run=request.dry_run,
             mode=link.mode.value,
             reachable=reachable,
-            last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),
+            last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             namespaces=list(reports.values()),
         )
         if not request.dry_run:
@@ -111,7 +111,7 @@ class Failovers:
     async def _leases_over(self, link_name: str) -> None:
         """Wait until no proxy here may hold that something is In-Sync."""
         while not (peer := self._peer(link_name)).connections and peer.last_heard is not None:
-            if monotonic() - peer.last_heard > CLAIMS_SETTLE_S:
+            if self._clock.monotonic() - peer.last_heard > CLAIMS_SETTLE_S:
                 return
             await asyncio.sleep(POLL_S)
 
@@ -152,7 +152,9 @@ class Failovers:
             record = self._context.control.state.follower_topics.get(topic)
             known = self._sync_leases.claim(topic, record.topic_id if record is not None else None, partition)
             end = ends.get((topic, partition))
-            claim = PartitionClaim(topic=topic, partition=partition, end=end, message=claimed(known))
+            claim = PartitionClaim(
+                topic=topic, partition=partition, end=end, message=claimed(known, self._clock.time())
+            )
             lost = known is not None and end is not None and end < known.end
             if known is not None and lost:
                 claim.message = (
@@ -160,10 +162,10 @@ class Failovers:
                 )
             elif known is not None:
                 claim.degrade_after_ms = known.terms.degrade_after_ms or None
-                claim.any_of = some_of(known, known.terms)
+                claim.any_of = some_of(known, known.terms, self._clock.time())
             if known is not None and claim.any_of is None and not lost:
-                claim.in_sync_until_ms = sayable(known)
-                claim.in_sync_until_seconds_ago = _seconds_ago(claim.in_sync_until_ms)
+                claim.in_sync_until_ms = sayable(known, self._clock.time())
+                claim.in_sync_until_seconds_ago = _seconds_ago(claim.in_sync_until_ms, self._clock.time())
             claims.append(claim)
         return claims
 
@@ -176,22 +178,24 @@ class Failovers:
                 continue
             at = partition_of(report.remote + group.removeprefix(key.prefix), partitions) if partitions else None
             known = None if at is None else claims.get(at)
-            claim = GroupClaim(group=group, partition=at, message=claimed_of_group(known, group))
+            claim = GroupClaim(group=group, partition=at, message=claimed_of_group(known, group, self._clock.time()))
             if known is not None:
                 terms = known.terms_of(group)
                 claim.degrade_after_ms = terms.degrade_after_ms or None
-                claim.any_of = some_of(known, terms)
+                claim.any_of = some_of(known, terms, self._clock.time())
             if claim.any_of is None:
-                claim.in_sync_until_ms = sayable(known)
-                claim.in_sync_until_seconds_ago = _seconds_ago(claim.in_sync_until_ms)
+                claim.in_sync_until_ms = sayable(known, self._clock.time())
+                claim.in_sync_until_seconds_ago = _seconds_ago(claim.in_sync_until_ms, self._clock.time())
             report.group_claims.append(claim)
         every = [
-            None if claim is None or any(each.links for each in claim.terms.values()) else sayable(claim)
+            None
+            if claim is None or any(each.links for each in claim.terms.values())
+            else sayable(claim, self._clock.time())
             for claim in map(claims.get, range(partitions))
         ]
         if None not in every:
             report.all_groups_until_ms = min((each for each in every if each is not None), default=None)
 
 
-def _seconds_ago(until_ms: int | None) -> float | None:
-    return None if until_ms is None else round(max(0.0, time() - until_ms / 1000), 1)
+def _seconds_ago(until_ms: int | None, now_s: float) -> float | None:
+    return None if until_ms is None else round(max(0.0, now_s - until_ms / 1000), 1)

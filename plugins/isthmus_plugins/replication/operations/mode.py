@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import Final
 
 from isthmus_control.commands import AlterLink, Body
@@ -11,6 +10,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import SYNC_CONFIRM_TIMEOUT, Link, LinkMode, ResourceType, Role
 from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import LinkStatus, ModeResult, OperationError, SetMode
+from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link.connection import SYNC_FEATURES, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.shared_settings import LinkMirror
@@ -30,7 +30,9 @@ class LinkModes:
         append: Callable[[Body], Awaitable[None]],
         would_append: Callable[[Body], ControlState],
         mirror: LinkMirror,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._status = status
         self._stream = stream
         self._connections = connections
@@ -88,7 +90,7 @@ class LinkModes:
         if status.state != LinkState.CATCHING_UP:
             return False
         leading = [each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.LEADER]
-        now = monotonic()
+        now = self._clock.monotonic()
         for each in status.partitions:
             if each.role != "leader" or each.state != PartitionState.CATCHING_UP:
                 continue

@@ -26,7 +26,6 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, DecidePromotion, EndPromotion
@@ -86,6 +85,7 @@ class Promotions:
         promoted: Callable[[], Awaitable[None]],
     ) -> None:
         self._context = context
+        self._clock = context.clock
         self._ends = ends
         self._stopped = stopped
         self._promoted = promoted
@@ -253,7 +253,7 @@ class Promotions:
         """Go on with promotions whose proxy is gone."""
         while True:
             await asyncio.sleep(RESUME_INTERVAL_S)
-            if monotonic() > self._context.lease_deadline or self._lock.locked():
+            if self._clock.monotonic() > self._context.lease_deadline or self._lock.locked():
                 continue
             async with self._lock:
                 for key in list(self._context.control.state.promotions):
@@ -365,10 +365,10 @@ class Promotions:
         try:
             missing = await self._deciding(link.name)
             there = await self._source_ends(link.name, mapping)
-            deadline = monotonic() + ARRIVAL_S
+            deadline = self._clock.monotonic() + ARRIVAL_S
             while True:
                 lacking = await self._lacking(mapping, there)
-                if not lacking or monotonic() > deadline:
+                if not lacking or self._clock.monotonic() > deadline:
                     return missing + lacking
                 await asyncio.sleep(ARRIVAL_POLL_S)
         except (BrokerUnavailable, KafkaRefused) as error:

@@ -25,7 +25,8 @@ from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.in_doubt.resolution import TransactionEnds
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import LinkMirror
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
@@ -45,7 +46,7 @@ from isthmus_plugins.replication.sync.confirmer import SyncLeader
 from isthmus_plugins.replication.sync.leases import SyncLeases
 
 
-class LinkService:
+class LinkService(Part):
     """Carries out operators' requests, and the other side's half of them."""
 
     def __init__(
@@ -109,7 +110,13 @@ class LinkService:
             lambda: self._promotions.trouble,
         )
         self._modes = LinkModes(
-            self._statuses.of, leader_end.stream, peers.connections, commands.append, commands.would_append, mirror
+            self._statuses.of,
+            leader_end.stream,
+            peers.connections,
+            commands.append,
+            commands.would_append,
+            mirror,
+            context.clock,
         )
         self._failovers = Failovers(context, self._promotions, sync_leases, peers.state)
 
@@ -118,6 +125,24 @@ class LinkService:
 
     async def stop(self) -> None:
         await self._promotions.stop()
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "plan_attach": self.attaching.on_plan_attach,
+            "attach": self.attaching.on_attach,
+            "detach": self.attaching.on_detach,
+            "led_topics": self.attaching.on_led_topics,
+            "check_acls": self.attaching.on_check_acls,
+            "completing_transactions": self.on_completing_transactions,
+            "log_ends": self.on_log_ends,
+            "topic_settings": self.on_topic_settings,
+            "choose_offsets_topic": self.on_choose_offsets_topic,
+            "delete_link": self.creation.on_delete_link,
+        }
+
+    def create_calls(self) -> Mapping[str, Handler]:
+        """The same for a connection that was made to create a link."""
+        return {"create_link": self.creation.on_create_link, "undo_create_link": self.creation.on_undo_create_link}
 
     # ---- links ----
 

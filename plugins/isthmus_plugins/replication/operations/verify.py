@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from time import monotonic
 from typing import Any
 
 from isthmus_control.model import Link, NamespaceMapping
@@ -14,16 +13,26 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.comparison import AT_ONCE, Comparison, Progress
 from isthmus_plugins.replication.comparison.digests import Ends, Verification
 from isthmus_plugins.replication.comparison.groups import GroupVerification
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 
 
-class LinkVerification:
+class LinkVerification(Part):
     """Compares whole links, and answers the peer that does."""
 
     def __init__(self, context: PluginContext, digests: Verification) -> None:
         self._context = context
+        self._clock = context.clock
         self._digests = digests
         self.groups = GroupVerification(context)
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "linked_topics": self.on_linked_topics,
+            "linked_groups": self.groups.on_linked_groups,
+            "committed": self.groups.on_committed,
+            "high_watermarks": self.groups.on_high_watermarks,
+        }
 
     async def on_linked_topics(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """This cluster's topics in the namespaces of the link."""
@@ -42,7 +51,7 @@ class LinkVerification:
         self, link: Link, connection: LinkConnection, progress: Callable[[int, int], None]
     ) -> VerifyReport:
         """Compare every partition of the link's topic namespaces, up to a snapshot of the smaller end."""
-        started = monotonic()
+        started = self._clock.monotonic()
         topics = await self._context.cluster.topics()
         there = {
             str(name): int(count) for name, count in (await connection.call("linked_topics", {}))["topics"].items()
@@ -77,7 +86,7 @@ class LinkVerification:
             link_name=link.name,
             equal=bool(found) and all(found),
             records=sum(verdict.records for verdict in verdicts),
-            seconds=round(monotonic() - started, 3),
+            seconds=round(self._clock.monotonic() - started, 3),
             partitions=list(verdicts),
             groups=groups,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from time import monotonic
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -16,11 +15,12 @@ from isthmus_plugins.replication.groups.feed import LedGroup
 from isthmus_plugins.replication.groups.followed_group import POSITION_NOT_KNOWN, STOPPED, FollowedGroup, Waiting
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.groups.leader import GroupLeader
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
-class GroupStatuses:
+class GroupStatuses(Part):
     """The groups of this proxy's links."""
 
     def __init__(
@@ -32,6 +32,7 @@ class GroupStatuses:
     ) -> None:
         """``sync_of``: what acks for a partition of the offsets topic mean to a group that a synchronous link leads."""
         self._context = context
+        self._clock = context.clock
         self._group_leader = group_leader
         self._group_follower = group_follower
         self._sync_of = sync_of
@@ -83,7 +84,7 @@ class GroupStatuses:
             positions=len(group.wanted),
         )
         if not group.settled:
-            _wait(status, group.waiting(monotonic()))
+            _wait(status, group.waiting(self._clock.monotonic()))
         return status
 
     def metrics(self) -> Iterable[Metric]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic
 
 from isthmus_control.model import FollowerTopic, Link, Role, TopicState
 from isthmus_control.states import PartitionState, ReasonCode
@@ -48,6 +47,7 @@ class LinkStatuses:
     ) -> None:
         """``trouble``: what keeps a promotion from going on."""
         self._context = context
+        self._clock = context.clock
         self._peers = peers
         self._leader_end = leader_end
         self._follower_end = follower_end
@@ -67,7 +67,7 @@ class LinkStatuses:
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
         note_truncations(self._context.control.state, link.name, partitions)
         note_led(link, self._sync_leader.sync_of, partitions)
-        note_followed(self._context.control.state, link, self._sync_leases, partitions)
+        note_followed(self._context.control.state, link, self._sync_leases, self._context.clock, partitions)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
         return LinkStatus(
             link_name=link.name,
@@ -81,7 +81,7 @@ class LinkStatuses:
             state=link_state(link, connected, partitions),
             reason=peer.reason,
             message=peer.message or self._mirror.refused.get(link.name) or self._trouble(),
-            last_heard_seconds=None if peer.last_heard is None else round(monotonic() - peer.last_heard, 3),
+            last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls),
             transaction_verification=self._transaction_verification.status()
             if any(mapping.role is Role.FOLLOWER for mapping in link.mappings)
@@ -100,7 +100,7 @@ class LinkStatuses:
 
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
         found = []
-        now = monotonic()
+        now = self._clock.monotonic()
         for key, prepared in sorted(self._leader_end.led.items()):
             if key.link != link.name:
                 continue

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from time import monotonic
 from typing import Final, Literal
 
 from isthmus_control.states import PartitionState
 from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.observers import LinkObservers, LinkTold
+from isthmus_plugins.process import Clock
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 
 INTERVAL_S: Final = 1.0
@@ -27,10 +28,11 @@ Known = tuple[str, str | None, bool]
 """State, reason, whether something is lacking."""
 
 
-class LinkTelling:
+class LinkTelling(Part):
     """Looks at all states while somebody wants to be told."""
 
-    def __init__(self, observers: LinkObservers, statuses: Callable[[], Iterable[LinkStatus]]) -> None:
+    def __init__(self, observers: LinkObservers, statuses: Callable[[], Iterable[LinkStatus]], clock: Clock) -> None:
+        self._clock = clock
         self._observers = observers
         self._statuses = statuses
         self._tasks = Tasks("link-telling")
@@ -43,28 +45,30 @@ class LinkTelling:
     async def stop(self) -> None:
         await self._tasks.close()
 
-    def changed(self) -> None:
+    def wake(self) -> None:
         """Some state may be another one now."""
         self._changed.set()
 
     async def _tell_for_ever(self) -> None:
-        due = monotonic()
+        due = self._clock.monotonic()
         while True:
             try:
-                async with asyncio.timeout(max(0.0, due - monotonic())):  # wait_for may swallow that it is to end
+                async with asyncio.timeout(
+                    max(0.0, due - self._clock.monotonic())
+                ):  # wait_for may swallow that it is to end
                     await self._changed.wait()
                 await asyncio.sleep(CHANGED_S)
             except TimeoutError:
                 pass
             self._changed.clear()
-            began = monotonic()
+            began = self._clock.monotonic()
             if self._observers:
                 self.tell(again=began >= due)
             else:
                 self._told = {}
             if began >= due:
                 due = began + INTERVAL_S
-            await asyncio.sleep((monotonic() - began) / SHARE_MAX)
+            await asyncio.sleep((self._clock.monotonic() - began) / SHARE_MAX)
 
     def tell(self, again: bool) -> None:
         """Tell what is not as it was told. ``again``: also what is told once a second."""

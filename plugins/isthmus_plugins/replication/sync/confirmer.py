@@ -13,7 +13,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from time import monotonic
 from typing import Final
 
 from isthmus_control.clock import ZERO
@@ -41,7 +40,9 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.confirmed_reads import ConfirmedReads
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.stream import LeaderStream
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace, at_once
+from isthmus_plugins.replication.link.connection import Handler
+from isthmus_plugins.replication.link.part import Part, not_joined
+from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
 from isthmus_plugins.replication.sync import degrading
 from isthmus_plugins.replication.sync.commit_gate import HeldCommits
 from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S, SyncGrants, granted_no_more
@@ -62,7 +63,7 @@ STEP_S: Final = 0.2
 FAILED_RETRY_S: Final = 1.0
 
 
-class SyncLeader(Confirmer):
+class SyncLeader(Confirmer, Part):
     """What synchronous links have confirmed of what this proxy's clients write."""
 
     name = "a synchronous link"
@@ -72,13 +73,14 @@ class SyncLeader(Confirmer):
     ) -> None:
         """``agreed``: whether the other cluster of a link knows of its mode, and so asks for leases."""
         self._context = context
+        self._clock = context.clock
         self._leader_end = leader_end
         self._groups = groups
         self._agreed = agreed
         self._tasks = Tasks("sync-leader")
         self.acks: Acks = NoAcks()
         """Those that wait for it."""
-        self.commits = HeldCommits(context, self, groups, _now)
+        self.commits = HeldCommits(context, self, groups, context.clock.monotonic)
         self.reads = ConfirmedReads(context, self.concerns, self.readable_end)
         self.known: dict[LedPartition, tuple[int, int]] = {}
         """(leader epoch, offset): what a link's follower has confirmed."""
@@ -92,14 +94,14 @@ class SyncLeader(Confirmer):
         self._links: dict[str, tuple[str, ...]] = {}
         """By topic: the synchronous links that lead it, or lead groups for the offsets topic."""
         self._mappings: dict[str, tuple[NamespaceMapping, ...]] = {}
-        self._started = monotonic()
+        self._started = context.clock.monotonic()
         self._former: ControlState | None = None
         """As of the last look."""
         self._enforcing = -1
         """The offset of the control log that other proxies are waited for to have applied."""
-        self.settled: Callable[[Sequence[Partition]], Awaitable[None]] = at_once
+        self.settled: Callable[[Sequence[Partition]], Awaitable[None]] = not_joined
         """Returns when transactions in these that were decided before the call are carried out."""
-        self.on_more: Callable[[], None] = lambda: None
+        self.on_more: Callable[[], None] = not_joined
         """Called when more of a partition is confirmed."""
         self._rules = AckRules(lambda: context.control.state)
         self.who = SyncNeeds(
@@ -110,10 +112,9 @@ class SyncLeader(Confirmer):
             self.progress,
             self.leader_epoch,
             self.commits.scope_of,
+            context.clock,
         )
         self.grants = SyncGrants(context, leader_end, groups, self._rules, self.who.holding, self)
-        leader_end.on_confirmed = self._on_stream
-        groups.on_confirmed = self._on_confirmed
 
     def start(self) -> None:
         self._tasks.start("decide", self._decide_for_ever())
@@ -138,7 +139,7 @@ class SyncLeader(Confirmer):
             self._synchronous = any(self.holds(link) for link in state.links.values())
             self._mappings = {name: link.mappings for name, link in state.links.items()}
             self.acks.changed()
-        self._note_left(self._former or state, state, monotonic())
+        self._note_left(self._former or state, state, self._clock.monotonic())
         self._former = state
         self.who.changed()
         self.reads.control_changed(state)
@@ -190,10 +191,15 @@ class SyncLeader(Confirmer):
 
     async def _enforced(self, offset: int) -> None:
         await granted_no_more(self._context, offset)
-        self.who.former.enforced(offset, monotonic())
+        self.who.former.enforced(offset, self._clock.monotonic())
         self._work.set()
 
     # ---- whom it concerns ----
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "sync_lease": self.grants.on_sync_lease,
+        }
 
     def hooks(self) -> list[RequestHook]:
         return [*self.commits.hooks(), *self.reads.hooks()]
@@ -280,13 +286,13 @@ class SyncLeader(Confirmer):
         one, and acks that wait too long are no error."""
         return self._context.control.state.sync_records.get(link, {}).get(place)
 
-    def _on_stream(self, stream: LeaderStream) -> None:
+    def on_stream(self, stream: LeaderStream) -> None:
         if stream.copy is None:
             if self._synchronous:
                 self._stable[stream.key] = (stream.leader_epoch, stream.stable)
-            self._on_confirmed(stream)
+            self.on_confirmed(stream)
 
-    def _on_confirmed(self, stream: SyncPlace) -> None:
+    def on_confirmed(self, stream: SyncPlace) -> None:
         """The follower has more of a partition, or it was opened."""
         if not self._synchronous:
             return
@@ -349,7 +355,7 @@ class SyncLeader(Confirmer):
         since = [self.commits.oldest(key, beyond) if offsets else self.acks.oldest(key.place, beyond)]
         progress, topic_id = self.progress.get(key), self._topic_id(key.topic) or b""
         if progress is not None and self._rules.is_chosen(key):
-            since.append(progress.late_since(end, self._rules.acked(key.place, topic_id)[1], monotonic()))
+            since.append(progress.late_since(end, self._rules.acked(key.place, topic_id)[1], self._clock.monotonic()))
         return min((each for each in since if each is not None), default=None)
 
     def _pushed(self, key: LedPartition) -> SyncPlace | None:
@@ -369,7 +375,7 @@ class SyncLeader(Confirmer):
             self._work.clear()
             if self._active:
                 try:
-                    await self._decide(monotonic())
+                    await self._decide(self._clock.monotonic())
                 except (BrokerUnavailable, KafkaRefused) as error:
                     # Nothing is let go: acks wait until it is known what they mean.
                     log.warning("synchronous state not recorded", extra={"detail": str(error)})
@@ -488,7 +494,7 @@ class SyncLeader(Confirmer):
 
     async def _join(self, link: Link, streams: Sequence[SyncPlace]) -> None:
         for stream in streams:
-            self.progress[stream.key].retry_at = monotonic() + JOIN_RETRY_S
+            self.progress[stream.key].retry_at = self._clock.monotonic() + JOIN_RETRY_S
         entries = tuple(
             PartitionSync(stream.key.topic, _as_uuid(stream.topic_id), stream.key.partition, stream.acked)
             for stream in streams
@@ -532,7 +538,7 @@ class SyncLeader(Confirmer):
         reason = Reason(ReasonCode.TIMEOUT_ERROR, f"{key.topic}-{key.partition}: {why}")
         log.warning("out of sync", extra={"link": link.name, "partitions": len(gone), "detail": reason.message})
         for each in gone:
-            self.progress[each].retry_at = monotonic() + JOIN_RETRY_S
+            self.progress[each].retry_at = self._clock.monotonic() + JOIN_RETRY_S
             self.progress[each].failed = gone[each]
         await self._append(RecordSync(link.name, link.link_id, SyncState.OUT_OF_SYNC, entries, reason))
 
@@ -557,12 +563,8 @@ class SyncLeader(Confirmer):
             if progress is not None and progress.join_end == NOT_READ:
                 progress.join_end = ends.get(stream.key.place)
                 progress.floor = progress.join_end if progress.floor is None else progress.floor
-                progress.held_at = monotonic() if progress.join_end is not None else None
+                progress.held_at = self._clock.monotonic() if progress.join_end is not None else None
         self._work.set()
-
-
-def _now() -> float:
-    return monotonic()
 
 
 def _as_uuid(topic_id: bytes) -> str:

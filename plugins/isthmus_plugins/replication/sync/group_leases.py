@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from time import monotonic, time
 from typing import Any
 
 from isthmus_control.commands import OffsetsClaim
@@ -54,6 +53,7 @@ class GroupLeases:
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
+        self._clock = context.clock
         self._leases: dict[tuple[str, int], tuple[str, GroupLease]] = {}
         """With the id of the link."""
         self._follows: dict[str, Namespaces] = {}
@@ -82,11 +82,11 @@ class GroupLeases:
     def lease(self, link_name: str, partition: int) -> GroupLease | None:
         """Of the groups whose positions are in that partition of the source's offsets topic, while it runs."""
         _, lease = self._leases.get((link_name, partition), ("", None))
-        return lease if lease is not None and monotonic() < lease.until else None
+        return lease if lease is not None and self._clock.monotonic() < lease.until else None
 
     def claims(self, link: Link) -> dict[int, GroupClaim]:
         """The latest that is known by this process, or recorded by any of the cluster, by partition."""
-        state, now_ms = self._context.control.state, int(time() * 1000)
+        state, now_ms = self._context.control.state, int(self._clock.time() * 1000)
         found = {
             partition: claim
             for name, partition in state.group_claims
@@ -104,7 +104,7 @@ class GroupLeases:
 
     def due(self, over: float) -> dict[str, list[OffsetsClaim]]:
         """By link, the leases that ran out before and are not recorded."""
-        state, now_ms = self._context.control.state, int(time() * 1000)
+        state, now_ms = self._context.control.state, int(self._clock.time() * 1000)
         due: dict[str, list[OffsetsClaim]] = {}
         for (name, partition), (link_id, lease) in list(self._leases.items()):
             link = state.links.get(name)

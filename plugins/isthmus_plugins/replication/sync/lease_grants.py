@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
 from typing import Any, Final, Protocol
 
 from isthmus_control.codec import to_json
@@ -81,6 +80,7 @@ class SyncGrants:
     ) -> None:
         """``holding``: over which links a partition is recorded In-Sync."""
         self._context = context
+        self._clock = context.clock
         self._leader_end = leader_end
         self._groups = groups
         self._rules = rules
@@ -93,7 +93,7 @@ class SyncGrants:
         Those of ``in_sync_any`` say what their ``terms`` say, in place of: this side has all that is acked. Of groups
         there are such terms by the prefix that they have at the follower.
         """
-        now, link = monotonic(), self._context.control.state.links.get(connection.link_name)
+        now, link = self._clock.monotonic(), self._context.control.state.links.get(connection.link_name)
         streams = [self._leader_end.stream_of(connection, int(each)) for each in params["streams"]]
         records = {each.stream_id: each for each in streams if each is not None and each.copy is None}
         granted = {each: terms[""] for each in records if (terms := self._grant(records[each], connection, now))}

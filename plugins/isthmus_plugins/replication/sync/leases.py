@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic, time
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -31,6 +30,7 @@ from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.sync.group_leases import GroupLease, GroupLeases
 from isthmus_plugins.tasks import Tasks
 
@@ -66,7 +66,7 @@ class Lease:
     told_at: float = float("-inf")
 
 
-class SyncLeases:
+class SyncLeases(Part):
     """Until when each partition that follows here is known to be In-Sync."""
 
     def __init__(
@@ -79,6 +79,7 @@ class SyncLeases:
     ) -> None:
         """``reached`` is told of a link's partitions that are In-Sync: (topic, topic id, partition)."""
         self._context = context
+        self._clock = context.clock
         self._follower_end = follower_end
         self._group_follower = group_follower
         self._store = store
@@ -115,7 +116,7 @@ class SyncLeases:
 
     def in_sync(self, topic: str, partition: int) -> bool:
         lease = self._leases.get((topic, partition))
-        return lease is not None and monotonic() < lease.until
+        return lease is not None and self._clock.monotonic() < lease.until
 
     def lease(self, topic: str, topic_id: str | None, partition: int) -> Lease | None:
         """What this process knows of a partition; None: nothing, or of another topic of that name."""
@@ -127,7 +128,11 @@ class SyncLeases:
         recorded = self._context.control.state.claim(topic, topic_id, partition)
         lease = self.lease(topic, topic_id, partition)
         known_ms = None if recorded is None else recorded.until_ms
-        if lease is None or not lease.until_ms or not supersedes(lease.until_ms, known_ms, int(time() * 1000)):
+        if (
+            lease is None
+            or not lease.until_ms
+            or not supersedes(lease.until_ms, known_ms, int(self._clock.time() * 1000))
+        ):
             return recorded
         return Claim(lease.topic_id, lease.until_ms, lease.end, lease.terms)
 
@@ -151,7 +156,7 @@ class SyncLeases:
                     self._asking.add(connection)
                     asked = streams.get(connection, {}), groups.get(connection, {})
                     self._tasks.start("lease", self._ask(connection, *asked))
-            if not self._recording and any(due := self._due()) and monotonic() > self._record_from:
+            if not self._recording and any(due := self._due()) and self._clock.monotonic() > self._record_from:
                 self._recording = True
                 self._tasks.start("record", self._record(*due))
             await asyncio.sleep(ASK_INTERVAL_S)
@@ -160,7 +165,7 @@ class SyncLeases:
         self, connection: LinkConnection, streams: Mapping[int, FollowerStream], groups: Mapping[int, int]
     ) -> None:
         """``groups``: partitions of the source's offsets topic, and how many it has."""
-        asked_at, asked_ms = monotonic(), int(time() * 1000)
+        asked_at, asked_ms = self._clock.monotonic(), int(self._clock.time() * 1000)
         mode = self._mode(connection.link_name)
         reached = []
         try:
@@ -189,7 +194,7 @@ class SyncLeases:
             for stream_id, told in answer.get("states", {}).items():
                 if (stream := streams.get(int(stream_id))) is not None:
                     lease = self._lease_of(stream)
-                    lease.told, lease.told_at = SyncStatus.model_validate(told), monotonic()
+                    lease.told, lease.told_at = SyncStatus.model_validate(told), self._clock.monotonic()
         except (LinkRejected, LinkLost, TimeoutError):
             pass  # then it is not known to be In-Sync any longer
         except (ValidationError, MalformedValue, UnknownField) as error:
@@ -212,7 +217,7 @@ class SyncLeases:
 
     def _due(self) -> tuple[list[tuple[Place, Lease]], dict[str, list[OffsetsClaim]]]:
         """Leases that have run out and are not recorded; those of groups by link."""
-        over, now_ms = monotonic() - RECORD_AFTER_S, int(time() * 1000)
+        over, now_ms = self._clock.monotonic() - RECORD_AFTER_S, int(self._clock.time() * 1000)
         state = self._context.control.state
         due = []
         for place, lease in list(self._leases.items()):
@@ -226,7 +231,7 @@ class SyncLeases:
         return due, self.groups.due(over)
 
     async def _record(self, due: Iterable[tuple[Place, Lease]], groups: Mapping[str, Sequence[OffsetsClaim]]) -> None:
-        self._record_from = monotonic() + RECORD_INTERVAL_S
+        self._record_from = self._clock.monotonic() + RECORD_INTERVAL_S
         entries: dict[str, list[PartitionClaim]] = {}
         for (topic, partition), lease in due:
             claim = PartitionClaim(topic, lease.topic_id, partition, lease.until_ms, lease.end, lease.terms)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from time import monotonic
 
 from isthmus_control.model import SyncRecord, SyncState
 from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.replication.sync.expiring_leases import FormerLeases
 from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S
@@ -28,7 +28,9 @@ class SyncNeeds:
         progress: Mapping[LedPartition, Progress],
         leader_epoch: Callable[[Partition], int],
         scope_of: Callable[[str], GroupScope],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._rules = rules
         self._links_of = links_of
         self._record_of = record_of
@@ -60,7 +62,7 @@ class SyncNeeds:
         return found
 
     def _needed_now(self, place: Partition, transactional: bool, scope: GroupScope | None) -> Iterator[Clause]:
-        now, records = monotonic(), self._records_of(place, scope)
+        now, records = self._clock.monotonic(), self._records_of(place, scope)
         yield from self._rules.clauses(place, records, transactional, self._stays, now, scope)
         for key in self._leased(place, now):
             if scope is None or key.link in scope.links:
@@ -88,7 +90,7 @@ class SyncNeeds:
 
     def _commit_clauses(self, place: Partition, scope: GroupScope | None) -> Iterator[Clause]:
         yield from self._rules.commit_clauses(place, self._records_of(place, scope), scope)
-        for key in self._leased(place, monotonic()):
+        for key in self._leased(place, self._clock.monotonic()):
             if scope is None or key.link in scope.links:
                 yield Clause(1, (key,))
 
@@ -110,7 +112,7 @@ class SyncNeeds:
             suspended = progress is not None and progress.suspended and record.state is not SyncState.IN_SYNC
             if not suspended and not self._rules.goes_without(key, records):
                 yield key
-        yield from self._unrecorded(place, monotonic())
+        yield from self._unrecorded(place, self._clock.monotonic())
 
     def told(self, place: Partition, groups: Collection[str] | None = None) -> set[LedPartition]:
         """Over which links a decision goes that lists a partition: where markers wait for it, or its ack.

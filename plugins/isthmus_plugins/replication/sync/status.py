@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from isthmus_control.control_state import ControlState
@@ -24,6 +23,7 @@ from isthmus_control.model import (
 from isthmus_control.rules.claims import AHEAD_MS
 from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCode, combine
 from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
+from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.replication.sync.quorums import is_degraded
@@ -41,12 +41,14 @@ def note_led(link: Link, sync_of: Callable[[LedPartition], SyncStatus], partitio
         _note(status, sync_of(LedPartition(link.name, status.topic, status.partition)))
 
 
-def note_followed(state: ControlState, link: Link, leases: SyncLeases, partitions: Iterable[PartitionStatus]) -> None:
+def note_followed(
+    state: ControlState, link: Link, leases: SyncLeases, clock: Clock, partitions: Iterable[PartitionStatus]
+) -> None:
     """Add what is known of the acks of the source, for partitions that follow over a synchronous link."""
     for status in _of_namespaces(link, Role.FOLLOWER, partitions):
         if status.partition >= 0:
             topic = state.follower_topics.get(status.topic)
-            _note(status, leased_sync(leases, status.topic, topic.topic_id if topic else None, status.partition))
+            _note(status, leased_sync(leases, clock, status.topic, topic.topic_id if topic else None, status.partition))
 
 
 def _of_namespaces(link: Link, role: Role, partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
@@ -119,44 +121,46 @@ def _chosen(state: ControlState, key: LedPartition, confirm: Confirm) -> AnyOf |
     return AnyOf(count=confirm.count, links=clusters)
 
 
-def leased_sync(leases: SyncLeases, topic: str, topic_id: str | None, partition: int) -> SyncStatus:
+def leased_sync(leases: SyncLeases, clock: Clock, topic: str, topic_id: str | None, partition: int) -> SyncStatus:
     """What is known at the target of the acks of the source."""
     claim = leases.claim(topic, topic_id, partition)
-    any_of = None if claim is None else some_of(claim, claim.terms)
-    until_ms = sayable(claim) if any_of is None else None
+    any_of = None if claim is None else some_of(claim, claim.terms, clock.time())
+    until_ms = sayable(claim, clock.time()) if any_of is None else None
     lease = leases.lease(topic, topic_id, partition)
-    now = monotonic()
+    now = clock.monotonic()
     if lease is not None and now < lease.until:
         return SyncStatus(state="In-Sync", until_ms=until_ms, any_of=any_of)
     told = lease.told if lease is not None and now - lease.told_at < TOLD_S else None
     if told is not None and told.state != "In-Sync":
         return told.model_copy(update={"until_ms": until_ms, "any_of": any_of})
     why = ReasonCode.LEASE_RAN_OUT
-    return SyncStatus(state="Unknown", until_ms=until_ms, any_of=any_of, reason=why, message=claimed(claim))
+    return SyncStatus(
+        state="Unknown", until_ms=until_ms, any_of=any_of, reason=why, message=claimed(claim, clock.time())
+    )
 
 
-def some_of(claim: Claim | GroupClaim, terms: AckTerms) -> AnyOf | None:
+def some_of(claim: Claim | GroupClaim, terms: AckTerms, now_s: float) -> AnyOf | None:
     """What a claim says where not all that was acked needs to be here."""
-    return AnyOf(count=terms.count, links=dict(terms.links), until_ms=sayable(claim)) if terms.links else None
+    return AnyOf(count=terms.count, links=dict(terms.links), until_ms=sayable(claim, now_s)) if terms.links else None
 
 
-def claimed(claim: Claim | None) -> str:
+def claimed(claim: Claim | None, now_s: float) -> str:
     """What may be said of a partition without the source, in words."""
     compare = "Compare the log ends of {} of them, and fail over to where they end last"
-    return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms, compare)
+    return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms, compare, now_s)
 
 
-def claimed_of_group(claim: GroupClaim | None, group: str) -> str:
+def claimed_of_group(claim: GroupClaim | None, group: str, now_s: float) -> str:
     """The same of a group's positions."""
     compare = "Compare its positions in {} of them, partition by partition: the furthest has what was acked"
-    return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms_of(group), compare)
+    return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms_of(group), compare, now_s)
 
 
-def _claimed(claim: Claim | GroupClaim | None, terms: AckTerms, compare: str) -> str:
+def _claimed(claim: Claim | GroupClaim | None, terms: AckTerms, compare: str, now_s: float) -> str:
     if claim is None:
         return "what an ack meant is not known here: no lease was recorded"
-    ago = time() - claim.until_ms / 1000
-    if sayable(claim) is None:
+    ago = now_s - claim.until_ms / 1000
+    if sayable(claim, now_s) is None:
         until = _moment(claim.until_ms)
         return f"In-Sync until {until} of a clock that is {-ago:.0f} s ahead: when that was is not known here"
     ago = max(0.0, ago)
@@ -171,9 +175,12 @@ def _claimed(claim: Claim | GroupClaim | None, terms: AckTerms, compare: str) ->
     return said
 
 
-def sayable(claim: Claim | GroupClaim | None) -> int | None:
-    """Until when (ms) all that the source acked is here; None: nothing is known, or it is of a clock that was ahead."""
-    return claim.until_ms if claim is not None and claim.until_ms <= time() * 1000 + AHEAD_MS else None
+def sayable(claim: Claim | GroupClaim | None, now_s: float) -> int | None:
+    """Until when (ms) all that the source acked is here; None: nothing is known, or it is of a clock that was ahead.
+
+    ``now_s``: what the wall clock here says.
+    """
+    return claim.until_ms if claim is not None and claim.until_ms <= now_s * 1000 + AHEAD_MS else None
 
 
 def _moment(at_ms: int) -> str:

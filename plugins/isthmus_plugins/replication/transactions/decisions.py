@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, Final, Protocol
 
 from isthmus_control.control_state import ControlState
@@ -22,6 +21,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, OrderedPlace, SyncPlace
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
@@ -87,13 +87,14 @@ class Needs(Protocol):
         """Whether leases may still run of links that are synchronous no more."""
 
 
-class Decisions:
+class Decisions(Part):
     """The decisions that the other sides may not have yet, and the answers to EndTxn that wait for them."""
 
     def __init__(
         self, context: PluginContext, leader_end: LeaderEnd, groups: GroupPlaces, peers: Connections, needs: Needs
     ) -> None:
         self._context = context
+        self._clock = context.clock
         self._leader_end = leader_end
         self._groups = groups
         self._peers = peers
@@ -113,17 +114,12 @@ class Decisions:
         """Whether a decision waits for what is aborted before it."""
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
         self._groups_of = DecisionGroups(context, lambda: needs.who, self._all_pending, self._groups_found)
-        self.held = HeldTransactions(self, _now)
-        self.held.on_untold = self._ask
+        self.held = HeldTransactions(self, context.clock.monotonic, self._ask)
         self._order = MarkerOrder(self._floor, self._recall)
         self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
         """Streams that wait for a decision: of which producer, at which offset, and since when."""
         self._catching_up: set[LedPartition] = set()
         """Those of the offsets topic for which the log is read up to its end."""
-        leader_end.may_pass = self.may_pass
-        groups.may_pass = self.may_be_told
-        needs.settled = self.tail.settled
-        needs.on_more = self._on_more
 
     def start(self) -> None:
         self.tail.start()
@@ -149,7 +145,7 @@ class Decisions:
         )
         active = leading or self._needs.leased
         if active and not self._active:
-            self._load_until = monotonic() + LOAD_S
+            self._load_until = self._clock.monotonic() + LOAD_S
         self._active = active
         self.tail.follow(self._active)
         self._groups_of.follow(self._active and any(map(leads_positions, state.links.values())))
@@ -313,7 +309,7 @@ class Decisions:
             at,
             transaction.partitions,
             frozenset(links),
-            monotonic(),
+            self._clock.monotonic(),
             transaction.started_ms,
             self.tail.is_old(at),
         )
@@ -343,7 +339,7 @@ class Decisions:
 
     def _recall(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
         """Have told what a producer decided in a partition before this process; whether that was not yet told."""
-        if not self.tail.loaded and monotonic() < self._load_until:
+        if not self.tail.loaded and self._clock.monotonic() < self._load_until:
             return True
         found = self.tail.decided(producer_id)
         transaction = None if found is None else found[1].transaction
@@ -377,7 +373,7 @@ class Decisions:
         else:
             self._pending.pop(transactional_id, None)
 
-    def _on_more(self) -> None:
+    def on_more(self) -> None:
         if self._held_back:
             self._work.set()
 
@@ -394,8 +390,8 @@ class Decisions:
             if fresh:
                 self._tasks.start("ends", self._read_ends(fresh))
             self._tell_again()
-            self._look_at_undecided(monotonic())
-            for transactional_id in self.held.expire(monotonic()):
+            self._look_at_undecided(self._clock.monotonic())
+            for transactional_id in self.held.expire(self._clock.monotonic()):
                 log.warning("commit not confirmed in time", extra={"transactional_id": transactional_id})
             try:
                 async with asyncio.timeout(STEP_S if self._active else None):
@@ -535,7 +531,7 @@ class Decisions:
             self._undecided.pop(stream, None)
             return True
         if self._undecided.get(stream, (-1, -1, 0.0))[1] != header.base_offset:
-            self._undecided[stream] = header.producer_id, header.base_offset, monotonic()
+            self._undecided[stream] = header.producer_id, header.base_offset, self._clock.monotonic()
             self._work.set()  # it may have been told over another connection, and in vain
         stream.undecided = True
         return False
@@ -589,7 +585,3 @@ class Decisions:
         finally:
             self._catching_up.discard(key)
         self._go_on_reading()
-
-
-def _now() -> float:
-    return monotonic()

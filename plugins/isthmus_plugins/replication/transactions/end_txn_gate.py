@@ -49,20 +49,20 @@ class HeldTransaction:
 class HeldTransactions:
     """All answers to EndTxn that wait."""
 
-    def __init__(self, needs: TransactionNeeds, clock: Callable[[], float]) -> None:
+    def __init__(self, needs: TransactionNeeds, clock: Callable[[], float], on_untold: Callable[[], None]) -> None:
+        """``on_untold`` is called when the log's end is wanted."""
         self._needs = needs
         self._clock = clock
         self._waiting: dict[HeldTransaction, None] = {}
         self._untold: list[HeldTransaction] = []
-        self.on_untold: Callable[[], None] = lambda: None
-        """Called when the log's end is wanted."""
+        self._on_untold = on_untold
 
     def hold(self, transactional_id: str, request: bytes, frame: bytes) -> Gate:
         """The broker has answered a commit without an error."""
         answer = HeldTransaction(transactional_id, request, frame, self._clock() + HELD_S)
         self._waiting[answer] = None
         self._untold.append(answer)
-        self.on_untold()
+        self._on_untold()
         return answer.gate
 
     def __bool__(self) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Final
 
 from isthmus_plugins.process import PluginContext
@@ -77,6 +76,7 @@ class TransactionGroups(TopicTail[_Part]):
     """The groups of transactions that are open, or ended a short time ago."""
 
     def __init__(self, context: PluginContext, on_progress: Callable[[], None]) -> None:
+        self._clock = context.clock
         super().__init__(context, OFFSETS_TOPIC, LANE, _Part, on_progress, REST_S)
 
     def has_read(self, partition: int, end: int) -> bool:
@@ -105,7 +105,7 @@ class TransactionGroups(TopicTail[_Part]):
         cluster = self._context.cluster
         stable = await asyncio.gather(*(cluster.last_stable_offset(OFFSETS_TOPIC, part.partition) for part in parts))
         for part, offset in zip(parts, stable, strict=True):
-            part.next_offset, part.began_at, part.begun = offset, monotonic(), True
+            part.next_offset, part.began_at, part.begun = offset, self._clock.monotonic(), True
 
     def take(self, part: _Part, batch: Frame, header: BatchHeader) -> None:
         if not header.is_transactional or not header.record_count:
@@ -114,7 +114,7 @@ class TransactionGroups(TopicTail[_Part]):
             producer_id = decode_control(batch).producer_id
             known = part.producers.get(producer_id)
             if known is not None:
-                known.ended_at = monotonic()
+                known.ended_at = self._clock.monotonic()
                 part.ended.append((known.ended_at, producer_id))
             return
         known = part.producers.setdefault(header.producer_id, _Producer())
@@ -122,7 +122,7 @@ class TransactionGroups(TopicTail[_Part]):
         known.groups.setdefault(header.producer_epoch, set()).update(groups_in(batch))
 
     def was_read(self, parts: Sequence[_Part]) -> None:
-        until = monotonic() - KEPT_S
+        until = self._clock.monotonic() - KEPT_S
         for part in parts:
             part.loaded = True
             while part.ended and part.ended[0][0] < until:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from time import monotonic
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -42,6 +41,7 @@ class DecisionGroups:
         """``pending``: all decisions that are not done with. ``on_found``: called when it is known of some, or that it
         will not be."""
         self._context = context
+        self._clock = context.clock
         self._who = who
         self._pending = pending
         self._on_found = on_found
@@ -91,7 +91,7 @@ class DecisionGroups:
         if not decision.looks_for_groups or decision.ends is None:
             return False
         offsets = {place: end for place, end in decision.ends.items() if place[0] == OFFSETS_TOPIC}
-        if decision.again or monotonic() > decision.seen_at + ASKED_WITHIN_S:
+        if decision.again or self._clock.monotonic() > decision.seen_at + ASKED_WITHIN_S:
             self._look_back_for(decision)
             return False
         if not all(self._seen.has_read(place[1], end) for place, end in offsets.items()):

@@ -28,7 +28,8 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.comparison import Comparison
 from isthmus_plugins.replication.comparison.digests import CONTENTS, LATEST, MARKED, RECORDS, Digest, Ends, Verification
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.record_equality import RecordsDigest
 
@@ -84,7 +85,7 @@ class _ContentsComparison(Comparison):
         return await super()._far(offset, to, CONTENTS if level == RECORDS else level, until)
 
 
-class CommonLog:
+class CommonLog(Part):
     """Finds it for the follower end, and answers for the leader end."""
 
     def __init__(self, context: PluginContext, verification: Verification) -> None:
@@ -92,6 +93,11 @@ class CommonLog:
         self._verification = verification
 
     # ---- the source's side ----
+
+    def calls(self) -> Mapping[str, Handler]:
+        return {
+            "limits": self.on_limits,
+        }
 
     async def on_limits(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
         """Where the log of one partition starts and ends, and the end of an ``epoch`` in it, if one is given.

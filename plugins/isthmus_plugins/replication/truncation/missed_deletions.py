@@ -11,7 +11,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from time import monotonic
 from typing import Final
 
 from isthmus_control.commands import PartitionOffset, SettleDeletions
@@ -24,6 +23,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.tasks import Tasks
@@ -40,13 +40,14 @@ Begin = Callable[[str, str, str, Reason], None]
 """Begins the truncation of (link, topic, topic id) for a reason."""
 
 
-class MissedDeletions:
+class MissedDeletions(Part):
     """The comparisons of partitions that are led by brokers which this proxy fronts, one at a time."""
 
     def __init__(
         self, context: PluginContext, peers: LinkPeers, follower_end: FollowerEnd, common_log: CommonLog, begin: Begin
     ) -> None:
         self._context = context
+        self._clock = context.clock
         self._peers = peers
         self._follower_end = follower_end
         self._common_log = common_log
@@ -92,7 +93,7 @@ class MissedDeletions:
 
     def _doubted(self, stream: FollowerStream) -> int | None:
         """Before which offset deletions may be missing, if the stream is there by now."""
-        if stream.closed or monotonic() > self._context.lease_deadline:
+        if stream.closed or self._clock.monotonic() > self._context.lease_deadline:
             return None
         record = self._record(stream)
         until = None if record is None else record.doubted.get(stream.partition)

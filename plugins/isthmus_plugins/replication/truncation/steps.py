@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.commands import (
@@ -49,6 +47,7 @@ from isthmus_plugins.replication.follower.follower_end import LOST_REQUEST_MARGI
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
@@ -120,7 +119,7 @@ class NotOwner(Exception):
     """Another proxy carries the truncation out now."""
 
 
-class Truncations:
+class Truncations(Part):
     """The truncations of this cluster's follower topics that this proxy carries out."""
 
     def __init__(
@@ -133,6 +132,7 @@ class Truncations:
         follower_topics: FollowerTopics,
     ) -> None:
         self._context = context
+        self._clock = context.clock
         self._peers = peers
         self._follower_end = follower_end
         self._follower_topics = follower_topics
@@ -168,7 +168,7 @@ class Truncations:
 
     async def _look_for_ever(self) -> None:
         while True:
-            if monotonic() < self._context.lease_deadline:
+            if self._clock.monotonic() < self._context.lease_deadline:
                 self._look()
             await asyncio.sleep(LOOK_INTERVAL_S)
 
@@ -280,7 +280,7 @@ class Truncations:
                             TakeOverTruncation(topic, topic_id, self._context.proxy_name, self._context.incarnation)
                         )
                         continue
-                    if monotonic() > self._context.lease_deadline:
+                    if self._clock.monotonic() > self._context.lease_deadline:
                         return
                     await self._steps[truncation.phase](truncation)
                     failures = damaged = 0
@@ -401,12 +401,12 @@ class Truncations:
         await cluster.alter_topic_configs(truncation.topic, FREEZING)
         places = [(truncation.topic, partition) for partition in range(len(info.partitions))]
         before: Mapping[tuple[str, int], int] = {}
-        settled_from = monotonic()
+        settled_from = self._clock.monotonic()
         for _ in range(SETTLE_TRIES_MAX):
             ends = await cluster.log_ends(places)
             if ends != before or len(ends) < len(places):
-                settled_from, before = monotonic(), ends
-            elif monotonic() - settled_from >= LOST_REQUEST_MARGIN_S:
+                settled_from, before = self._clock.monotonic(), ends
+            elif self._clock.monotonic() - settled_from >= LOST_REQUEST_MARGIN_S:
                 behind = [place for place in places if await cluster.high_watermark(*place) < ends[place]]
                 if not behind:
                     return {place[1]: ends[place] for place in places}
@@ -453,7 +453,7 @@ class Truncations:
                 to_offset=cut.log_end,
                 code=truncation.reason.code,
                 message=truncation.reason.message,
-                at_ms=int(time.time() * 1000),
+                at_ms=int(self._clock.time() * 1000),
                 proxy=self._context.proxy_name,
             )
             try:

@@ -76,7 +76,7 @@ def following(
             control.apply(CloseProvenance((PartitionOffset("remote-t", topic_id, 0, 7),)))
         context: Any = FakeContext(replicas.b, control)
         peers: Any = Peers(peer)
-        await work(TimeOffsets(context, lambda: peers), replicas)
+        await work(TimeOffsets(context, peers), replicas)
 
     asyncio.run(run())
 

@@ -17,7 +17,7 @@ async def verify(replicas: Replicas, end: str) -> GroupVerdict:
     """The verdict on the only group, asked of one end."""
     chosen = replicas.ends[end]
     link = replicas.controls[end].state.links[LINK]
-    (verdict,) = await chosen.link_verification.groups.verify(link, chosen.peers.live[0])
+    (verdict,) = await chosen.parts.link_verification.groups.verify(link, chosen.peers.live[0])
     return verdict
 
 

@@ -304,6 +304,7 @@ def test_a_position_that_cannot_be_read_for_good(monkeypatch: pytest.MonkeyPatch
 def test_what_others_write_to_an_idle_follower_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(replicas: Replicas) -> None:
         _, target = await one_record(replicas)
+        await replicas.ends["B"].parts.truncations.stop()  # which would cut it
         target.on_append = lambda partition: None
         target.write_values(b"not the source's")
         await replicas.until("found", lambda: stream(replicas).follower_log.state is LogState.DIVERGED, 20)

@@ -40,7 +40,7 @@ def value(two: Two) -> str | None:
 
 
 def verification(two: Two) -> TransactionVerification:
-    return two.b.plugin._transaction_verification
+    return two.b.plugin.parts.transaction_verification
 
 
 @pytest.mark.parametrize("former", [None, "true", "false"])

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import pytest
 from support.fake_cluster import FakeProduceConnection, run_simulated
 from support.partition_log import Partition
-from support.replicas import Replicas, simulate_clock
+from support.replicas import Replicas
 
 from isthmus_plugins.cluster import ProduceResult
 from isthmus_plugins.replication.follower.writers import PATIENCE_S
@@ -77,7 +77,6 @@ def on_partitions(
         await replicas.until("all is copied", replicas.equal)
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
-from support.replicas import LINK, LINK_ID, simulate_clock
+from support.replicas import LINK, LINK_ID
 
 from isthmus_control.commands import AttachNamespace, CreateLink, DetachNamespace
 from isthmus_control.model import ResourceType, Role
@@ -32,11 +32,6 @@ from isthmus_protocol.records import TRANSACTIONAL_BIT
 X = 4711
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
-
-
 class _Connection:
     def __init__(self) -> None:
         self.link_name = LINK
@@ -56,7 +51,7 @@ class Scene:
 
     def store(self, name: str = "p") -> TransactionStore:
         context: Any = FakeContext(self.cluster, self.control, name)
-        return TransactionStore(context)
+        return TransactionStore(context, lambda connection: None)
 
 
 def decision(number: int, *places: tuple[str, int, int], producer_id: int = X) -> dict[str, Any]:

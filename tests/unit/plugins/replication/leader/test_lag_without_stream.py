@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ KEY = LedPartition(LINK, "local-t", 0)
 
 def opened_at(end_offset: int) -> LeaderStream:
     connection: Any = None
-    stream = LeaderStream(KEY, bytes(16), "remote-t", 1, 0, connection, 1, Flow())
+    stream = LeaderStream(KEY, bytes(16), "remote-t", 1, 0, connection, 1, Flow(), time)
     stream.opened(end_offset)
     return stream
 
@@ -66,8 +67,10 @@ def test_the_lag_grows_while_the_link_is_cut(monkeypatch: pytest.MonkeyPatch) ->
         source = replicas.a.add_topic("local-t").partitions[0]
         source.write_values(b"a", b"b")
         await replicas.until("copied", replicas.equal)
-        unfollowed = replicas.ends["A"].leader.unfollowed
+        leader = replicas.ends["A"].leader
+        unfollowed = leader.unfollowed
         assert unfollowed.of(KEY) is None
+        await replicas.until("confirmed", lambda: (stream := leader.stream(KEY)) is not None and stream.acked == 2)
         replicas.cut()
         source.write_values(b"c")
 
@@ -140,6 +143,7 @@ class Cluster:
 class Context:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.clock = time
 
 
 def test_of_very_many_all_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

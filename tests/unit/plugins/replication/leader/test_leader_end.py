@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ class Connection:
 
 def a_stream(flow: Flow | None = None) -> LeaderStream:
     connection: Any = Connection()
-    stream = LeaderStream(LedPartition(LINK, "t", 0), bytes(16), "r", 1, 0, connection, 1, flow or Flow())
+    stream = LeaderStream(LedPartition(LINK, "t", 0), bytes(16), "r", 1, 0, connection, 1, flow or Flow(), time)
     stream.opened(10)
     return stream
 

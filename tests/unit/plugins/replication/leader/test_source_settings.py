@@ -7,18 +7,12 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
-from support.replicas import Replicas, simulate_clock
+from support.replicas import Replicas
 
 from isthmus_plugins.cluster import KafkaRefused
 from isthmus_plugins.replication.leader.source_settings import BUCKET_TOPICS, SourceConfigs
 from isthmus_plugins.replication.logs.topic_settings import OVERRIDES
-
-
-@pytest.fixture(autouse=True)
-def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_clock(monkeypatch)
 
 
 class Counting(FakeCluster):
@@ -163,7 +157,7 @@ def test_settings_that_the_target_refuses_show_and_records_go_on() -> None:
 
         replicas.b.alter_topic_configs = refuse  # type: ignore[method-assign]
         replicas.a.found["local-t"].configs["max.message.bytes"] = "9"
-        refused = replicas.ends["B"].topics.settings_refused
+        refused = replicas.ends["B"].parts.follower_topics.settings_refused
         await replicas.until("refused", lambda: "remote-t" in refused)
         assert refused["remote-t"].code == "TARGET_REFUSES_SETTINGS"
         assert "not so many bytes" in refused["remote-t"].message
@@ -196,7 +190,7 @@ def policy(replicas: Replicas) -> str:
 
 def test_a_follower_is_compacted_when_every_partition_was_filled() -> None:
     async def work(replicas: Replicas) -> None:
-        topics = replicas.ends["B"].topics
+        topics = replicas.ends["B"].parts.follower_topics
         await replicas.until("compacted", lambda: policy(replicas) == "compact,delete", 10.0)
         assert topics.overrides("remote-t")["cleanup.policy"] == "compact,delete"
         (record,) = replicas.controls["B"].state.follower_topics.values()
@@ -261,7 +255,7 @@ def test_records_without_a_key_are_copied_before_it_is_compacted_again() -> None
         await replicas.connect()
         await replicas.until("it is copied", lambda: replicas.b.partition("remote-t").end == 4)
         assert policy(replicas) == "delete"
-        waiting = replicas.ends["B"].topics.settings_waiting
+        waiting = replicas.ends["B"].parts.follower_topics.settings_waiting
         await replicas.until("it shows", lambda: "remote-t" in waiting, 10.0)
         assert waiting["remote-t"].code == "NOT_COMPACTED_YET"
         other.produce = produce  # type: ignore[method-assign]

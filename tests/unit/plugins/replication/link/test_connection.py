@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,7 +32,7 @@ class Listener:
 
     def made(self) -> LinkConnection:
         connection = LinkConnection(
-            accept=self.look_up, identity={"cluster_id": "B", "proxy": "b"}, on_ready=self.ready.put_nowait
+            clock=time, accept=self.look_up, identity={"cluster_id": "B", "proxy": "b"}, on_ready=self.ready.put_nowait
         )
         self.accepted.append(connection)
         return connection
@@ -44,7 +45,13 @@ class Listener:
     async def dial(self, secret: bytes = SECRET, **more: Any) -> LinkConnection:
         hello = {"purpose": "link", "link_id": more.pop("link_id", "1")}
         return await LinkConnection.dial(
-            "127.0.0.1", self.port, hello=hello, secret=secret, identity={"cluster_id": "A", "proxy": "a"}, **more
+            "127.0.0.1",
+            self.port,
+            clock=time,
+            hello=hello,
+            secret=secret,
+            identity={"cluster_id": "A", "proxy": "a"},
+            **more,
         )
 
     async def pair(self, **more: Any) -> tuple[LinkConnection, LinkConnection]:

@@ -31,13 +31,14 @@ def test_every_proxy_is_connected_with_every_one_of_the_other_cluster() -> None:
         await two.create()
         for proxy in every:
             await two.until(
-                f"{proxy.context.proxy_name} knows all", lambda p=proxy: len(p.plugin._peers.connections("a-to-b")) == 3
+                f"{proxy.context.proxy_name} knows all",
+                lambda p=proxy: len(p.plugin.parts.peers.connections("a-to-b")) == 3,
             )
         for broker in (1, 2, 3):
-            connection = two.a.plugin._peers.fronting("a-to-b", broker)
+            connection = two.a.plugin.parts.peers.fronting("a-to-b", broker)
             assert connection is not None
             assert connection.peer["proxy"] == f"b{broker}"
-        assert two.a.plugin._peers.fronting("a-to-b", 4) is None
+        assert two.a.plugin.parts.peers.fronting("a-to-b", 4) is None
 
         # Records go to the proxy that fronts the target partition's leader, from the one that fronts the source's.
         topic = two.clusters["A"].add_topic("l-t", 6)
@@ -88,10 +89,10 @@ def test_a_proxy_of_another_cluster_at_the_address_is_refused_and_the_right_one_
         await wrong.start()
         right = two.controls["A"].state.links["a-to-b"].remote_addresses
         two.controls["A"].apply(AlterLink("a-to-b", remote_addresses=(wrong.address,)))
-        for connection in two.a.plugin._peers.connections("a-to-b"):
+        for connection in two.a.plugin.parts.peers.connections("a-to-b"):
             connection.close()
         await two.until("it goes on over the known address", lambda: two.a.status().state == "Following")
-        assert two.a.plugin._peers.connections("a-to-b")[0].peer["proxy"] == "b"
+        assert two.a.plugin.parts.peers.connections("a-to-b")[0].peer["proxy"] == "b"
         assert right
         await wrong.stop()
 
@@ -111,7 +112,7 @@ def test_the_link_of_another_cluster(known: bool) -> None:
             two.controls["B"].state = state.evolve(links={"a-to-b": other})
         else:
             two.controls["B"].state = state.evolve(links={})
-        for connection in two.b.plugin._peers.connections("a-to-b"):
+        for connection in two.b.plugin.parts.peers.connections("a-to-b"):
             connection.close()
         code = "PEER_IS_ANOTHER_CLUSTER" if known else "PEER_HAS_NO_SUCH_LINK"
         await two.until("A is told", lambda: two.a.status().reason == code)
@@ -126,7 +127,7 @@ def test_a_secret_that_does_not_open_is_told() -> None:
         await two.create()
         await two.connected()
         two.controls["A"].apply(AlterLink("a-to-b", secret=Sealed(Seal.AES_256_GCM, "00", "AAAA")))
-        for connection in two.a.plugin._peers.connections("a-to-b"):
+        for connection in two.a.plugin.parts.peers.connections("a-to-b"):
             connection.close()
         await two.until("A tells it", lambda: two.a.status().reason == "AUTHENTICATION_ERROR")
         assert "sealed with key" in (two.a.status().message or "")

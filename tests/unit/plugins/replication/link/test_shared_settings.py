@@ -124,7 +124,7 @@ def test_the_target_says_until_when_it_was_in_sync_and_so_does_its_next_process(
 def test_the_target_says_what_the_source_tells_of_what_it_does_not_lease() -> None:
     async def work(two: Two) -> None:
         await following(two)
-        await two.a.plugin._sync_leader.stop()
+        await two.a.plugin.parts.sync.stop()
         await two.a.links.set_mode("a-to-b", SYNC)
         await two.until("told", lambda: two.b.status().partitions[0].state == "Syncing")
         assert two.b.status().partitions[0].sync.until_ms is None

@@ -13,7 +13,7 @@ import pytest
 from support.fake_cluster import run_simulated
 from support.offsets import KeyValue, commit, deleted, offsets_batch
 from support.partition_log import Partition
-from support.replicas import INDEX, LINK, Replicas, simulate_clock
+from support.replicas import INDEX, LINK, Replicas
 
 from isthmus_control.commands import SetOffsetsTopic
 from isthmus_control.model import OffsetsCopy, OffsetsForm, Role
@@ -92,7 +92,6 @@ def on_offsets(
         await work(Offsets(replicas, path))
         await replicas.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 

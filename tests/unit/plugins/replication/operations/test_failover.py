@@ -49,7 +49,7 @@ def open_transaction(two: Two, topic: str, sequence: int = 0) -> None:
 
 async def source_lost(two: Two) -> None:
     await two.a.stop()
-    await two.until("lost", lambda: not two.b.plugin._peers.connections("a-to-b"))
+    await two.until("lost", lambda: not two.b.plugin.parts.peers.connections("a-to-b"))
 
 
 def told(two: Two) -> list[str | None]:
@@ -101,7 +101,7 @@ def test_it_goes_on_although_the_source_is_reachable_where_that_is_said() -> Non
         source, target = two.clusters["A"].partition("l-t"), two.clusters["B"].partition("r-t")
         source.write_values(b"there")
         target.write_values(b"here")
-        two.a.plugin._leader_end.wake()
+        two.a.plugin.parts.leader_end.wake()
         await two.until("A says so again", lambda: told(two) == ["NOT_FOLLOWING"], 30)
         assert target.end == 4
 
@@ -124,7 +124,7 @@ def test_settings_that_the_source_changed_are_restored_too() -> None:
 async def stored(two: Two, *places: tuple[str, int], epoch: int = 1) -> None:
     link_id = two.controls["B"].state.links["a-to-b"].link_id
     value = {"id": "app", "epoch": epoch, "data_epoch": 1, "at": [3, 99]}
-    await two.b.plugin._store.put(
+    await two.b.plugin.parts.store.put(
         [
             Entry((DECISION, link_id, X, topic, 0, sender, "b"), {**value, "end": end})
             for topic, end in places
@@ -136,7 +136,7 @@ async def stored(two: Two, *places: tuple[str, int], epoch: int = 1) -> None:
 def test_what_was_decided_is_committed_in_all_its_partitions_and_the_next_transaction_aborted() -> None:
     async def work(two: Two) -> None:
         other = two.clusters["A"].add_topic("l-u").partitions[0]
-        two.a.plugin._leader_end.wake()
+        two.a.plugin.parts.leader_end.wake()
         open_transaction(two, "l-t")
         open_transaction(two, "l-u")
         target = two.clusters["B"]
@@ -216,7 +216,7 @@ def test_an_ack_to_a_group_meant_this_until_then() -> None:
         await two.a.links.attach("a-to-b", groups)
         await two.until("follows", lambda: two.a.status().partitions[0].state == "Following")
         await two.a.links.set_mode("a-to-b", SetMode(mode="synchronous"))
-        leases = two.b.plugin._sync_leases.groups
+        leases = two.b.plugin.parts.sync_leases.groups
         await two.until("In-Sync", lambda: all(leases.lease("a-to-b", partition) for partition in range(2)))
         two.clusters["B"].offsets["gr-1"] = {("r-t", 0): CommittedOffset(3, "")}
         await source_lost(two)
@@ -339,7 +339,7 @@ def test_positions_of_decided_transactions_are_committed_in_groups() -> None:
         for producer_id, group in ((X, "gr-1"), (X + 1, "gr-2"), (X, "other")):
             key = ("o", link_id, producer_id, group, 5, 100, "a", "b")
             entries.append(Entry(key, {"epoch": 1, "positions": [["r-t", 0, 3, "m", 100]]}))
-        await two.b.plugin._store.put(entries)
+        await two.b.plugin.parts.store.put(entries)
         await source_lost(two)
         commit = target.commit_offsets
 

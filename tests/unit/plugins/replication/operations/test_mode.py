@@ -90,7 +90,7 @@ def test_a_link_that_does_not_follow_stays_asynchronous() -> None:
 def test_a_link_under_load_is_made_synchronous_while_its_lag_is_young() -> None:
     async def work(two: Two) -> None:
         await following(two)
-        stream = two.a.plugin._leader_end.stream(LedPartition("a-to-b", "l-t", 0))
+        stream = two.a.plugin.parts.leader_end.stream(LedPartition("a-to-b", "l-t", 0))
         assert stream is not None
         await two.until("read", lambda: stream.at_end)
         stream.saw_end(stream.source_end + 5, monotonic())  # as if records had come that B has not confirmed
@@ -125,7 +125,7 @@ def test_topics_go_in_one_direction_over_a_synchronous_link() -> None:
 def test_every_proxy_of_the_peer_takes_part() -> None:
     async def work(two: Two) -> None:
         await following(two)
-        (connection,) = two.a.plugin._peers.connections("a-to-b")
+        (connection,) = two.a.plugin.parts.peers.connections("a-to-b")
         connection.peer.pop("features")  # an older one
         await refused(two.a, "PEER_VERSION_UNSUPPORTED", "proxy b", "upgrade")
         connection.peer["features"] = list(peers.FEATURES)
@@ -147,7 +147,7 @@ def test_every_proxy_of_the_peer_takes_part() -> None:
 def test_status_says_what_an_ack_means() -> None:
     async def work(two: Two) -> None:
         await following(two)
-        sync_leader = two.a.plugin._sync_leader
+        sync_leader = two.a.plugin.parts.sync
         await sync_leader.stop()  # what is recorded here is the test's
         level: set[int] = set()
         sync_leader.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
@@ -190,7 +190,7 @@ def test_status_says_what_an_ack_means() -> None:
         assert [(each.state, each.reason) for each in led(two.a.status())] == [("Out-Of-Sync", "NOT_LEVEL_YET")] * 2
         del two.clusters["A"].found["l-t"]
         two.clusters["A"].add_topic("l-t", 2)
-        two.a.plugin._leader_end.wake()
+        two.a.plugin.parts.leader_end.wake()
         await two.until("seen", lambda: {each.sync.state for each in led(two.a.status())} == {"Syncing"})
 
     on_two(work)

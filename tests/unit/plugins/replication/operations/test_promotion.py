@@ -182,7 +182,7 @@ def test_what_is_to_be_taken_back_is_taken_back_whoever_dies(monkeypatch: pytest
 
 def older(two: Two) -> None:
     """The source's proxy does not know yet how to say where its logs end."""
-    for connection in two.a.plugin._peers.connections("a-to-b"):
+    for connection in two.a.plugin.parts.peers.connections("a-to-b"):
         connection.handlers = {name: call for name, call in connection.handlers.items() if name != "log_ends"}
 
 

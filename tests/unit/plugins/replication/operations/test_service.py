@@ -22,8 +22,8 @@ from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import LinkListenerSpec
+from isthmus_plugins.replication.follower import topics as follower_topics
 from isthmus_plugins.replication.link import peers
-from isthmus_protocol.peeks import topics
 
 
 def test_one_call_sets_up_both_ends() -> None:
@@ -239,13 +239,13 @@ def test_the_ends_of_many_topics_are_recorded_together(monkeypatch: pytest.Monke
             return {place: end for place, end in (await log_ends(places)).items() if place != ("r-7", 0)}
 
         monkeypatch.setattr(cluster, "log_ends", ends)
-        monkeypatch.setattr(topics, "SETTLE_S", 0.01)
+        monkeypatch.setattr(follower_topics, "SETTLE_S", 0.01)
         with pytest.raises(OperationError, match="r-7-0 cannot be read"):
             await two.b.links.detach("a-to-b", "r-")
         histories = two.controls["B"].state.histories
         recorded = {topic: history.partitions[0][-1].end_offset for topic, history in histories.items()}
         assert recorded == {f"r-{number}": None if number == 7 else 1 for number in range(40)}
-        assert read <= topics.SETTLE_TRIES
+        assert read <= follower_topics.SETTLE_TRIES
 
     on_two(work)
 
@@ -336,11 +336,11 @@ def test_two_addresses_of_one_proxy_make_one_connection() -> None:
         assert len(two.a.status().remote) == 2
         await two.connected()
         await asyncio.sleep(0.5)
-        connections = two.a.plugin._peers.connections("a-to-b")
+        connections = two.a.plugin.parts.peers.connections("a-to-b")
         assert len(connections) == 1
         heard = connections[0]
         await asyncio.sleep(0.5)
-        assert two.a.plugin._peers.connections("a-to-b") == [heard]
+        assert two.a.plugin.parts.peers.connections("a-to-b") == [heard]
         assert not heard.lost
 
     on_two(work)

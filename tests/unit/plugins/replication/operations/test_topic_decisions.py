@@ -206,7 +206,7 @@ def test_only_the_topic_that_was_agreed_on_is_lost() -> None:
     async def work(two: Two) -> None:
         await source_created_again(two)
         # The consent is recorded, and before it is acted on somebody puts another topic there.
-        lock = two.b.plugin._service._follower_topics._lock  # type: ignore[union-attr]
+        lock = two.b.plugin.parts.service._follower_topics._lock  # type: ignore[union-attr]
         async with lock:
             await two.b.links.recreate_topic("r-t")
             await two.clusters["B"].delete_topic("r-t")

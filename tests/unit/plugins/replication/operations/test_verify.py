@@ -243,7 +243,7 @@ def test_topics_of_no_link_are_nobodys_business() -> None:
     async def work(two: Two) -> None:
         await copied(two)
         two.clusters["B"].add_topic("private")
-        connection: Any = two.a.plugin._peers.connections("a-to-b")[0]
+        connection: Any = two.a.plugin.parts.peers.connections("a-to-b")[0]
         for method in ("ends", "digest"):
             params = {"topic": "private", "partition": 0, "from": 0, "to": 1, "level": "records"}
             with pytest.raises(Exception, match="no topic of this link"):

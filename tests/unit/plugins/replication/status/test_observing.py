@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from isthmus_plugins.links import LinkStatus, PartitionStatus
@@ -56,7 +57,7 @@ def test_changes_are_told_and_what_is_not_well_again() -> None:
     observer, observers = Observer(), LinkObservers()
     observers.add([observer])
     now = [status(partition(0), partition(1, "Catching Up", 3))]
-    telling = LinkTelling(observers, lambda: now)
+    telling = LinkTelling(observers, lambda: now, time)
     telling.tell(again=True)
     assert observer.taken() == [
         (None, -1, "Following", None),
@@ -88,7 +89,7 @@ def test_changes_are_told_and_what_is_not_well_again() -> None:
 def test_what_is_told_of_a_partition() -> None:
     observer, observers = Observer(), LinkObservers()
     observers.add([observer])
-    LinkTelling(observers, lambda: [status(partition(0, lag=None), partition(1, lag=5))]).tell(again=False)
+    LinkTelling(observers, lambda: [status(partition(0, lag=None), partition(1, lag=5))], time).tell(again=False)
     whole, unknown, behind = observer.events
     assert (whole.link, whole.remote_cluster_id, whole.role, whole.reason) == ("to-b", "B", None, None)
     assert (unknown.lag, unknown.lag_s, unknown.follower_end) == (None, None, None)
@@ -99,7 +100,7 @@ def test_one_that_fails_disturbs_nobody_and_one_that_rests_costs_nothing() -> No
     broken, other, observers = Observer(), Observer(), LinkObservers()
     broken.broken = True
     observers.add([broken, other])
-    LinkTelling(observers, lambda: [status()]).tell(again=False)
+    LinkTelling(observers, lambda: [status()], time).tell(again=False)
     assert len(other.events) == 1
     assert observers
     broken.observes_links = other.observes_links = False
@@ -111,11 +112,11 @@ def test_it_ends_whatever_changes_at_that_moment() -> None:
 
     async def run() -> None:
         for turns in range(8):
-            telling = LinkTelling(LinkObservers(), list)
+            telling = LinkTelling(LinkObservers(), list, time)
             telling.start()
             for _ in range(20):  # it waits for its second look, or a change
                 await asyncio.sleep(0)
-            telling.changed()
+            telling.wake()
             for _ in range(turns):
                 await asyncio.sleep(0)
             async with asyncio.timeout(5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +47,7 @@ def needs(
         progress or {},
         lambda place: epoch,
         lambda group: GroupScope("", LED_BY.get(group, ())),
+        time,
     )
 
 

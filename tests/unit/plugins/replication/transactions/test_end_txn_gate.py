@@ -19,9 +19,8 @@ class Scene:
         self.now = 100.0
         self.read_to = 10
         self.missing: set[str] = set()
-        self.held = HeldTransactions(self, lambda: self.now)
+        self.held = HeldTransactions(self, lambda: self.now, self.ask)
         self.asked = 0
-        self.held.on_untold = self.ask
 
     def ask(self) -> None:
         self.asked += 1

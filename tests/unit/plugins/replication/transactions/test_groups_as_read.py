@@ -10,7 +10,6 @@ import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated, simulated_now
 from support.offsets import commit, marker_batch, offsets_batch
 from support.partition_log import Partition
-from support.replicas import simulate_clock
 
 from isthmus_plugins.replication.transactions.groups_as_read import (
     KEPT_S,
@@ -44,7 +43,6 @@ def on_offsets(
         await test(log, groups)
         await groups.stop()
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 

@@ -9,7 +9,6 @@ import pytest
 from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
 from support.offsets import commit, marker_batch, offsets_batch
 from support.partition_log import Partition
-from support.replicas import simulate_clock
 
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.replication.transactions.groups_as_read import NOT_KNOWN, Producer
@@ -35,7 +34,6 @@ def on_log(monkeypatch: pytest.MonkeyPatch, test: Callable[[Partition, Read], Aw
 
         await test(log, read)
 
-    simulate_clock(monkeypatch)
     run_simulated(run())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.fake_cluster import run_simulated
 from support.partition_log import Partition, batch
-from support.replicas import INDEX, LINK, Replicas, simulate_clock
+from support.replicas import INDEX, LINK, Replicas
 
 from isthmus_control.model import FollowerTopic, SourceEpoch, TopicState
 from isthmus_plugins.cluster import TransactionMarkers
@@ -48,16 +48,15 @@ def common_end(
         source = replicas.a.add_topic(SOURCE, configs=configs).partitions[0]
         target = replicas.b.add_topic(TARGET).partitions[0]
         write(source, target)
-        limits = CommonLog(a.context, a.verification).on_limits
-        peer: Any = Peer({"limits": limits, "digest": a.verification.on_digest})
+        limits = CommonLog(a.context, a.parts.digests).on_limits
+        peer: Any = Peer({"limits": limits, "digest": a.parts.digests.on_digest})
         topic = (await replicas.b.topics())[TARGET]
         ids = (str(uuid.UUID(bytes=each.topic_id)) for each in (replicas.a.found[SOURCE], replicas.b.found[TARGET]))
         record = FollowerTopic(LINK, TARGET, SOURCE, next(ids), TopicState.FOLLOWING, 0, next(ids))
-        end = await CommonLog(b.context, b.verification).end(peer, topic, record, None, 0, target.start, target.end)
+        end = await CommonLog(b.context, b.parts.digests).end(peer, topic, record, None, 0, target.start, target.end)
         await replicas.stop()
         return end
 
-    simulate_clock(monkeypatch)
     return run_simulated(run())
 
 

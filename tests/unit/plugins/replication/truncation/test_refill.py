@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from support.fake_cluster import run_simulated
 from support.partition_log import Partition, batch
-from support.replicas import LINK, Replicas, simulate_clock
+from support.replicas import LINK, Replicas
 
 from isthmus_control.model import Reason
 from isthmus_control.truncations import PartitionCut, PartitionView, Truncation, TruncationPhase
@@ -62,7 +62,6 @@ def refilled(
         await replicas.stop("B")
         return new.partitions[0]
 
-    simulate_clock(monkeypatch)
     return run_simulated(run())
 
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_cluster import FakeCluster, FakeContext, run_simulated, simulated_now
+from support.fake_cluster import FakeCluster, FakeContext, run_simulated
 from support.partition_log import batch
-from support.replicas import LINK, Replicas, simulate_clock
+from support.replicas import LINK, Replicas
 
 from isthmus_control.commands import (
     AdvanceTruncation,
@@ -39,7 +39,6 @@ from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import StopReason
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.status.truncations import truncation_metrics, truncation_statuses
-from isthmus_plugins.replication.truncation import steps as module
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
 from isthmus_plugins.replication.truncation.steps import FROZEN, MESSAGE_BYTES_MAX, NotOwner, Truncations
@@ -125,8 +124,6 @@ def on_scene(monkeypatch: pytest.MonkeyPatch, work: Callable[[Scene], Awaitable[
         async with asyncio.timeout(600):
             await work(Scene())
 
-    simulate_clock(monkeypatch)
-    monkeypatch.setattr(module, "monotonic", simulated_now)
     run_simulated(run())
 
 
@@ -276,6 +273,8 @@ def test_a_refill_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
         await scene.truncations._spool(scene.at(P.SPOOLING))
         scene.truncations._follower_end = FollowerEnd(scene.context)
+        scene.truncations._follower_end.on_stored = lambda place, end: None
+        scene.truncations._follower_end.awaits = lambda connection, producer_id: False
         scene.truncations._follower_end.start()
         for number in (1, 2):
             await scene.truncations._recreate(scene.now)
