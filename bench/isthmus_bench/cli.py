@@ -6,6 +6,7 @@ Exit status 1: it could not be done, and the message says what to do; 2: wrong u
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from isthmus.cli.output import Output, OutputOption, columns, fields, show
-from isthmus_bench.kafka import DEFAULT_VERSION, TESTED_VERSIONS, EmbeddedKafkaError, KafkaCluster
+from isthmus_bench.kafka import DEFAULT_VERSION, TESTED_VERSIONS, EmbeddedKafkaError, KafkaCluster, java_tool
 from isthmus_bench.kafka.cluster import STATE_FILE
 from isthmus_bench.kafka.jars import cache_directory, say_on_stderr
 
@@ -299,3 +300,22 @@ def resume(broker: BrokerOption, name: NameOption = "kafka", directory: DirOptio
     with _told():
         _attach(name, directory).resume(broker)
     typer.echo(f"broker {broker} of {name} goes on")
+
+
+@cluster_app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def tool(
+    name: Annotated[
+        str, typer.Argument(help="The tool, as its script is called: kafka-topics, kafka-console-producer.")
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="What the tool is given.")] = None,
+    version: Annotated[str, typer.Option("--version", help="Kafka's version.")] = DEFAULT_VERSION,
+) -> None:
+    """Run one of Kafka's own command line tools, against any cluster or proxy, without Kafka being installed.
+
+    Example:
+
+        isthmus cluster tool kafka-topics --bootstrap-server 127.0.0.1:19192 --list
+    """
+    with _told():
+        found = java_tool(version, name)
+    os.execve(found.argv[0], [*found.argv, *(arguments or ())], found.env)  # its input, output and exit status are ours

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from isthmus_bench import cli
 from isthmus_bench.cli import cluster_app
-from isthmus_bench.kafka import EmbeddedKafkaError, KafkaCluster
+from isthmus_bench.kafka import EmbeddedKafkaError, JavaTool, KafkaCluster
 from isthmus_bench.kafka.archive import random_id
 from isthmus_bench.kafka.catalogue import TOOLS, main_class
 from isthmus_bench.kafka.cluster import STATE_FILE, ClusterState, telling_lines
@@ -128,6 +129,15 @@ def test_errors_of_the_command_line(stopped: Path, arguments: list[str], code: i
     assert result.exit_code == code, result.output
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_a_tool_gets_all_that_stands_behind_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(cli, "java_tool", lambda version, name: JavaTool(["java", version, name], {}))
+    monkeypatch.setattr(cli.os, "execve", lambda file, argv, env: ran.append(argv))
+    done = CliRunner().invoke(cluster_app, ["tool", "--version", "4.1.1", "kafka-topics", "--version", "--help", "x"])
+    assert done.exit_code == 0, done.output
+    assert ran == [["java", "4.1.1", "kafka-topics", "--version", "--help", "x"]]
 
 
 def test_status_shows_a_cluster_that_is_down(stopped: Path) -> None:
