@@ -11,6 +11,7 @@ from isthmus_plugins.links import (
     AlterLink,
     Attach,
     AttachResult,
+    CommittedOffsets,
     CreateLink,
     LinkStatus,
     ModeResult,
@@ -38,6 +39,9 @@ class LinkOperations(Protocol):
 
     async def offsets(self, link_name: str, group: str | None) -> OffsetsView:
         """What the copy of the other cluster's offsets topic says (``group``: of this one), as far as keys are here."""
+
+    async def committed_offsets(self, link_name: str, group: str | None) -> CommittedOffsets:
+        """What the link's groups (``group``: this one) have committed, at both clusters."""
 
     async def delete(self, link_name: str, local_only: bool = False) -> None:
         """Delete both ends (``local_only``: this one, where the peer cannot be reached). Namespaces stay reserved."""

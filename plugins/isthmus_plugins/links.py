@@ -384,6 +384,37 @@ class OffsetsView(_Model):
     """Kinds of records that a newer broker wrote."""
 
 
+class BothOffsets(_Model):
+    """What a group has committed in one partition, as the coordinators of both clusters have it."""
+
+    topic: str
+    """The local name."""
+    partition: int
+    source_offset: int | None
+    """None: nothing."""
+    follower_offset: int | None
+
+
+class GroupOnBothSides(_Model):
+    """A consumer group of a link, with what it has committed in the link's topics."""
+
+    group: str
+    """The local name."""
+    remote_group: str
+    offsets: list[BothOffsets] = []
+    message: str | None = None
+    """Why that is not known."""
+
+
+class CommittedOffsets(_Model):
+    """What groups of a link have committed, at both clusters, as they say at this moment."""
+
+    link_name: str
+    groups: list[GroupOnBothSides]
+    groups_left_off: int = 0
+    """So many more there are: name one to see it."""
+
+
 class LinkStatus(_Model):
     link_name: str
     link_id: str

@@ -29,9 +29,12 @@ from isthmus_plugins.links import (
     AlterLink,
     Attach,
     AttachResult,
+    BothOffsets,
+    CommittedOffsets,
     CreateLink,
     GroupOffset,
     GroupOffsets,
+    GroupOnBothSides,
     GroupStatus,
     GroupVerdict,
     LinkStatus,
@@ -49,6 +52,7 @@ from isthmus_plugins.links import (
     SetMode,
     TopicDecision,
     TopicPlan,
+    TransactionVerificationPlan,
     VerifyReport,
 )
 
@@ -112,6 +116,8 @@ class MemoryLinks:
         self.calls: list[tuple[Any, ...]] = []
         self.equal = True
         self.verify_error: Exception | None = None
+        self.verification: TransactionVerificationPlan | None = None
+        """What attaching says of the brokers' check of transactions."""
         self.proceed = asyncio.Event()
         self.proceed.set()
 
@@ -170,6 +176,16 @@ class MemoryLinks:
             unknown_records=0,
         )
 
+    async def committed_offsets(self, link_name: str, group: str | None) -> CommittedOffsets:
+        self.status(link_name)
+        offsets = [
+            BothOffsets(topic="orders-eu", partition=0, source_offset=7, follower_offset=7),
+            BothOffsets(topic="orders-eu", partition=1, source_offset=4, follower_offset=None),
+        ]
+        lost = GroupOnBothSides(group="app-2", remote_group="app-2", message="the source's coordinator is not there")
+        found = GroupOnBothSides(group=group or "app-1", remote_group="app-1", offsets=offsets)
+        return CommittedOffsets(link_name=link_name, groups=[found, lost], groups_left_off=3)
+
     async def delete(self, link_name: str, local_only: bool = False) -> None:
         self.status(link_name)
         self.calls.append(("delete", link_name, local_only))
@@ -186,6 +202,7 @@ class MemoryLinks:
             role=request.role,
             dry_run=request.dry_run,
             topics=[plan],
+            transaction_verification=self.verification,
         )
 
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
@@ -303,7 +320,7 @@ class MemoryLinks:
         )
 
 
-def _status(name: str, remote: str = "127.0.0.1:39192") -> LinkStatus:
+def _status(name: str, remote: str = "127.0.0.1:29292") -> LinkStatus:
     return LinkStatus(
         link_name=name,
         link_id="8f8f5a52-3f43-4f0c-9d0e-0c3f0a6a7c11",

@@ -48,6 +48,7 @@ from isthmus_plugins.links import (
     AlterLink,
     Attach,
     AttachResult,
+    CommittedOffsets,
     CreateLink,
     LinkStatus,
     ModeResult,
@@ -285,6 +286,15 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
     ) -> OffsetsView:
         """Reads the copy of the other cluster's offsets topic, as far as this proxy has the keys."""
         return await _operations(services).offsets(name, group)
+
+    @app.get(
+        "/v1/links/{name}/committed-offsets", tags=["links"], summary="What groups have committed at both clusters"
+    )
+    async def list_committed_offsets(
+        name: str, group: Annotated[str | None, Query(description="only this group")] = None
+    ) -> CommittedOffsets:
+        """Asks the coordinators of both clusters, for the groups of the link's group namespaces."""
+        return await _operations(services).committed_offsets(name, group)
 
     @app.delete("/v1/links/{name}", tags=["links"], summary="Delete a link, both ends of it", status_code=204)
     async def delete_link(

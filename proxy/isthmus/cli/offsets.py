@@ -16,13 +16,48 @@ from isthmus.cli.output import EXIT_CODES, CliError, Exit, Output, OutputOption,
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Consumer groups' offsets of the other cluster, copied for this one to read; keys for encrypted copies.",
+    help="What consumer groups have committed: at both clusters, and in copies of offsets topics; keys for those.",
     epilog=example(
+        "isthmus offsets list a-to-b",
         "isthmus offsets keygen /etc/isthmus/offsets.json --group 'app-*'",
         "isthmus offsets show a-to-b --group app-1 -o json",
     )
     + EXIT_CODES,
 )
+
+
+@app.command(
+    "list", epilog=example("isthmus offsets list a-to-b", "isthmus offsets list a-to-b --group app-1") + EXIT_CODES
+)
+def list_(
+    name: Annotated[str, typer.Argument(help="The link's name.")],
+    group: Annotated[str | None, typer.Option("--group", help="Only this group, by its local name.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List what groups have committed at both clusters, side by side, for the group namespaces of a link."""
+    with Admin(url, output) as admin:
+        show(admin.get(f"/v1/links/{quote(name, safe='')}/committed-offsets", group=group), output, _on_both_sides)
+
+
+def _on_both_sides(view: dict[str, Any]) -> Iterator[str]:
+    yield from columns(
+        ("GROUP", "TOPIC", "PARTITION", "SOURCE_OFFSET", "FOLLOWER_OFFSET", "REASON"),
+        (
+            (
+                each["group"],
+                offset["topic"],
+                offset["partition"],
+                offset["source_offset"],
+                offset["follower_offset"],
+                each["message"],
+            )
+            for each in view["groups"]
+            for offset in each["offsets"] or [dict.fromkeys(("topic", "partition", "source_offset", "follower_offset"))]
+        ),
+    )
+    if view["groups_left_off"]:
+        yield f"and {view['groups_left_off']} groups more: --group shows one"
 
 
 @app.command(

@@ -123,6 +123,7 @@ def test_openapi_describes_every_route_with_its_models_and_the_one_error() -> No
             "DELETE /v1/links/{name}",
             "POST /v1/links/{name}/mode",
             "GET /v1/links/{name}/offsets",
+            "GET /v1/links/{name}/committed-offsets",
             "POST /v1/links/{name}/mappings",
             "DELETE /v1/links/{name}/mappings",
             "POST /v1/links/{name}/verify",
@@ -622,6 +623,17 @@ def test_the_mode_of_a_link_is_set() -> None:
 
 
 # --- offsets topics
+
+
+def test_what_groups_have_committed_is_listed_at_both_sides() -> None:
+    async def test(rest: Rest) -> None:
+        view = (await rest.client.get("/v1/links/a-to-b/committed-offsets", params={"group": "app-7"})).json()
+        found, lost = view["groups"]
+        assert (found["group"], lost["message"]) == ("app-7", "the source's coordinator is not there")
+        assert found["offsets"][0] == {"topic": "orders-eu", "partition": 0, "source_offset": 7, "follower_offset": 7}
+        assert (await rest.error("GET", "/v1/links/nope/committed-offsets"))[:2] == (404, "NOT_FOUND")
+
+    with_rest(test)
 
 
 def test_the_form_of_the_offsets_topic_is_chosen_and_a_copy_is_read() -> None:

@@ -11,13 +11,15 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from isthmus_control.model import Link, ResourceType, Role
+from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
 from isthmus_plugins.cluster import CommittedOffset
-from isthmus_plugins.links import GroupVerdict
+from isthmus_plugins.links import BothOffsets, CommittedOffsets, GroupOnBothSides, GroupVerdict
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 
 GROUPS_AT_ONCE: Final = 200
+GROUPS_LISTED_MAX: Final = 200
+"""In one listing of committed offsets; whoever wants another group names it."""
 LOOKS: Final = 4
 LOOK_AGAIN_S: Final = 1.0
 """Commits reach the follower within a second."""
@@ -75,21 +77,44 @@ class GroupVerification:
 
     async def verify(self, link: Link, connection: LinkConnection) -> list[GroupVerdict]:
         """Compare every group of the link's group namespaces. Raises LinkRejected, LinkLost, BrokerUnavailable."""
+        verdicts = []
+        for mapping, pairs in await self._linked_pairs(link, connection):
+            ordered = sorted(pairs)
+            for start in range(0, len(ordered), GROUPS_AT_ONCE):
+                chunk = {name: pairs[name] for name in ordered[start : start + GROUPS_AT_ONCE]}
+                verdicts += await _Comparison(self._context, link, connection, mapping.role is Role.LEADER).run(chunk)
+        return verdicts
+
+    async def committed(self, link: Link, connection: LinkConnection, group: str | None) -> CommittedOffsets:
+        """What groups (``group``: this one) have committed at both ends.
+
+        Raises LinkRejected, LinkLost, BrokerUnavailable.
+        """
+        view = CommittedOffsets(link_name=link.name, groups=[])
+        for mapping, linked in await self._linked_pairs(link, connection):
+            pairs = {name: remote for name, remote in linked.items() if group in (None, name)}
+            chosen = {name: pairs[name] for name in sorted(pairs)[: GROUPS_LISTED_MAX - len(view.groups)]}
+            view.groups_left_off += len(pairs) - len(chosen)
+            if chosen:
+                comparison = _Comparison(self._context, link, connection, mapping.role is Role.LEADER)
+                view.groups += await comparison.both(chosen)
+        return view
+
+    async def _linked_pairs(
+        self, link: Link, connection: LinkConnection
+    ) -> list[tuple[NamespaceMapping, dict[str, str]]]:
+        """The groups that either end has in each group namespace of the link: local names and remote ones."""
         mappings = [each for each in link.mappings if each.type is ResourceType.CONSUMER_GROUP]
         if not mappings:
             return []
         here = await self._context.cluster.groups()
-        there = (await connection.call("linked_groups", {}))["groups"]
-        verdicts = []
+        there = [str(name) for name in (await connection.call("linked_groups", {}))["groups"]]
+        found = []
         for mapping in mappings:
             names = {name for name in here if mapping.remote_name(name) is not None}
-            names |= {name for remote in there if (name := mapping.local_name(str(remote))) is not None}
-            ordered = sorted(names)
-            for start in range(0, len(ordered), GROUPS_AT_ONCE):
-                chunk = ordered[start : start + GROUPS_AT_ONCE]
-                pairs = {name: mapping.remote_name(name) or "" for name in chunk}
-                verdicts += await _Comparison(self._context, link, connection, mapping.role is Role.LEADER).run(pairs)
-        return verdicts
+            names |= {name for remote in there if (name := mapping.local_name(remote)) is not None}
+            found.append((mapping, {name: mapping.remote_name(name) or "" for name in names}))
+        return found
 
 
 class _Comparison:
@@ -120,6 +145,28 @@ class _Comparison:
                 break
             before = dict(sources)
         return [verdicts[name] for name in sorted(verdicts)]
+
+    async def both(self, pairs: Mapping[str, str]) -> list[GroupOnBothSides]:
+        """What these groups have committed in the link's topics; ``pairs`` as above."""
+        sources, followers = await self._positions(pairs)
+        listed = []
+        for name in sorted(pairs):
+            source, follower = sources[name], followers[name]
+            each = GroupOnBothSides(group=name, remote_group=pairs[name])
+            if source is None or follower is None:
+                each.message = _no_coordinator(source)
+            else:
+                each.offsets = [
+                    BothOffsets(
+                        topic=place[0],
+                        partition=place[1],
+                        source_offset=_offset(source.get(place)),
+                        follower_offset=_offset(follower.get(place)),
+                    )
+                    for place in sorted({*source, *follower})
+                ]
+            listed.append(each)
+        return listed
 
     async def _positions(
         self, pairs: Mapping[str, str]
@@ -190,9 +237,7 @@ class _Comparison:
     ) -> GroupVerdict:
         verdict = GroupVerdict(group=name, remote_group=remote, equal=False, positions=0, waiting=0)
         if source is None or follower is None:
-            verdict.difference = (
-                f"not compared: the {'source' if source is None else 'follower'}'s coordinator is not there"
-            )
+            verdict.difference = f"not compared: {_no_coordinator(source)}"
             return verdict
         for place in sorted({*source, *follower}):
             wanted, has = source.get(place), follower.get(place)
@@ -212,6 +257,14 @@ def _on_the_way(before: CommittedOffset | None, has: CommittedOffset | None, wan
     if before is None or has is None or wanted is None or before == wanted:
         return False
     return min(before.offset, wanted.offset) <= has.offset <= max(before.offset, wanted.offset)
+
+
+def _no_coordinator(source: Positions | None) -> str:
+    return f"the {'source' if source is None else 'follower'}'s coordinator is not there"
+
+
+def _offset(position: CommittedOffset | None) -> int | None:
+    return None if position is None else position.offset
 
 
 def _said(position: CommittedOffset | None) -> str:

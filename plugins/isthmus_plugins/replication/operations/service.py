@@ -169,6 +169,18 @@ class LinkService(Part):
         """What the copy of the other cluster's offsets topic says, as far as keys are here."""
         return await self.offsets_topics.view(self._commands.link(link_name), group)
 
+    async def committed_offsets(self, link_name: str, group: str | None) -> links.CommittedOffsets:
+        """What the link's groups have committed, at both clusters."""
+        link = self._commands.link(link_name)
+        try:
+            found = await self._verification.groups.committed(link, self._commands.connection(link_name), group)
+        except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
+            raise OperationError("UNAVAILABLE", f"committed offsets not read: {error}", 503) from error
+        if group is not None and not found.groups:
+            message = f"no group {group!r} is known in a consumer group namespace that is attached to {link_name!r}"
+            raise OperationError("NOT_FOUND", message, 404)
+        return found
+
     async def on_choose_offsets_topic(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
         chosen: dict[str, Any] = await self._commands.for_peer(self.offsets_topics.on_choose(connection, params))
         return chosen

@@ -7,7 +7,8 @@ from support.group_replicas import PLACE, in_replicas, log, position, until_at
 from support.offsets import commit, deleted
 from support.replicas import LINK, Replicas
 
-from isthmus_plugins.links import GroupVerdict
+from isthmus_plugins.links import BothOffsets, CommittedOffsets, GroupOnBothSides, GroupVerdict
+from isthmus_plugins.replication.comparison import groups
 from isthmus_plugins.replication.link.connection import LinkRejected
 
 SOURCE = ("local-t", 0)
@@ -69,6 +70,32 @@ def test_what_is_ahead_of_the_data_is_counted(monkeypatch: pytest.MonkeyPatch) -
         for end in "AB":
             verdict = await verify(replicas, end)
             assert (verdict.equal, verdict.positions, verdict.waiting) == (True, 0, 1)
+
+    in_replicas(monkeypatch, test)
+
+
+def test_committed_offsets_are_listed_from_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def listed(replicas: Replicas, end: str, group: str | None = None) -> CommittedOffsets:
+        chosen = replicas.ends[end]
+        link = replicas.controls[end].state.links[LINK]
+        return await chosen.link_verification.groups.committed(link, chosen.peers.live[0], group)
+
+    async def test(replicas: Replicas) -> None:
+        at_source(replicas, 7)
+        await until_at(replicas, {PLACE: position(7)})
+        at_source(replicas, 11)  # beyond the follower's data
+        for end, group, remote, topic in (
+            ("A", "app-1", "far-app-1", "local-t"),
+            ("B", "far-app-1", "app-1", "remote-t"),
+        ):
+            offsets = [BothOffsets(topic=topic, partition=0, source_offset=11, follower_offset=7)]
+            expected = [GroupOnBothSides(group=group, remote_group=remote, offsets=offsets)]
+            assert (await listed(replicas, end)).groups == expected
+            assert (await listed(replicas, end, group)).groups == expected
+            assert (await listed(replicas, end, "another")).groups == []
+        monkeypatch.setattr(groups, "GROUPS_LISTED_MAX", 0)
+        left = await listed(replicas, "A")
+        assert (left.groups, left.groups_left_off) == ([], 1)
 
     in_replicas(monkeypatch, test)
 
