@@ -364,7 +364,8 @@ class Process:
         front, context = self._front, self._context
         lease = self._lease()
         warnings = []
-        if self.config.cluster.control_key is None and self._control_log is not None and self._control_log.state.links:
+        control_log = self._control_log if self._ready else None  # before, it may not be started: it has no state
+        if self.config.cluster.control_key is None and control_log is not None and control_log.state.links:
             warnings.append(
                 "secrets of links are not sealed in the control log: set cluster.control_key_file on all proxies"
             )

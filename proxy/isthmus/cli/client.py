@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
@@ -17,6 +18,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:28080"
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 120.0
 """A reservation is answered when every proxy enforces it, which may take a lease."""
+LOOK_AGAIN_S: Final = 0.2
 
 UrlOption = Annotated[str, typer.Option("--url", envvar="ISTHMUS_URL", help="The proxy's admin listener.")]
 
@@ -51,6 +53,27 @@ class Admin:
 
     def delete(self, path: str, **query: Any) -> Any:
         return self._request("DELETE", path, query)
+
+    def wait_for(self, what: str, look: Callable[[], tuple[Any, str | None]], timeout_s: float) -> Any:
+        """Look until what is waited for is there, and return it. Raises CliError after ``timeout_s``.
+
+        ``look`` returns what it saw, and what is missing (None: nothing). A proxy that does not answer yet is waited
+        for as well.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                seen, missing = look()
+                if missing is None:
+                    return seen
+                failure = self.error("NOT_IN_TIME", f"{what}: not within {timeout_s:g} s; {missing}")
+            except CliError as error:
+                if error.exit_code is not Exit.NOT_REACHABLE:
+                    raise
+                failure = error
+            if time.monotonic() > deadline:
+                raise failure
+            time.sleep(LOOK_AGAIN_S)
 
     def error(self, code: str, message: str, exit_code: Exit = Exit.FAILED, error_code: int | None = None) -> CliError:
         """An error in the form that the command's output asks for."""

@@ -36,7 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Links between clusters, and the pairs of namespaces attached to them.",
     epilog=example(
-        "isthmus link create a-to-b --remote 127.0.0.1:39192",
+        "isthmus link create a-to-b --remote 127.0.0.1:29292",
         "isthmus link attach a-to-b --local orders- --remote orders- --role leader",
     )
     + EXIT_CODES,
@@ -66,8 +66,8 @@ LocalOnlyOption = Annotated[
 
 @app.command(
     epilog=example(
-        "isthmus link create a-to-b --remote 127.0.0.1:39192 --token-file b.token",
-        "isthmus link create a-to-b --remote 127.0.0.1:39192 --offsets-topic redacted --offsets-group 'app-*'",
+        "isthmus link create a-to-b --remote 127.0.0.1:29292 --token-file b.token",
+        "isthmus link create a-to-b --remote 127.0.0.1:29292 --offsets-topic redacted --offsets-group 'app-*'",
     )
     + EXIT_CODES
 )
@@ -167,6 +167,29 @@ def describe(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOpt
     """Describe a link: its mappings, and the state and lag of each partition."""
     with Admin(url, output) as admin:
         show(admin.get(f"/v1/links/{_path(name)}"), output, _described)
+
+
+@app.command(epilog=example("isthmus link wait a-to-b Following", "isthmus link wait a-to-b In-Sync") + EXIT_CODES)
+def wait(
+    name: NameArgument,
+    state: Annotated[
+        Literal["Following", "In-Sync"],
+        typer.Argument(help="Following: each partition has what its source has. In-Sync: acks wait until it does."),
+    ],
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="How long to wait at most.")] = 60.0,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Wait until a link has a state; exits with 1 if it does not get there in time, and says what it is instead."""
+    with Admin(url, output) as admin:
+
+        def look() -> tuple[Any, str | None]:
+            seen = admin.get(f"/v1/links/{_path(name)}")
+            why = seen["message"] or seen["reason"]
+            return seen, None if seen["state"] == state else f"it is {seen['state']}" + (f" ({why})" if why else "")
+
+        seen = admin.wait_for(f"link {name} is {state}", look, timeout_s)
+        show(seen, output, lambda link: [f"link {link['link_name']} is {link['state']}"])
 
 
 @app.command(epilog=example("isthmus link delete a-to-b", "isthmus link delete a-to-b --local-only") + EXIT_CODES)
@@ -575,8 +598,11 @@ def _attached(result: dict[str, Any]) -> Iterator[str]:
     if verification and verification["message"]:
         yield ""
         done = {"disable": "would be switched off" if result["dry_run"] else "switched off", "refuse": "must be off"}
-        yield f"{verification['setting']}: {done.get(verification['action'], 'stays as it is')}"
-        yield verification["message"]
+        action = done.get(verification["action"])
+        yield f"note: {verification['message']}." if action is None else f"{verification['setting']}: {action}"
+        if action is not None:
+            yield f"{verification['message']}."
+        yield 'See docs/operations.md, "Transactions and the target\'s check of them".'
     if result["topics"]:
         yield ""
         yield from columns(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +15,29 @@ from isthmus.cli.output import EXIT_CODES, Output, OutputOption, columns, exampl
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(epilog=example("isthmus status", "isthmus status -o json --url http://127.0.0.1:28080") + EXIT_CODES)
-def status(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+@app.command(
+    epilog=example(
+        "isthmus status", "isthmus status --wait-s 60", "isthmus status -o json --url http://127.0.0.1:28080"
+    )
+    + EXIT_CODES
+)
+def status(
+    wait_s: Annotated[
+        float | None,
+        typer.Option("--wait-s", min=0, help="Wait so many seconds at most until the proxy is ready for clients."),
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Show a proxy, its brokers and limits, the cluster's namespaces, links with their lag, and other proxies."""
     with Admin(url, output) as admin:
-        show(admin.get("/v1/status"), output, _lines)
+
+        def look() -> tuple[Any, str | None]:
+            seen = admin.get("/v1/status")
+            return seen, None if seen["ready"] else "; ".join(seen["reasons"])
+
+        seen = admin.get("/v1/status") if wait_s is None else admin.wait_for("the proxy is ready", look, wait_s)
+        show(seen, output, _lines)
 
 
 def _lines(status: dict[str, Any]) -> Iterator[str]:

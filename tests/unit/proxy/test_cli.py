@@ -30,7 +30,7 @@ from isthmus.cli import app, root
 from isthmus.cli.namespace import ResourceType as TypeChoice
 from isthmus_control.commands import CreateNamespace
 from isthmus_control.model import ResourceType
-from isthmus_plugins.links import OperationError, SyncStatus
+from isthmus_plugins.links import OperationError, SyncStatus, TransactionVerificationPlan
 
 WIDE = {"TERMINAL_WIDTH": "200", "COLUMNS": "200"}
 
@@ -52,7 +52,7 @@ def _reset(listener: RunningAdmin) -> None:
     links = listener.links
     links.links = {"a-to-b": links.links["a-to-b"]}
     links.created, links.attached, links.calls = [], [], []
-    links.equal, links.verify_error = True, None
+    links.equal, links.verify_error, links.verification = True, None, None
     links.proceed.set()
     listener.log.set_state(listener.log.state.evolve(namespaces={}))
 
@@ -409,6 +409,49 @@ def test_the_offsets_topic_is_chosen_and_its_copy_shown(admin: RunningAdmin) -> 
     table = run("offsets", "show", "a-to-b", url=admin.url).stdout
     assert "3 (1f0c)" in table
     assert re.search(r"app-1 +classic +orders-eu +0 +7", table)
+
+
+def test_what_groups_have_committed_is_listed_side_by_side(admin: RunningAdmin) -> None:
+    table = run("offsets", "list", "a-to-b", url=admin.url).stdout
+    assert re.search(r"^app-1 +orders-eu +0 +7 +7 +-$", table, re.MULTILINE)
+    assert re.search(r"^app-1 +orders-eu +1 +4 +- +-$", table, re.MULTILINE)
+    assert re.search(r"^app-2 +- +- +- +- +the source's coordinator is not there$", table, re.MULTILINE)
+    assert table.endswith("and 3 groups more: --group shows one\n")
+    view = ok(run("offsets", "list", "a-to-b", "--group", "app-9", "-o", "json", url=admin.url))
+    assert view["groups"][0]["group"] == "app-9"
+    assert run("offsets", "list", "nope", url=admin.url).exit_code == 1
+
+
+def test_a_link_is_waited_for(admin: RunningAdmin) -> None:
+    assert run("link", "wait", "a-to-b", "Following", url=admin.url).stdout == "link a-to-b is Following\n"
+    late = run("link", "wait", "a-to-b", "In-Sync", "--timeout-s", "0", url=admin.url)
+    assert (late.exit_code, late.stdout) == (1, "")
+    assert late.stderr == "error: link a-to-b is In-Sync: not within 0 s; it is Following (NOT_IN_TIME)\n"
+    assert run("link", "wait", "nope", "In-Sync", url=admin.url).exit_code == 1
+    assert run("link", "wait", "a-to-b", "Level", url=admin.url).exit_code == 2
+
+
+def test_a_proxy_is_waited_for(admin: RunningAdmin) -> None:
+    assert ok(run("status", "--wait-s", "5", "-o", "json", url=admin.url))["ready"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        nobody = run("status", "--wait-s", "0.1", url=f"http://127.0.0.1:{taken.getsockname()[1]}")
+    assert nobody.exit_code == 3
+
+
+def test_attaching_says_whom_the_check_of_transactions_concerns(admin: RunningAdmin) -> None:
+    attach = ("link", "attach", "a-to-b", "--local", "x-", "--remote", "x-", "--role", "leader")
+    assert "docs/operations.md" not in run(*attach, url=admin.url).stdout
+    plan = TransactionVerificationPlan(setting="the.setting", enabled=True, action="none", message="only of interest")
+    admin.links.verification = plan
+    shown = run(*attach, url=admin.url).stdout
+    assert "\nnote: only of interest.\nSee docs/operations.md, " in shown
+    admin.links.verification = plan.model_copy(update={"action": "disable", "message": "what is lost"})
+    shown = run(*attach, url=admin.url).stdout
+    assert "\nthe.setting: switched off\nwhat is lost.\nSee docs/operations.md, " in shown
+    assert "\nthe.setting: would be switched off\n" in run(*attach, "--dry-run", url=admin.url).stdout
+    headings = Path(__file__).parents[3].joinpath("docs/operations.md").read_text().splitlines()
+    assert "## " + shown.partition('operations.md, "')[2].partition('"')[0] in headings
 
 
 def test_the_mode_is_set_and_shown(admin: RunningAdmin) -> None:

@@ -101,9 +101,16 @@ class TransactionVerification(Part):
             plan.message = f"{LOST}; it is restored when the last namespace that needs it is detached"
         elif not consent and (enabled or held) and kind is ResourceType.CONSUMER_GROUP:
             plan.action = "refuse"
-            plan.message = f"{TRANSACTION_VERIFICATION} keeps offsets of groups from being copied: {ASK}"
+            plan.message = (
+                f"while the follower's brokers have {TRANSACTION_VERIFICATION} on, offsets of groups cannot be copied "
+                f"there: {ASK}"
+            )
         elif not consent and (enabled or held) and kind is ResourceType.TOPIC:
-            plan.message = f"a partition whose source holds transactions will stop there: {ASK}"
+            plan.message = (
+                "only of interest where producers use transactions (transactional.id): the follower's brokers take no "
+                f"copies of those while {TRANSACTION_VERIFICATION} is on, and a partition that gets one stops there. "
+                f"Without such producers there is nothing to do; with them {ASK}"
+            )
         return plan
 
     def status(self) -> TransactionVerificationStatus:

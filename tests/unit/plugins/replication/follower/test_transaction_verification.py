@@ -77,6 +77,7 @@ def test_a_dry_run_says_what_is_lost_and_changes_nothing() -> None:
         plan = (await two.a.links.attach("a-to-b", PLAIN.model_copy(update={"dry_run": True}))).transaction_verification
         assert plan.action == "none"
         assert "--disable-transaction-verification" in plan.message
+        assert "there is nothing to do" in plan.message
         follower = links.Attach(
             local="r-", remote="l-", role="follower", disable_transaction_verification=True, dry_run=True
         )
