@@ -5,6 +5,7 @@ RUN := $(VENV)/bin
 
 .PHONY: demo test browser test-matrix test-faults test-failovers test-sim lint format lock clean
 
+# The first target, so that `make` alone makes the environment.
 $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python 3.11 or later, this is " + sys.version.split()[0] + ": set PYTHON=" if sys.version_info < (3, 11) else 0)'
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV) || \
@@ -12,6 +13,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
+	@echo 'isthmus is in $(RUN): export PATH="$$PWD/$(RUN):$$PATH"'
 
 demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: watch records arrive at equal offsets
 	$(RUN)/isthmus demo
