@@ -15,7 +15,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	touch $@
 	@echo 'isthmus is in $(RUN): export PATH="$$PWD/$(RUN):$$PATH"'
 
-demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: watch records arrive at equal offsets
+demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: records at equal offsets, and none lost when the source is killed
 	$(RUN)/isthmus demo
 
 test: $(VENV)/.ready lint browser  ## Everything CI checks
