@@ -1,7 +1,7 @@
 """``isthmus demo``: two real clusters, two proxies, one link; what is written to one survives its death in the other.
 
 ``command`` is the command line, ``story`` tells it, ``disaster`` is its second half (synchronous, kill, failover),
-``clients`` are the producers and consumers, ``telling`` prints.
+``clients`` are the producers and consumers, ``report`` has Spark look at their traffic, ``telling`` prints.
 """
 
 from isthmus_bench.demo.command import demo_app

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from isthmus_bench.demo import clients
 from isthmus_bench.demo.clients import TOPIC
 from isthmus_bench.demo.disaster import Failover, Modes
+from isthmus_bench.demo.report import TrafficReport
 from isthmus_bench.demo.telling import Telling
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_bench.proxies import ProxyFailed, ProxyProcess
+from isthmus_bench.proxies import ProxyProcess
 
 NAMESPACE: Final = "orders-"
 LINK: Final = "a-to-b"
-REPORT_TIMEOUT_S: Final = 180.0
+LEASE_S: Final = 3.0
+"""Of proxies: a failover waits until they have said what they enforce, which they do some times in each lease."""
 
 
 class Demo:
@@ -116,8 +113,19 @@ class Demo:
             f"verified {'EQUAL' if report['equal'] else 'NOT EQUAL'}; link {link['state']}; lag in offsets: {lags}"
         )
 
-        say.step("A report of the traffic that was captured meanwhile, made by Spark")
-        latencies = self._make_report((proxy_a, proxy_b))
+        say.step("The link is made synchronous: an ack then means that both clusters have the record")
+        modes = Modes(say, LINK, proxy_a)
+        latencies_by_mode = modes.run()
+
+        traffic = TrafficReport(self._captured, self._report)
+        self._stack.callback(traffic.close)
+        traffic.start((proxy_a, proxy_b), NAMESPACE)  # while a failover waits for leases, a core is idle
+        failover = None
+        if not self._keep:
+            failover = Failover(say, LINK, (a, proxy_a), proxy_b).run(modes.acked, ends)
+
+        say.step("A report of the traffic that was captured before, made by Spark meanwhile")
+        latencies = traffic.finish()
         for row in latencies:
             if row["dimension"] == "proxy" and row["api"] in ("Produce", "Fetch"):
                 say.line(
@@ -125,15 +133,8 @@ class Demo:
                     f"p50 {row['p50_us'] / 1000:.2f} ms, p99 {row['p99_us'] / 1000:.2f} ms"
                 )
         say.line(f"{self._report.resolve()}" if latencies else "not made: it needs the extra `spark`")
-
-        say.step("The link is made synchronous: an ack then means that both clusters have the record")
-        modes = Modes(say, LINK, proxy_a)
-        latencies_by_mode = modes.run()
         if self._keep:
             self._tell_how_to_try(proxy_a, proxy_b)
-            failover = None
-        else:
-            failover = Failover(say, LINK, (a, proxy_a), proxy_b).run(modes.acked, ends)
         return {
             "equal": report["equal"],
             "write_refused": refusal is not None,
@@ -182,31 +183,10 @@ class Demo:
             directory=self._directory,
             background=self._keep,
             extra={
+                "proxy": {"lease_s": LEASE_S},
                 "plugins": {"enabled": ["reservation", "replication", "capture"]},
                 "data": {"directory": str(self._captured / name)},
             },
         )
         self._stack.callback(proxy.close)
         return proxy
-
-    def _make_report(self, proxies: Iterable[ProxyProcess]) -> list[dict[str, Any]]:
-        """Have the captured files sealed, and the job run over them. Returns its result; nothing without Spark."""
-        if find_spec("pyarrow") is None or find_spec("pyspark") is None:
-            return []
-        for proxy in proxies:
-            proxy.cli("plugin", "disable", "capture", "--namespace", NAMESPACE)
-        deadline = time.monotonic() + REPORT_TIMEOUT_S
-        while list(self._captured.rglob("*.open")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        command = [sys.executable, "-m", "isthmus", "spark", "latency", str(self._captured), "-o", "json"]
-        done = subprocess.run(
-            [*command, "--report", str(self._report)],
-            capture_output=True,
-            text=True,
-            timeout=REPORT_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode:
-            raise ProxyFailed(f"the report was not made: {done.stderr}")
-        rows: list[dict[str, Any]] = json.loads(done.stdout)
-        return rows
