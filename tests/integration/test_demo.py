@@ -19,12 +19,12 @@ def test_every_acked_record_survives_its_cluster(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "isthmus", "demo", "--records", "3000", "-o", "json", "--report", "report.html"],
+        [sys.executable, "-m", "isthmus", "demo", "--records", "3000", "-o", "json", "--no-report"],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,6 +36,7 @@ def test_every_acked_record_survives_its_cluster(tmp_path: Path) -> None:
     assert failover["written_at"]["offset"] > 0
     for mode in ("asynchronous", "synchronous"):
         assert 0 < found["latencies"][mode]["p50_ms"] <= found["latencies"][mode]["p99_ms"]
-    assert found["report"] == str(tmp_path / "report.html")
-    assert (tmp_path / "report.html").is_file()
+    assert found["report"] is None
+    # kio imports Hypothesis where that is installed, which makes its folder.
+    assert {each.name for each in tmp_path.iterdir()} <= {"tmp", ".hypothesis"}, "it leaves something behind"
     assert not list(temporary.glob("isthmus-*")), "it leaves something behind"

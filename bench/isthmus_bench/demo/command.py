@@ -40,6 +40,7 @@ def demo(
     report: Annotated[
         Path, typer.Option("--report", help="Where the report of the demo's own traffic goes.")
     ] = DEFAULT_REPORT,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Make none: Spark is what takes longest.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Copy a topic from one Kafka cluster to another through two proxies, prove it equal, and kill the first cluster.
@@ -57,7 +58,8 @@ def demo(
         with ExitStack() as stack:
             directory = home if keep else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-demo-")))
             directory.mkdir(parents=True, exist_ok=True)
-            result = Demo(stack, telling, directory, records, brokers, version, keep, report).run()
+            page = None if no_report else report
+            result = Demo(stack, telling, directory, records, brokers, version, keep, page).run()
             if keep:
                 stack.pop_all()
     except (EmbeddedKafkaError, ProxyFailed) as error:

@@ -22,7 +22,7 @@ class TrafficReport:
 
     def __init__(self, captured: Path, page: Path) -> None:
         self._captured = captured
-        self._page = page
+        self.page = page
         self._result = captured.with_name("report.json")
         self._log = captured.with_name("report.log")
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,7 +39,7 @@ class TrafficReport:
         command = [sys.executable, "-m", "isthmus", "spark", "latency", str(self._captured), "-o", "json"]
         with self._result.open("wb") as result, self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*command, "--report", str(self._page)], stdin=subprocess.DEVNULL, stdout=result, stderr=log
+                [*command, "--report", str(self.page)], stdin=subprocess.DEVNULL, stdout=result, stderr=log
             )
 
     def finish(self) -> list[dict[str, Any]]:

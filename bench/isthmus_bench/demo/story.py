@@ -35,7 +35,7 @@ class Demo:
         brokers: int,
         version: str,
         keep: bool,
-        report: Path,
+        report: Path | None,
     ) -> None:
         self._stack = stack
         self._telling = telling
@@ -117,22 +117,16 @@ class Demo:
         modes = Modes(say, LINK, proxy_a)
         latencies_by_mode = modes.run()
 
-        traffic = TrafficReport(self._captured, self._report)
-        self._stack.callback(traffic.close)
-        traffic.start((proxy_a, proxy_b), NAMESPACE)  # while a failover waits for leases, a core is idle
+        traffic = None
+        if self._report is not None:
+            traffic = TrafficReport(self._captured, self._report)
+            self._stack.callback(traffic.close)
+            traffic.start((proxy_a, proxy_b), NAMESPACE)  # while a failover waits for leases, a core is idle
         failover = None
         if not self._keep:
             failover = Failover(say, LINK, (a, proxy_a), proxy_b).run(modes.acked, ends)
 
-        say.step("A report of the traffic that was captured before, made by Spark meanwhile")
-        latencies = traffic.finish()
-        for row in latencies:
-            if row["dimension"] == "proxy" and row["api"] in ("Produce", "Fetch"):
-                say.line(
-                    f"{row['value']}: {row['requests']:,} {row['api']} requests, "
-                    f"p50 {row['p50_us'] / 1000:.2f} ms, p99 {row['p99_us'] / 1000:.2f} ms"
-                )
-        say.line(f"{self._report.resolve()}" if latencies else "not made: it needs the extra `spark`")
+        page = None if traffic is None else self._tell_of_traffic(traffic)
         if self._keep:
             self._tell_how_to_try(proxy_a, proxy_b)
         return {
@@ -141,12 +135,27 @@ class Demo:
             "records_produced": self._records,
             "records_consumed": sum(ends.values()),
             "lag": lags,
-            "report": str(self._report.resolve()) if latencies else None,
+            "report": page,
             "latencies": latencies_by_mode,
             "failover": failover,
             "clusters": {each.spec.name: each.bootstrap_servers for each in (a, b)},
             "proxies": {each.name: {"bootstrap": each.bootstrap, "url": each.url} for each in (proxy_a, proxy_b)},
         }
+
+    def _tell_of_traffic(self, traffic: TrafficReport) -> str | None:
+        """Wait for the report, and tell of it. Returns where it is; None: Spark is not installed."""
+        say = self._telling
+        say.step("A report of the traffic that was captured before, made by Spark meanwhile")
+        rows = traffic.finish()
+        for row in rows:
+            if row["dimension"] == "proxy" and row["api"] in ("Produce", "Fetch"):
+                say.line(
+                    f"{row['value']}: {row['requests']:,} {row['api']} requests, "
+                    f"p50 {row['p50_us'] / 1000:.2f} ms, p99 {row['p99_us'] / 1000:.2f} ms"
+                )
+        page = str(traffic.page.resolve()) if rows else None
+        say.line(page or "not made: it needs the extra `spark`")
+        return page
 
     def _tell_how_to_try(self, proxy_a: ProxyProcess, proxy_b: ProxyProcess) -> None:
         say = self._telling

@@ -36,6 +36,19 @@ def test_the_exit_code_is_the_verdict(monkeypatch: pytest.MonkeyPatch, changed: 
     assert json.loads(done.stdout) == {**RESULT, **changed}
 
 
+def test_the_report_goes_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[Path | None] = []
+
+    def run(demo: Any) -> Mapping[str, Any]:
+        pages.append(demo._report)
+        return RESULT
+
+    monkeypatch.setattr(command.Demo, "run", run)
+    for arguments in ([], ["--report", "x.html"], ["--no-report"]):
+        assert CliRunner().invoke(demo_app, [*arguments, "-o", "json"]).exit_code == 0
+    assert pages == [Path("demo-report.html"), Path("x.html"), None]
+
+
 def test_a_demo_that_was_not_kept_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "cache_directory", lambda: tmp_path)
     done = CliRunner().invoke(demo_app, ["--stop"])
