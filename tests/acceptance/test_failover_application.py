@@ -136,6 +136,7 @@ def check_claims(report: dict[str, Any], killed_ms: float) -> None:
         assert abs(until_ms - killed_ms) < 30_000, (killed_ms, report)
 
 
+@pytest.mark.one_in_ci("failovers")
 @pytest.mark.parametrize("failover", range(FAILOVERS))
 def test_what_was_acked_is_there_once(b: KafkaCluster, failover: int, tmp_path: Path) -> None:
     rng = random.Random(SEED + failover)

@@ -94,6 +94,7 @@ def test_refused_while_something_is_missing(link: Linked, namespaces: tuple[str,
     link.detach(local)
 
 
+@pytest.mark.one_in_ci("stories")
 @pytest.mark.parametrize("delay_s", [0.0, 0.3])
 def test_finished_after_kill_9(link: Linked, namespaces: tuple[str, str], delay_s: float) -> None:
     """Topics with their groups, or none of them."""

@@ -25,6 +25,7 @@ def test_what_is_added_is_taken_round_by_round() -> None:
 
 
 @pytest.mark.brokers
+@pytest.mark.suite("bench")
 def test_a_quick_run(tmp_path: Path) -> None:
     markdown = tmp_path / "report.md"
     arguments = [

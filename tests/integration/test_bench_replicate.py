@@ -12,7 +12,7 @@ from isthmus_bench.bench_cli import bench_app
 from isthmus_bench.replicate import LINK, MIRROR, TUNED
 from isthmus_bench.small_load import KINDS
 
-pytestmark = pytest.mark.brokers
+pytestmark = [pytest.mark.brokers, pytest.mark.suite("bench")]
 
 
 def test_a_quick_run(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def assert_same(link: Linked, source: str, target: str) -> None:
     assert verdict["equal"], verdict
 
 
+@pytest.mark.one_in_ci("stories")
 @pytest.mark.parametrize("killed", ["a", "b"])
 def test_a_key_that_was_deleted_while_the_link_was_away_goes(link: Linked, killed: str) -> None:
     source, target = link.names("missed")

@@ -203,6 +203,7 @@ def kill_a_leader(scene: Scene, side: Side, committers: Committers) -> None:
 Move = Callable[[Scene, Side, Committers], None]
 
 
+@pytest.mark.one_in_ci("stories")
 @pytest.mark.parametrize("move", [move_by_election, kill_a_leader], ids=lambda move: str(move.__name__))
 @pytest.mark.parametrize("where", ["source", "target"])
 def test_positions_and_copy_follow(scene: Scene, where: str, move: Move) -> None:
