@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
+PYTEST = $(RUN)/python -X dev -m pytest
 
-.PHONY: demo test browser test-matrix test-faults test-failovers test-sim lint format lock clean
+.PHONY: setup demo test test-quick test-stories test-clients test-bench test-matrix test-faults test-failovers test-fuzz bench-look \
+    browser lint format lock clean
 
 # The first target, so that `make` alone makes the environment.
 $(VENV)/.ready: requirements.lock pyproject.toml
@@ -18,22 +20,45 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: records at equal offsets, and none lost when the source is killed
 	$(RUN)/isthmus demo
 
-test: $(VENV)/.ready lint browser  ## Everything CI checks
-	$(RUN)/python -X dev -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests
+test: $(VENV)/.ready lint browser  ## Everything CI checks: of what stories are tried with, one case, chosen by the tree
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder tests
+
+test-quick: $(VENV)/.ready lint  ## Lint, types, unit tests and one real link, in under three minutes
+	$(PYTEST) -n 2 --dist loadfile tests/unit \
+	    tests/integration/test_links.py::test_records_are_the_same_in_everything_a_consumer_sees
+
+# What takes longer than CI may. Each goes on where it was interrupted, as long as the tree is the same; SLICE=2/6 runs
+# the second of six parts, AGAIN=1 begins anew.
+SUITE = $(PYTEST) $(if $(AGAIN),--again) --slice $(or $(SLICE),1/1) --suite
+
+test-stories: $(VENV)/.ready  ## Every case of what CI runs one of: kills, faults, ways around
+	$(SUITE) stories -n 2 --dist loadfile tests
+
+test-clients: $(VENV)/.ready  ## Clients against every version of brokers
+	$(SUITE) clients -n 2 --dist loadfile tests
+
+test-bench: $(VENV)/.ready  ## Every benchmark runs through; their figures mean nothing here
+	$(SUITE) bench tests
 
 test-matrix: $(VENV)/.ready  ## Equality over the full product of what a source's log can hold, and of broker versions
-	ISTHMUS_MATRIX=full $(RUN)/python -X dev -m pytest tests/acceptance/test_equality_matrix.py
+	ISTHMUS_MATRIX=full $(SUITE) matrix -n 2 tests/acceptance/test_equality_matrix.py
 
 test-faults: $(VENV)/.ready  ## Random faults on real processes, ten minutes in each mode (ISTHMUS_[SYNC_]FAULTS_S, ISTHMUS_FAULTS_SEED)
 	ISTHMUS_FAULTS_S=$${ISTHMUS_FAULTS_S:-600} ISTHMUS_FAULTS_SEED=$${ISTHMUS_FAULTS_SEED:-$$(date +%s)} \
 	ISTHMUS_SYNC_FAULTS_S=$${ISTHMUS_SYNC_FAULTS_S:-600} ISTHMUS_LONG_CUT_S=$${ISTHMUS_LONG_CUT_S:-300} \
-	    $(RUN)/python -X dev -m pytest -s tests/faults
+	    $(SUITE) all -s tests/faults
 
 test-failovers: $(VENV)/.ready  ## A transactional application survives twenty kills of its whole cluster (ISTHMUS_FAILOVERS, ISTHMUS_SEED)
-	ISTHMUS_FAILOVERS=$${ISTHMUS_FAILOVERS:-20} $(RUN)/python -X dev -m pytest tests/acceptance/test_failover_application.py
+	ISTHMUS_FAILOVERS=$${ISTHMUS_FAILOVERS:-20} $(SUITE) failovers tests/acceptance/test_failover_application.py
 
-test-sim: $(VENV)/.ready  ## The link simulated with thousands of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)
-	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-5000} $(RUN)/python -m pytest tests/sim/test_replication.py
+test-fuzz: $(VENV)/.ready  ## The link simulated with thousands of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)
+	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-5000} $(SUITE) all -n 2 tests/sim/test_replication.py
+
+bench-look: $(VENV)/.ready  ## One short look at what a change costs, side by side with direct clients; the noise is printed
+	$(RUN)/isthmus bench passthrough --quick
+	$(RUN)/isthmus bench replicate --quick --no-mirror-maker
+	$(RUN)/isthmus bench sync --scenario direct --scenario sync --scenario stretched-2 --load depth-1 --load open-500 \
+	    --rounds 1
 
 browser:  ## Chromium for the tests of report pages, by apt-get, where there is no browser and this is root
 	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \

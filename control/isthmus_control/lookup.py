@@ -107,14 +107,6 @@ class Lookup:
             return OFFSETS_COPY
         return self.reservation(ResourceType.TOPIC, topic)
 
-    def overlapping_reservations(self, kind: ResourceType, prefix: str) -> tuple[Reservation, ...]:
-        """Every reservation that holds some name with this prefix (for prefixed ACLs and the like), by prefix."""
-        return tuple(
-            reservation
-            for known, reservation in sorted(self._reserved[kind].items())
-            if known.startswith(prefix) or prefix.startswith(known)
-        )
-
     def following(self, kind: ResourceType, local_name: str) -> Counterpart | None:
         """Where a local resource is followed from. At most one mapping can hold it."""
         for link, mapping in self._following:

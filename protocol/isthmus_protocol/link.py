@@ -62,9 +62,6 @@ class MessageType(IntEnum):
 
 
 _TYPES: Final = {int(each): each for each in MessageType}
-HANDSHAKE: Final = frozenset(
-    {MessageType.HELLO, MessageType.CHALLENGE, MessageType.PROOF, MessageType.WELCOME, MessageType.REJECT}
-)
 
 
 class Append(NamedTuple):

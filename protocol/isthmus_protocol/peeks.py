@@ -15,14 +15,14 @@ version. Frames hold more than what is looked at here, which is not validated. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from itertools import chain
 from typing import Any, Final
 
 from isthmus_protocol.locate import Locator, Want, locator
 from isthmus_protocol.schema import ApiKey, EntitySpec, MessageKind, WireType, message_spec
-from isthmus_protocol.wire import Frame, NeedMore
+from isthmus_protocol.wire import Frame
 
 
 def peek(api_key: int, version: int, kind: MessageKind, fields: tuple[Want, ...]) -> Locator:
@@ -62,7 +62,6 @@ def _field_names(spec: EntitySpec) -> set[str]:
 
 # Produce
 
-_PRODUCE_ACKS: Final = _Versions(ApiKey.PRODUCE, "request", "acks")
 _PRODUCE_TOPICS: Final = _Versions(
     ApiKey.PRODUCE, "request", "acks", "transactional_id", ("topic_data", ("name|topic_id",))
 )
@@ -79,20 +78,6 @@ _PRODUCE_RESPONSE: Final = _Versions(
     "response",
     ("responses", ("name|topic_id", ("partition_responses", ("index", "error_code", "base_offset")))),
 )
-
-
-def produce_acks(version: int) -> Callable[[Frame, int, int, int], int | None]:
-    """A function ``(data, start of the frame, bytes there are, end of the frame) -> acks``, None for too few bytes."""
-    locate = _PRODUCE_ACKS[version]
-
-    def acks(data: Frame, start: int, available: int, end: int) -> int | None:
-        try:
-            value: int = locate(data, start)
-        except NeedMore:
-            return None
-        return value
-
-    return acks
 
 
 def produce_topics(version: int, frame: Frame) -> tuple[int, bytes | None, list[bytes]]:
@@ -118,14 +103,6 @@ def produce_response(version: int, frame: Frame) -> list[tuple[bytes, list[tuple
 
 # Fetch and ListOffsets
 
-_FETCH_TOPICS: Final = _Versions(
-    ApiKey.FETCH,
-    "request",
-    "max_wait",
-    "isolation_level",
-    ("topics", ("topic|topic_id",)),
-    ("forgotten_topics_data", ("topic|topic_id",)),
-)
 _FETCH_PARTITIONS: Final = _Versions(
     ApiKey.FETCH,
     "request",
@@ -175,15 +152,6 @@ FetchedPartition = tuple[int, int, int, int, int | None, list[tuple[int, int]] |
 
 Aborted transactions are ``(producer id, first offset)``, and null where the request was read_uncommitted.
 """
-
-
-def fetch_topics(version: int, frame: Frame) -> tuple[int, int, list[bytes], list[bytes] | None]:
-    """A Fetch request's ``(max wait in ms, isolation level, topics, forgotten topics)``.
-
-    In a fetch session (KIP-227) the topics are those that changed since the session's last request.
-    """
-    found: tuple[int, int, list[bytes], list[bytes] | None] = _FETCH_TOPICS[version](frame)
-    return found
 
 
 def fetch_partitions(
@@ -244,10 +212,6 @@ _CREATE_PARTITIONS: Final = _Versions(
 _DELETE_RECORDS: Final = _Versions(
     ApiKey.DELETE_RECORDS, "request", ("topics", ("name", ("partitions", ("partition_index", "offset"))))
 )
-_CONFIG_RESOURCES: Final = {
-    api_key: _Versions(api_key, "request", ("resources", ("resource_type", "resource_name")), "validate_only")
-    for api_key in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
-}
 
 
 def metadata(version: int, frame: Frame) -> tuple[list[tuple[bytes | None, bytes | None]] | None, bool]:
@@ -287,35 +251,10 @@ def delete_records(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[i
     return found
 
 
-def config_resources(api_key: int, version: int, frame: Frame) -> tuple[list[tuple[int, bytes]], bool]:
-    """An AlterConfigs' or IncrementalAlterConfigs' ``([(resource type, resource name)], whether it only validates)``.
-
-    Resource types: 2 topic, 4 broker, 8 broker logger, 16 client metrics, 32 group.
-    """
-    found: tuple[list[tuple[int, bytes]], bool] = _CONFIG_RESOURCES[ApiKey(api_key)][version](frame)
-    return found
-
-
 # Groups and transactions
 
 _OFFSET_FETCH: Final = _Versions(ApiKey.OFFSET_FETCH, "request", "group_id", ("groups", ("group_id",)))
 _OFFSET_FETCH_TOPIC_IDS: Final = _Versions(ApiKey.OFFSET_FETCH, "request", ("groups", (("topics", ("topic_id",)),)))
-_ADD_PARTITIONS_TO_TXN: Final = _Versions(
-    ApiKey.ADD_PARTITIONS_TO_TXN,
-    "request",
-    "v3_and_below_transactional_id",
-    ("v3_and_below_topics", ("name", "partitions")),
-    ("transactions", ("transactional_id", ("topics", ("name", "partitions")))),
-)
-_WRITE_TXN_MARKERS: Final = _Versions(
-    ApiKey.WRITE_TXN_MARKERS,
-    "request",
-    ("markers", ("producer_id", "producer_epoch", "transaction_result", ("topics", ("name", "partition_indexes")))),
-)
-_FIND_COORDINATOR: Final = _Versions(ApiKey.FIND_COORDINATOR, "request", "key_type", "key", "coordinator_keys")
-
-NamedPartitions = list[tuple[bytes, list[int]]]
-"""``[(topic name, [partition])]``"""
 
 
 @cache
@@ -360,25 +299,6 @@ def transactional_id(api_key: int, version: int, frame: Frame) -> bytes | None:
     TxnOffsetCommit, Produce and AddPartitionsToTxn before v4. Raises LookupError for other APIs."""
     found: bytes | None = _transactional_id(api_key, version)(frame)
     return found
-
-
-def add_partitions_to_txn(version: int, frame: Frame) -> list[tuple[bytes, NamedPartitions]]:
-    """An AddPartitionsToTxn request's ``[(transactional id, [(topic name, [partition])])]``, one before v4."""
-    transactional, topics, transactions = _ADD_PARTITIONS_TO_TXN[version](frame)
-    found: list[tuple[bytes, NamedPartitions]] = [(transactional, topics)] if transactions is None else transactions
-    return found
-
-
-def write_txn_markers(version: int, frame: Frame) -> list[tuple[int, int, bool, NamedPartitions]]:
-    """A WriteTxnMarkers request's ``[(producer id, producer epoch, if it commits, [(topic name, [partition])])]``."""
-    found: list[tuple[int, int, bool, NamedPartitions]] = _WRITE_TXN_MARKERS[version](frame)
-    return found
-
-
-def find_coordinator(version: int, frame: Frame) -> tuple[int, list[bytes]]:
-    """A FindCoordinator request's ``(key type, keys)``. Key types: 0 group (implied in v0), 1 transaction, 2 share."""
-    key_type, key, keys = _FIND_COORDINATOR[version](frame)
-    return key_type or 0, [key] if keys is None else keys
 
 
 # Topics of any message

@@ -284,12 +284,6 @@ def rebase(batch: Frame, base_offset: int) -> bytes:
     return b"".join((_BASE_OFFSET.pack(base_offset), memoryview(batch)[8:]))
 
 
-def rebase_in_place(buffer: bytearray | memoryview, base_offset: int, start: int = 0) -> None:
-    """Gives the batch at `start` another base offset."""
-    read_header(buffer, start)
-    _BASE_OFFSET.pack_into(buffer, start, base_offset)
-
-
 def restamped_header(
     batch: Frame, *, base_offset: int = 0, producer_id: int, producer_epoch: int, base_sequence: int
 ) -> bytes:
@@ -331,21 +325,3 @@ def as_committed(batch: Frame) -> bytes:
         attributes=header.attributes & ~TRANSACTIONAL_BIT, producer_id=-1, producer_epoch=-1, base_sequence=NO_SEQUENCE
     )
     return seal(plain, memoryview(batch)[HEADER_SIZE:])
-
-
-def restamp_in_place(
-    batch: bytearray | memoryview,
-    *,
-    base_offset: int = 0,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-) -> None:
-    """Gives the batch another producer and base offset; see `restamped_header`."""
-    memoryview(batch)[:HEADER_SIZE] = restamped_header(
-        batch,
-        base_offset=base_offset,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-    )

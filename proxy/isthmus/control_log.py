@@ -48,7 +48,7 @@ from isthmus_control.apply import SNAPSHOT_INTERVAL
 from isthmus_control.commands import Body, ClaimBrokers, Command, ReleaseLease, RenewLease, encode
 from isthmus_control.control_state import ControlState
 from isthmus_control.leases import LeaseView
-from isthmus_control.model import INTERNAL_PREFIX, BrokerClaim, ProxyLease
+from isthmus_control.model import INTERNAL_PREFIX, BrokerClaim
 from isthmus_control.outcome import Accepted, Change, Duplicate, Outcome, Rejected, Rejection
 from isthmus_control.replica import Applied, Halted, Replica
 from isthmus_plugins.tasks import Tasks
@@ -193,11 +193,6 @@ class ControlLog:
         if self._topic_id is None:
             raise RuntimeError("the control log is not started")
         return self._topic_id
-
-    @property
-    def own_lease(self) -> ProxyLease | None:
-        """This proxy's lease as it stands in the log."""
-        return self._view.own
 
     @property
     def lease_deadline(self) -> float:

@@ -23,6 +23,7 @@ def test_a_wan_takes_its_round_trip(wan: Wan) -> None:
 
 
 @pytest.mark.brokers
+@pytest.mark.suite("bench")
 def test_a_quick_run(wan: Wan, tmp_path: Path) -> None:
     html, markdown = tmp_path / "report.html", tmp_path / "report.md"
     arguments = ["sync", "--quick", "-o", "json", "--report", str(html), "--markdown", str(markdown)]

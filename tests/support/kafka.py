@@ -40,6 +40,12 @@ _SMALL: Final = ("-Xms32m",)
 NOW_MS: Final = int(time.time() * 1000)
 """A timestamp for records of tests: brokers delete what is a week old, some minutes after it was written."""
 
+VERSIONS: Final = [
+    pytest.param(version, marks=pytest.mark.one_in_ci("clients", of="broker version", case=version))
+    for version in ("3.9.2", "4.1.1", DEFAULT_VERSION)
+]
+"""Of brokers, that must work; CI tries one of them with each commit."""
+
 _numbers: Final = itertools.count(1)
 
 
@@ -84,7 +90,7 @@ def kafka_three(shared_kafka: Clusters) -> KafkaCluster:
     return shared_kafka(brokers=3)
 
 
-@pytest.fixture(scope="session", params=["3.9.2", "4.1.1", DEFAULT_VERSION])
+@pytest.fixture(scope="session", params=VERSIONS)
 def kafka_of_each_version(request: pytest.FixtureRequest, shared_kafka: Clusters) -> KafkaCluster:
     """One broker, of each version that must work in turn."""
     version: str = request.param

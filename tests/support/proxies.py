@@ -15,7 +15,7 @@ import pytest
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
-from support.kafka import Clusters
+from support.kafka import VERSIONS, Clusters
 
 HEARTBEATS: Final = {
     "group.consumer.min.heartbeat.interval.ms": "300",
@@ -78,7 +78,7 @@ def proxied_three(shared_proxied: SharedProxies) -> Proxied:
     return shared_proxied(brokers=3)
 
 
-@pytest.fixture(scope="session", params=["3.9.2", "4.1.1", DEFAULT_VERSION])
+@pytest.fixture(scope="session", params=VERSIONS)
 def proxied_of_each_version(request: pytest.FixtureRequest, shared_proxied: SharedProxies) -> Proxied:
     """One broker and its proxy, of each version that must work in turn."""
     version: str = request.param

@@ -3,7 +3,7 @@
 Unmarked tests are CI's. ``@pytest.mark.suite("stories")`` has a test run in ``make test-stories`` in place of CI.
 ``@pytest.mark.one_in_ci("stories")`` is for a parametrized test: CI runs one of its cases, chosen by the hash of the
 tree that is tested, so that it is another one for each commit and the same one for the same commit; the suite runs them
-all.
+all. ``of="random faults"`` makes one group of several tests, ``case="4.1.1"`` one case of several tests of a group.
 
 ``--suite NAME`` chooses (``all``: whatever is collected), ``--slice 2/6`` takes each sixth test from the second on.
 What has passed in a slice is written down, and the slice goes on behind it when it is run again on the same tree;
@@ -78,15 +78,17 @@ def names(item: pytest.Item, mark: str) -> set[str]:
 
 
 def in_ci(items: list[pytest.Item], by: str) -> list[pytest.Item]:
-    """CI's tests: what has no mark, and one case of each test that is marked so, chosen by the text ``by``."""
-    cases: dict[str, list[pytest.Item]] = {}
+    """CI's tests: what has no mark, and one case of each group that is marked so, chosen by the text ``by``."""
+    groups: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        if names(item, "one_in_ci"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {
-        each[int(hashlib.sha256(f"{by} {test}".encode()).hexdigest(), 16) % len(each)] for test, each in cases.items()
-    }
-    return [item for item in items if item in chosen or not names(item, "suite") | names(item, "one_in_ci")]
+        for mark in item.iter_markers("one_in_ci"):
+            group = groups.setdefault(mark.kwargs.get("of", item.nodeid.partition("[")[0]), {})
+            group.setdefault(mark.kwargs.get("case", item.nodeid), []).append(item)
+    left_out = {item for item in items if names(item, "suite")}
+    for name, cases in groups.items():
+        chosen = sorted(cases)[int(hashlib.sha256(f"{by} {name}".encode()).hexdigest(), 16) % len(cases)]
+        left_out.update(item for case, same in cases.items() if case != chosen for item in same)
+    return [item for item in items if item not in left_out]
 
 
 @cache

@@ -102,12 +102,6 @@ def test_internal_topics_are_always_protected_and_kafkas_never_reserved() -> Non
     assert table.topic_reservation("x") is not None
 
 
-def test_overlapping_reservations() -> None:
-    table = lookup([namespace("a-"), namespace("a-b-"), namespace("c")])
-    assert [r.prefix for r in table.overlapping_reservations(TOPIC, "a-b-c")] == ["a-", "a-b-"]
-    assert [r.prefix for r in table.overlapping_reservations(TOPIC, "")] == ["a-", "a-b-", "c"]
-
-
 @given(st.lists(names, max_size=6), names)
 def test_the_lookup_agrees_with_a_search(prefixes: list[str], name: str) -> None:
     spaces = [namespace(prefix, GROUP) for prefix in prefixes]

@@ -64,16 +64,6 @@ def expected_produce_response(message: Any) -> Any:
     ]
 
 
-def expected_fetch_topics(message: Any) -> Any:
-    forgotten = getattr(message, "forgotten_topics_data", None)
-    return (
-        ms(message.max_wait),
-        message.isolation_level,
-        [topic(entry) for entry in message.topics],
-        None if forgotten is None else [topic(entry) for entry in forgotten],
-    )
-
-
 def expected_fetch_partitions(message: Any) -> Any:
     forgotten = getattr(message, "forgotten_topics_data", None)
     return (
@@ -150,10 +140,6 @@ def expected_delete_records(message: Any) -> Any:
     ]
 
 
-def expected_config_resources(message: Any) -> Any:
-    return [(entry.resource_type, text(entry.resource_name)) for entry in message.resources], message.validate_only
-
-
 def expected_topics(message: Any) -> Any:
     wanted = [field.name for field in dataclasses.fields(message.topics[0])] if message.topics else []
     names = [name for name in wanted if name in ("name", "topic", "topic_id")]
@@ -167,33 +153,6 @@ def expected_topics(message: Any) -> Any:
 def expected_offset_fetch_groups(message: Any) -> Any:
     groups = message.groups if hasattr(message, "groups") else (message,)
     return [text(group.group_id) for group in groups]
-
-
-def expected_add_partitions(message: Any) -> Any:
-    if hasattr(message, "transactions"):
-        return [
-            (text(entry.transactional_id), named_partitions(entry.topics, "partitions"))
-            for entry in message.transactions
-        ]
-    topics = named_partitions(message.v3_and_below_topics, "partitions")
-    return [(text(message.v3_and_below_transactional_id), topics)]
-
-
-def expected_markers(message: Any) -> Any:
-    return [
-        (
-            marker.producer_id,
-            marker.producer_epoch,
-            marker.transaction_result,
-            named_partitions(marker.topics, "partition_indexes"),
-        )
-        for marker in message.markers
-    ]
-
-
-def expected_find_coordinator(message: Any) -> Any:
-    keys = message.coordinator_keys if hasattr(message, "coordinator_keys") else (message.key,)
-    return getattr(message, "key_type", 0), [text(key) for key in keys]
 
 
 def expected_group_id(message: Any) -> Any:
@@ -240,7 +199,6 @@ PEEKS: list[tuple[ApiKey, str, Callable[..., Any], Callable[[Any], Any]]] = [
     (ApiKey.PRODUCE, "request", peeks.produce_topics, expected_produce_topics),
     (ApiKey.PRODUCE, "request", peeks.produce_batches, expected_produce_batches),
     (ApiKey.PRODUCE, "response", peeks.produce_response, expected_produce_response),
-    (ApiKey.FETCH, "request", peeks.fetch_topics, expected_fetch_topics),
     (ApiKey.FETCH, "request", peeks.fetch_partitions, expected_fetch_partitions),
     (ApiKey.FETCH, "response", peeks.fetch_response, expected_fetch_response),
     (ApiKey.LIST_OFFSETS, "request", peeks.list_offsets, expected_list_offsets),
@@ -259,10 +217,6 @@ PEEKS: list[tuple[ApiKey, str, Callable[..., Any], Callable[[Any], Any]]] = [
         lambda message: ([(topic(entry), entry.count) for entry in message.topics], message.validate_only),
     ),
     (ApiKey.DELETE_RECORDS, "request", peeks.delete_records, expected_delete_records),
-    *(
-        (api_key, "request", of(api_key, peeks.config_resources), expected_config_resources)
-        for api_key in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
-    ),
     (ApiKey.OFFSET_FETCH, "request", peeks.offset_fetch_groups, expected_offset_fetch_groups),
     *(
         (
@@ -273,9 +227,6 @@ PEEKS: list[tuple[ApiKey, str, Callable[..., Any], Callable[[Any], Any]]] = [
         )
         for api_key, kind in TOPIC_APIS
     ),
-    (ApiKey.ADD_PARTITIONS_TO_TXN, "request", peeks.add_partitions_to_txn, expected_add_partitions),
-    (ApiKey.WRITE_TXN_MARKERS, "request", peeks.write_txn_markers, expected_markers),
-    (ApiKey.FIND_COORDINATOR, "request", peeks.find_coordinator, expected_find_coordinator),
     *((api_key, "request", of(api_key, peeks.group_id), expected_group_id) for api_key in GROUP_APIS),
     *(
         (api_key, "request", of(api_key, peeks.transactional_id), expected_transactional_id)
@@ -316,21 +267,6 @@ def test_records_are_views_of_the_frame() -> None:
     *_, again = peeks.produce_batches(11, bytes(frame))
     changed = next(records for _, partitions in again for _, records in partitions if records)
     assert changed[0] == views[0][0]
-
-
-@pytest.mark.parametrize("version", range(3, 14))
-@pytest.mark.parametrize("acks", [-1, 0, 1])
-def test_acks_of_a_frame_among_others(version: int, acks: int) -> None:
-    read = peeks.produce_acks(version)
-    message = RandomEntities(version).entity(schema.request_type(ApiKey.PRODUCE, version))
-    frame = Encoder().request(dataclasses.replace(message, acks=acks, transactional_id="transaction"))
-    data, end = b"before" + frame + b"behind", 6 + len(frame)
-    assert read(data, 6, end, end) == acks
-    found = [read(data[:there], 6, there, end) for there in range(6, end)]
-    assert set(found) <= {None, acks}
-    assert found == sorted(found, key=lambda value: value is not None)
-    assert found[0] is None
-    assert found[-1] == acks
 
 
 def test_ids_of_topics_whose_positions_are_asked_for() -> None:
