@@ -200,7 +200,13 @@ def scene(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Scene]:
         yield scene
 
 
-@pytest.fixture(scope="module", params=STATES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(state, marks=pytest.mark.one_in_ci("stories", of="states of a link", case=state))
+        for state in STATES
+    ],
+)
 def state(request: pytest.FixtureRequest, scene: Scene) -> Iterator[State]:
     with STATES[request.param](scene) as state:
         yield state

@@ -74,6 +74,7 @@ def setup(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Setup]:
         yield setup
 
 
+@pytest.mark.one_in_ci("clients")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_librdkafka(setup: Setup, protocol: str) -> None:
     group = setup.group()
@@ -163,6 +164,7 @@ def test_aiokafka(setup: Setup) -> None:
     assert setup.committed(group) == {}
 
 
+@pytest.mark.one_in_ci("clients")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_java(setup: Setup, protocol: str) -> None:
     """It reads to the end and waits there for more, committing all the time."""

@@ -205,6 +205,7 @@ def test_a_planted_difference_is_found_and_mended(link: Linked) -> None:
     names.wait({(names.remote_topics[0], 0): 10}, 20)  # what coordinators have is read again all the time
 
 
+@pytest.mark.one_in_ci("stories")
 @pytest.mark.parametrize("source", ["3.9.2", DEFAULT_VERSION])
 def test_an_older_cluster(shared_kafka: Clusters, source: str) -> None:
     """Kafka 3.9 serves no KIP-848 groups; positions of such groups arrive there all the same."""

@@ -18,7 +18,11 @@ SEED: Final = int(os.environ.get("ISTHMUS_FAULTS_SEED", "1"))
 LONG_S: Final = 120.0
 """From this time on the target has three brokers, too: its partitions move."""
 
-pytestmark = [pytest.mark.brokers, pytest.mark.timeout(SECONDS + 600)]
+pytestmark = [
+    pytest.mark.one_in_ci("faults", of="random faults"),
+    pytest.mark.brokers,
+    pytest.mark.timeout(SECONDS + 600),
+]
 
 
 def test_nothing_is_lost_doubled_or_shifted_whatever_dies() -> None:

@@ -22,7 +22,11 @@ SEED: Final = int(os.environ.get("ISTHMUS_FAULTS_SEED", "1"))
 LONG_S: Final = 120.0
 """From this time on the link is cut for half a minute, too."""
 
-pytestmark = [pytest.mark.brokers, pytest.mark.timeout(SECONDS + LONG_CUT_S + 600)]
+pytestmark = [
+    pytest.mark.one_in_ci("faults", of="random faults"),
+    pytest.mark.brokers,
+    pytest.mark.timeout(SECONDS + LONG_CUT_S + 600),
+]
 
 
 def test_what_was_acked_in_sync_is_at_the_other_side_whatever_happens() -> None:

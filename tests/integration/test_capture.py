@@ -171,6 +171,7 @@ def consume_in_java(setup: Setup, topic: str, count: int) -> None:
     )
 
 
+@pytest.mark.one_in_ci("clients")
 @pytest.mark.parametrize("client", ["librdkafka", "answers cut at a limit", "java"])
 def test_what_is_fetched_adds_up_to_what_was_produced(setup: Setup, client: str) -> None:
     topic, partitions, each = setup.prefix + "t", 24, 6

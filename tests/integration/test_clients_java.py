@@ -75,6 +75,7 @@ def test_topics_and_configs(proxied_three: Proxied) -> None:
     assert topic not in proxied_three.tool("kafka-topics", "--list").split()
 
 
+@pytest.mark.one_in_ci("clients")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_groups(proxied_three: Proxied, protocol: str) -> None:
     """A group of the old and the new protocol (KIP-848): its offsets are described, reset, and used."""

@@ -173,6 +173,7 @@ def test_a_producer_is_fenced_by_its_successor(proxied: Proxied) -> None:
     assert [m.value() for m in consume(proxied, topic, 1, isolation_level="read_committed")] == [b"kept"]
 
 
+@pytest.mark.one_in_ci("clients")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_group_rebalances(proxied_three: Proxied, protocol: str) -> None:
     """Two members share the partitions; the one that stays takes over all, and nothing is read twice."""

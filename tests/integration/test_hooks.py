@@ -31,7 +31,7 @@ from prometheus_client.core import CounterMetricFamily
 from isthmus_plugins.api import Answer, Close, RequestHook
 from isthmus_plugins.confirmation import Confirmer
 from isthmus_plugins.hookspecs import hookimpl
-from isthmus_plugins.links import LinkOperations
+from isthmus_plugins.link_operations import LinkOperations
 from isthmus_plugins.namespace_plugins import Enabled, NamespaceHook, NamespacePlugin
 from isthmus_protocol.schema import ApiKey
 

@@ -65,6 +65,7 @@ def test_brokers_of_each_version_have_the_setting_and_act_on_it(kafka_of_each_ve
     assert setting(kafka) == former
 
 
+@pytest.mark.suite("stories")
 def test_off_while_attached_with_consent_also_over_kill_9(link: Linked) -> None:
     former = setting(link.b.kafka)
     plan = link.attach(None, None, "--disable-transaction-verification", "--dry-run")
