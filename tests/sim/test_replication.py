@@ -26,7 +26,7 @@ from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.records import TRANSACTIONAL_BIT
 
 SEEDS: Final = int(os.environ.get("ISTHMUS_SIM_SEEDS", "80"))
-"""``make test-sim`` runs thousands."""
+"""``make test-fuzz`` runs thousands."""
 FIRST_SEED: Final = int(os.environ.get("ISTHMUS_SIM_FIRST_SEED", "0"))
 STEPS: Final = 30
 TROUBLE: Final = (0.0, 0.05, 0.3)
