@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.fake_cluster import run_simulated, simulated_now
+from support.fake_cluster import FakeControl, run_simulated, simulated_now
 from support.partition_log import TIMESTAMP
 from support.replicas import HOUR_MS, LINK, End, Replicas, falsely_out_of_sync
 
@@ -24,6 +24,7 @@ from isthmus_plugins.api import Gate
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.replication.sync.confirmer import SyncLeader
 from isthmus_plugins.replication.sync.lease_grants import LEASE_S
+from isthmus_plugins.replication.sync.progress import NOT_READ, Phase
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
@@ -419,6 +420,45 @@ def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
         assert not other.concerns(TOPIC)
         assert not list(other.who.commit_needed(key.place))
         await other.stop()
+        await replicas.stop()
+
+    run_simulated(work(Scene(1)))
+
+
+def test_who_joins_anew_does_not_go_by_where_the_log_ended_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy is waited for while a partition joins; meanwhile it gives up, acks go out, and it joins once more."""
+
+    async def work(scene: Scene) -> None:
+        replicas = scene.replicas
+        replicas.start()
+        await replicas.connect()
+        control: Any = replicas.controls["A"]
+        waited_for: list[asyncio.Event] = []
+
+        async def once_enforced(offset: int) -> None:
+            waited_for.append(asyncio.Event())
+            await waited_for[-1].wait()
+
+        monkeypatch.setattr(control, "enforced", once_enforced)
+        scene.mode(LinkMode.SYNCHRONOUS)
+        sync = replicas.ends["A"].sync_leader
+        key = LedPartition(LINK, TOPIC, 0)
+
+        def asks(times: int) -> bool:
+            return len(waited_for) >= times and sync.progress[key].phase is Phase.ASKING
+
+        await replicas.until("it joins", lambda: asks(1))
+        first = len(waited_for)
+        await replicas.until("it gives up and joins again", lambda: asks(first + 1), 120)
+        assert sync.progress[key].join_end == NOT_READ
+        for each in waited_for[:first]:
+            each.set()
+        await asyncio.sleep(1.0)
+        assert sync.progress[key].join_end == NOT_READ, "what was asked for before it gave up is no answer"
+        for each in waited_for:
+            each.set()
+        monkeypatch.setattr(control, "enforced", FakeControl.enforced.__get__(control))
+        await replicas.until("In-Sync", scene.in_sync)
         await replicas.stop()
 
     run_simulated(work(Scene(1)))

@@ -46,7 +46,7 @@ from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, Sy
 from isthmus_plugins.replication.sync import degrading
 from isthmus_plugins.replication.sync.commit_gate import HeldCommits
 from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S, SyncGrants, granted_no_more
-from isthmus_plugins.replication.sync.progress import NOT_READ, Progress
+from isthmus_plugins.replication.sync.progress import NOT_READ, Phase, Progress
 from isthmus_plugins.replication.sync.quorums import AckRules, GroupScope
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_plugins.replication.sync.status import recorded_sync
@@ -304,7 +304,7 @@ class SyncLeader(Confirmer, Part):
             self.reads.confirmed(stream.key.place)
         self.on_more()
         progress = self.progress.get(stream.key)
-        if progress is not None and not progress.level and progress.join_end is not None:
+        if progress is not None and progress.phase is Phase.CATCHING_UP:
             self._work.set()
 
     # ---- joining and leaving ----
@@ -312,7 +312,7 @@ class SyncLeader(Confirmer, Part):
     def in_sync(self, key: LedPartition) -> bool:
         """Whether every ack of a partition means that both sides have it."""
         progress = self.progress.get(key)
-        return progress is not None and progress.in_sync and progress.why is None
+        return progress is not None and progress.phase is Phase.IN_SYNC
 
     def floor(self, key: LedPartition) -> int | None:
         """From where on this proxy knows of every decision to commit in a partition."""
@@ -332,7 +332,8 @@ class SyncLeader(Confirmer, Part):
         progress, record = self.progress.get(key), self._record(key.link, key.place)
         if progress is None or record is None or record.state is not SyncState.IN_SYNC:
             return True
-        progress.why = progress.why or why
+        if progress.why is None and progress.phase is not Phase.OUT:
+            progress.lost(why)
         self._work.set()
         return False
 
@@ -420,7 +421,6 @@ class SyncLeader(Confirmer, Part):
             another = record is not None and stream is not None and record.topic_id != _as_uuid(stream.topic_id)
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
                 progress.leaves()
-                progress.why = None
                 if record is not None and not another:
                     without = self._rules.goes_without(key, self.who.records(key.place))
                     progress.suspended = progress.suspended or without
@@ -433,23 +433,23 @@ class SyncLeader(Confirmer, Part):
                 continue
             if progress.joining != record.at_offset:
                 progress.joins(record, now)
-            if stream is not None and progress.in_sync and self._may_have_been_led(stream, progress):
-                progress.level, progress.in_sync, progress.joined_at = False, False, now
-                progress.join_end, progress.held_at = None, None
-            if stream is not None and progress.join_end is None:
+            if stream is not None and progress.was_in_sync and self._may_have_been_led(stream, progress):
+                progress.led_elsewhere(now)
+            if stream is not None and progress.asks:
                 joined.append(stream)
             why = self._why_leave(key, progress, stream, now)
             if why is not None:
                 leaving.setdefault(key.link, {})[key] = why
-            elif progress.level and not progress.in_sync and progress.why is None:
+            elif progress.phase is Phase.LEVEL:
                 if record.reached and record.degraded is None:
-                    self._begin(key, progress)
+                    self._begin(key, progress, record.at_offset)
                 else:
                     reached.setdefault(key.link, []).append(key)
         if joined:
-            self._tasks.start("join", self._joined(joined))
+            asked = [(stream, self.progress[stream.key].joining) for stream in joined]
             for stream in joined:
-                self.progress[stream.key].join_end = NOT_READ
+                self.progress[stream.key].asked()
+            self._tasks.start("join", self._joined(asked))
         for name, gone in leaving.items():
             await self._leave_sync(state.links[name], gone)
         for name, level in reached.items():
@@ -472,14 +472,14 @@ class SyncLeader(Confirmer, Part):
         """Why a partition is In-Sync no more; None while it is, or a lease may still run."""
         why, timeout = progress.why, self.timeout_s(key.link)
         progress.late = self.grants.is_late(key, now)
-        if stream is not None and progress.in_sync:
+        if stream is not None and progress.was_in_sync:
             if stream.acked < progress.confirmed:
                 why = f"the follower has lost what it confirmed: it ends at {stream.acked} of {progress.confirmed}"
             progress.confirmed = max(progress.confirmed, stream.acked)
-        elif stream is not None and (end := progress.join_end) is not None and end != NOT_READ and stream.acked >= end:
-            progress.level, progress.confirmed, progress.level_epoch = True, stream.acked, stream.leader_epoch
+        elif stream is not None:
+            progress.has(stream.acked, stream.leader_epoch)
         oldest = self.late_since(key)
-        if progress.in_sync:
+        if progress.was_in_sync:
             since = min((moment for moment in (progress.lost_at, oldest) if moment is not None), default=now)
             if now - since > timeout:
                 why = f"nothing was confirmed for {now - since:.1f} s"
@@ -489,7 +489,7 @@ class SyncLeader(Confirmer, Part):
             why = f"the follower did not catch up within {JOIN_S:.0f} s while acks were held"
         if why is None:
             return None
-        progress.why = why
+        progress.lost(why)
         return why if now > progress.promised_at + LEASE_S + LEASE_MARGIN_S else None
 
     async def _join(self, link: Link, streams: Sequence[SyncPlace]) -> None:
@@ -522,12 +522,10 @@ class SyncLeader(Confirmer, Part):
             key = LedPartition(link.name, change.topic, change.partition)
             progress = self.progress.get(key)
             if progress is not None and progress.joining == change.before.at_offset:
-                progress.joining = change.after.at_offset
-                self._begin(key, progress)
+                self._begin(key, progress, change.after.at_offset)
 
-    def _begin(self, key: LedPartition, progress: Progress) -> None:
-        progress.in_sync, progress.failed = True, None
-        progress.out_since, progress.probe = None, None
+    def _begin(self, key: LedPartition, progress: Progress, at_offset: int) -> None:
+        progress.reached(at_offset)
         log.info("partition in sync", extra=key._asdict())
 
     async def _leave_sync(self, link: Link, gone: Mapping[LedPartition, str]) -> None:
@@ -548,8 +546,13 @@ class SyncLeader(Confirmer, Part):
             log.warning("synchronous state refused", extra={"link": body.link, "detail": outcome.message})
         return outcome
 
-    async def _joined(self, streams: Sequence[SyncPlace]) -> None:
-        """Find the log's ends from which on every ack was held: by all proxies, with no write under way before."""
+    async def _joined(self, asked: Sequence[tuple[SyncPlace, int | None]]) -> None:
+        """Find the log's ends from which on every ack was held: by all proxies, with no write under way before.
+
+        ``asked``: with the records that these joined by. What joined anew meanwhile has asked anew: acks went out in
+        between, which this answer knows nothing of.
+        """
+        streams = [stream for stream, _ in asked]
         ends: Mapping[Partition, int] = {}
         try:
             await self._context.control.enforced(self._context.control.state.applied_offset)
@@ -558,12 +561,10 @@ class SyncLeader(Confirmer, Part):
             ends = await self._context.cluster.log_ends([each.key.place for each in streams])
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})
-        for stream in streams:
+        for stream, joined_by in asked:
             progress = self.progress.get(stream.key)
-            if progress is not None and progress.join_end == NOT_READ:
-                progress.join_end = ends.get(stream.key.place)
-                progress.floor = progress.join_end if progress.floor is None else progress.floor
-                progress.held_at = self._clock.monotonic() if progress.join_end is not None else None
+            if progress is not None and progress.join_end == NOT_READ and progress.joining == joined_by:
+                progress.read(ends.get(stream.key.place), self._clock.monotonic())
         self._work.set()
 
 

@@ -10,7 +10,7 @@ from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.replication.sync.expiring_leases import FormerLeases
 from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S
-from isthmus_plugins.replication.sync.progress import Progress
+from isthmus_plugins.replication.sync.progress import Phase, Progress
 from isthmus_plugins.replication.sync.quorums import AckRules, Clause, GroupScope
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -148,7 +148,7 @@ class SyncNeeds:
 
     def _stays(self, key: LedPartition) -> bool:
         progress = self._progress.get(key)
-        return progress is not None and progress.in_sync and progress.why is None and not progress.late
+        return progress is not None and progress.phase is Phase.IN_SYNC and not progress.late
 
     def _leased(self, place: Partition, now: float) -> Iterator[LedPartition]:
         """Links that nothing is recorded In-Sync of, whose leases of before may still run."""
