@@ -227,6 +227,7 @@ def test_a_broker_that_comes_later_gets_a_port(three: KafkaCluster) -> None:
         assert sum(map(len, read(advertised(proxy.bootstrap)[3], topic).values())) == 60
 
 
+@pytest.mark.one_in_ci("stories", of="restarts under load")
 def test_broker_restarts_under_load(three: KafkaCluster) -> None:
     topic = create_topic(three)
     with whole_cluster(three) as proxy:
@@ -242,6 +243,7 @@ def test_broker_restarts_under_load(three: KafkaCluster) -> None:
         load.check(proxy.bootstrap)
 
 
+@pytest.mark.one_in_ci("stories", of="restarts under load")
 def test_proxy_restarts_under_load(three: KafkaCluster) -> None:
     topic = create_topic(three)
     with sidecars(three) as proxies:

@@ -106,6 +106,7 @@ def reason_of(link: Linked, topic: str) -> tuple[str | None, str]:
     return found.get("reason"), found.get("message") or ""
 
 
+@pytest.mark.one_in_ci("stories", of="settings that are refused")
 def test_the_cluster_wide_setting(link: Linked, access: Access) -> None:
     consent = (None, None, "--disable-transaction-verification")
     access.deny(ResourceType.BROKER, "kafka-cluster", AclOperation.ALTER_CONFIGS)
@@ -144,6 +145,7 @@ def test_the_cluster_wide_setting(link: Linked, access: Access) -> None:
     )
 
 
+@pytest.mark.one_in_ci("stories", of="settings that are refused")
 @pytest.mark.parametrize("operation", [AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS])
 def test_settings_of_a_topic(link: Linked, access: Access, operation: AclOperation) -> None:
     if not link.b.link(link.name)["mappings"]:
