@@ -194,6 +194,7 @@ def scene(pair: Linked, data: Path) -> Planted:
         pair.b.produce(topic, [VALUE], client_id="stray-app")
     for partition in (0, 1):
         pair.wait_end(topic, pair.a.end(topic, partition), partition)
+    pair.wait_following()  # what A has not heard of is at risk, as far as it knows
     pair.b.proxy.stop()
     first = pair.a.end(topic, 1)
     missing = pair.a.produce(topic, [VALUE] * 3, partition=1, client_id="late-app", enable_idempotence=True, acks="all")
