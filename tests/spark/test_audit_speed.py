@@ -23,6 +23,7 @@ def test_the_target_is_judged_where_most_is_read() -> None:
 
 
 @pytest.mark.brokers
+@pytest.mark.suite("bench")
 def test_the_command_measures() -> None:
     command = [sys.executable, "-m", "isthmus", "bench", "audit", "--quick", "--records", "5000", "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
