@@ -21,7 +21,7 @@ demo: $(VENV)/.ready  ## Two clusters, two proxies, one link: records at equal o
 	$(RUN)/isthmus demo
 
 test: $(VENV)/.ready lint browser  ## Everything CI checks: of what stories are tried with, one case, chosen by the tree
-	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder tests
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder tests
 
 test-quick: $(VENV)/.ready lint  ## Lint, types, unit tests and one real link, in under three minutes
 	$(PYTEST) -n 2 --dist loadfile tests/unit \
