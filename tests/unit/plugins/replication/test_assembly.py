@@ -50,7 +50,7 @@ def test_what_nobody_joined_is_an_error_that_names_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(FollowerEnd, "__init__", with_another)
 
     def work() -> None:
-        with pytest.raises(NotJoined, match="FollowerEnd.forgotten is joined to nothing"):
+        with pytest.raises(NotJoined, match=r"FollowerEnd\.forgotten is joined to nothing"):
             assembled()
 
     simulated(work)

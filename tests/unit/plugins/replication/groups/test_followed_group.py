@@ -1,0 +1,135 @@
+"""One group that follows: what there is to do for it, and why the rest waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.replication.groups.followed_group import (
+    BEYOND_FOLLOWER_END,
+    COMPARE_INTERVAL_S,
+    MEMBERS_SUBSCRIBED,
+    POSITION_NOT_KNOWN,
+    TARGET_REFUSES_OFFSETS,
+    FollowedGroup,
+    Pending,
+    Plan,
+)
+
+A, B = ("t", 0), ("t", 1)
+RENEWAL_S = 3600.0
+
+
+def at(offset: int, metadata: str = "") -> CommittedOffset:
+    return CommittedOffset(offset, metadata)
+
+
+def a_group(has: dict[tuple[str, int], CommittedOffset] | None = None, **wanted: CommittedOffset) -> FollowedGroup:
+    """A group that was read at time 0; ``wanted`` by partition: a for A, b for B."""
+    group = FollowedGroup("a-to-b", "far-app-1", 7)
+    for name, offset in wanted.items():
+        group.want({"a": A, "b": B}[name], offset, since=-5.0)
+    if has is not None:
+        group.found(has, False, 0.0, RENEWAL_S)
+    return group
+
+
+def test_what_differs_is_committed_and_what_nobody_wants_is_deleted() -> None:
+    group = a_group({A: at(3), B: at(4)}, a=at(5))
+    assert not group.settled
+    assert group.plan({A: 10, B: 10}, {}, 1.0, {A: 10, B: 10}) == Plan({A: at(5)}, {}, {B}, False)
+    group.committed({A: at(5)}, 2.0, RENEWAL_S)
+    group.deleted([B])
+    assert group.settled
+    assert not group.plan({}, {}, 3.0)
+
+
+def test_nothing_is_deleted_before_all_was_told() -> None:
+    group = a_group({A: at(3)})
+    assert group.plan({}, {}, 1.0, {A: 10}, whole=False) == Plan({}, {}, set(), False)
+    group.deleting = True
+    group.deleted([A])
+    assert not group.plan({}, {}, 1.0, whole=False)
+    assert group.plan({}, {}, 1.0) == Plan({}, {}, set(), True)
+    group.has_others = True
+    assert not group.plan({}, {}, 1.0), "it has positions in topics of its own"
+
+
+@pytest.mark.parametrize(("ends", "said"), [({A: 4}, "ends at 4, the group's position is 5"), ({}, "cannot be read")])
+def test_a_commit_ahead_of_the_data_waits_for_it(ends: dict[tuple[str, int], int], said: str) -> None:
+    group = a_group({}, a=at(5))
+    assert not group.plan(ends, {}, 1.0)
+    waiting = group.waiting(10.0)
+    assert (waiting.positions, waiting.age_ms, waiting.code) == (1, 15_000, BEYOND_FOLLOWER_END)
+    assert said in (waiting.message or "")
+    assert group.plan({A: 5}, {}, 2.0).commit == {A: at(5)}
+    group.committed({A: at(5)}, 2.0, RENEWAL_S)
+    assert group.waiting(11.0).positions == 0
+    assert not group.pending
+
+
+def test_a_topic_that_does_not_follow_says_why() -> None:
+    group = a_group({}, a=at(5), b=at(6))
+    why = Pending(ReasonCode.TRUNCATING, "it is cut")
+    assert not group.plan({A: 10, B: 10}, {"t": why}, 1.0)
+    assert group.pending == {A: why, B: why}
+
+
+def test_the_gravest_reason_is_told() -> None:
+    group = a_group({}, a=at(5), b=at(6))
+    group.pending = {A: Pending(MEMBERS_SUBSCRIBED, "later"), B: Pending(TARGET_REFUSES_OFFSETS, "somebody must act")}
+    assert group.waiting(0.0).code == TARGET_REFUSES_OFFSETS
+
+
+def test_what_cannot_be_read_at_the_source_stays_as_it_is() -> None:
+    group = a_group({A: at(3)}, a=at(5))
+    group.not_known(A)
+    plan = group.plan({A: 10}, {}, 1.0, {A: 10})
+    assert not plan
+    assert group.pending[A].code == POSITION_NOT_KNOWN
+    assert not group.has_as_wanted(A)
+    group.want(A, at(6), since=2.0)
+    assert group.plan({A: 10}, {}, 3.0, {A: 10}).commit == {A: at(6)}
+
+
+def test_what_is_beyond_the_log_is_moved_into_it() -> None:
+    group = a_group({A: at(9, "m")}, a=at(9, "m"))
+    assert group.to_check == [A]
+    assert group.plan({A: 4}, {}, 1.0, {A: 6}).commit == {A: at(4, "m")}
+    assert group.to_check == [], "it has been looked at"
+
+
+def test_a_request_in_doubt_makes_nothing_certain_until_it_can_land_no_more() -> None:
+    group = a_group({A: at(5)}, a=at(5))
+    assert group.has_as_wanted(A)
+    group.in_doubt(30.0)
+    assert not group.has_as_wanted(A)
+    assert group.due_at == 30.0
+    group.found({A: at(5)}, False, 20.0, RENEWAL_S)
+    assert not group.has_as_wanted(A), "it may still be carried out"
+    assert group.due_at == 30.0
+    group.found({A: at(5)}, False, 31.0, RENEWAL_S)
+    assert group.has_as_wanted(A)
+    assert group.due_at == 31.0 + COMPARE_INTERVAL_S
+
+
+def test_positions_are_renewed_before_they_expire() -> None:
+    group = a_group({}, a=at(5))
+    assert group.plan({A: 10}, {}, 1.0).commit == {A: at(5)}
+    group.committed({A: at(5)}, 1.0, RENEWAL_S)
+    assert not group.plan({}, {}, RENEWAL_S)
+    assert group.plan({}, {}, 1.0 + RENEWAL_S).renew == {A: at(5)}
+    truncated = Pending(ReasonCode.TRUNCATING, "it is cut")
+    group.committed({A: at(5)}, 1.0, RENEWAL_S)
+    assert not group.plan({}, {"t": truncated}, 1.0 + RENEWAL_S).renew, "its log is about to be cut"
+
+
+def test_what_the_source_does_not_tell_of_now_is_left_alone() -> None:
+    group = a_group({A: at(3)}, a=at(5))
+    why = Pending(ReasonCode.SOURCE_TRUNCATING, "the source's topic is truncated")
+    group.silence({A: why}, by="told")
+    assert not group.plan({A: 10}, {}, 1.0, {A: 10})
+    assert (group.waiting(1.0).positions, group.waiting(1.0).code) == (1, ReasonCode.SOURCE_TRUNCATING)
+    group.silence({}, by="told again")
+    assert group.plan({A: 10}, {}, 1.0, {A: 10}).commit == {A: at(5)}
