@@ -27,6 +27,7 @@ from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_plugins.replication.in_doubt.store import TOPIC as STORE
 from isthmus_plugins.replication.in_doubt.store import PlaceDecision, Stored, merged
 from isthmus_plugins.replication.leader.stream import LeaderStream
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.replication.transactions.decisions import CALL_MAX
 from isthmus_plugins.tasks import Tasks
@@ -455,14 +456,12 @@ def test_of_many_decisions_some_go_in_one_call(monkeypatch: pytest.MonkeyPatch) 
         await scene.begin()
         await scene.synchronous()
         sizes: list[int] = []
-        handlers = scene.replicas.ends["B"].handlers
-        decide = handlers["decide"]
 
-        def decided(connection: Any, params: dict[str, Any]) -> Any:
-            sizes.append(len(params["decisions"]))
-            return decide(connection, params)
+        def decided(connection: Any, question: calls.Decide) -> Any:
+            sizes.append(len(question.decisions))
+            return decide.handler(connection, question)
 
-        handlers["decide"] = decided
+        decide = scene.replicas.ends["B"].instead(calls.Decide, decided)
         apps = [App(scene, number) for number in range(3 * CALL_MAX)]
         for app in apps:
             app.record(TransactionState.PREPARE_COMMIT, {0})
@@ -578,16 +577,16 @@ def test_a_decision_about_a_partition_that_was_detached_waits_for_its_leases(mon
         app.record(TransactionState.ONGOING, {0})
         assert await app.write(done, 0)
         b = scene.replicas.ends["B"]
-        decide, calls = b.handlers["decide"], list[int]()
+        told = list[int]()
 
-        async def decided(connection: Any, params: dict[str, Any]) -> Any:
-            calls.append(len(params["decisions"][0]["places"]))
-            return await (decide(connection, params) if len(calls) > 1 else asyncio.sleep(60))
+        async def decided(connection: Any, question: calls.Decide) -> Any:
+            told.append(len(question.decisions[0].places))
+            return await (decide.handler(connection, question) if len(told) > 1 else asyncio.sleep(60))
 
-        b.handlers["decide"] = decided
+        decide = b.instead(calls.Decide, decided)
         await scene.replicas.until("leased", lambda: b.sync_leases.in_sync(REMOTE, 0))
         scene.tasks.start("commit", app.commit(done, {0}))
-        await scene.replicas.until("told", lambda: bool(calls))
+        await scene.replicas.until("told", lambda: bool(told))
         scene.replicas.controls["A"].apply(DetachNamespace(LINK, ResourceType.TOPIC, "local-"))
         await scene.replicas.connect()
         early = False

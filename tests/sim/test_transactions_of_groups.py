@@ -23,6 +23,7 @@ from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
 from isthmus_plugins.replication.in_doubt.pending_offsets import committed_positions
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import schema
@@ -280,8 +281,8 @@ def test_other_groups_wait_for_nobody(seed: int, monkeypatch: pytest.MonkeyPatch
     async def main(scene: Scene) -> None:
         await scene.begin("other-1", "other-2")
         await scene.replicas.until("they commit", lambda: len(scene.done) > 10)
-        for handler in ("decide", "group_offsets"):
-            scene.replicas.ends["B"].handlers[handler] = lambda connection, params: asyncio.sleep(60)
+        for question in (calls.Decide, calls.GroupOffsets):
+            scene.replicas.ends["B"].instead(question, lambda connection, question: asyncio.sleep(60))
         before = len(scene.done)
         await asyncio.sleep(20)
         assert len(scene.done) > before + 50

@@ -22,7 +22,8 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.replication.assembly import assemble
 from isthmus_plugins.replication.follower.log import FILLER_KEY
-from isthmus_plugins.replication.link.connection import Credential, Handler, LinkConnection, Receiver
+from isthmus_plugins.replication.link.call_codec import A, Answering, Question
+from isthmus_plugins.replication.link.connection import Credential, LinkConnection, Receiver
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import PeerState
 from isthmus_protocol.producer_ids import is_links_own
@@ -135,18 +136,18 @@ class Peers(Part):
 
     def __init__(self, context: Any) -> None:
         self.live: list[LinkConnection] = []
-        self.handlers: dict[str, Handler] = {}
+        self.handlers: dict[str, Answering] = {}
         self.receiver = Receiver()
         self.on_change: Callable[[], None] = lambda: None
 
     def serve(
         self,
-        calls: Mapping[str, Handler],
-        create_calls: Mapping[str, Handler],
+        answers: Mapping[str, Answering],
+        create_answers: Mapping[str, Answering],
         receiver: Receiver,
         on_change: Callable[[], None],
     ) -> None:
-        self.handlers.update(calls)
+        self.handlers.update(answers)
         self.receiver, self.on_change = receiver, on_change
 
     def connections(self, link_name: str) -> list[LinkConnection]:
@@ -210,11 +211,11 @@ class End:
         self.parts.start()
         self.acks.start()
 
-    @property
-    def handlers(self) -> dict[str, Handler]:
-        """What answers peers' calls, to be replaced by tests."""
-        handlers: dict[str, Handler] = self.peers.handlers
-        return handlers
+    def instead(self, question: type[Question[A]], handler: Callable[[Any, Any], Awaitable[A]]) -> Answering:
+        """Have another one answer a call of peers; who does else."""
+        before: Answering = self.peers.handlers[question.METHOD]
+        self.peers.handlers[question.METHOD] = question.by(handler)
+        return before
 
     async def stop(self) -> None:
         await self.acks.stop()

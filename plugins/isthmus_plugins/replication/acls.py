@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -30,8 +30,9 @@ from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.tasks import Tasks
@@ -62,10 +63,8 @@ class AclEnds(Part):
         self.leader = AclLeader(context, peers)
         self.follower = AclFollower(context)
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "acls": self.follower.on_acls,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (calls.Acls.by(self.follower.on_acls),)
 
     def start(self) -> None:
         self.leader.start()
@@ -270,15 +269,15 @@ class AclLeader:
     ) -> None:
         try:
             mapped = counterparts(bindings, mappings)
-            wanted = {
-                "namespaces": [[mapping.type.value, mapping.remote_prefix] for mapping in mappings],
-                "bindings": sorted(mapped.bindings),
-            }
+            wanted = calls.Acls(
+                tuple(calls.NamespaceName(mapping.type.value, mapping.remote_prefix) for mapping in mappings),
+                tuple(sorted(mapped.bindings)),
+            )
             self._statuses[name] = AclStatus(
                 False, self._statuses.get(name, AclStatus()).reason, len(mapped.bindings), mapped.not_mapped
             )
             try:
-                await connection.call("acls", wanted, CALL_TIMEOUT_S)
+                await connection.call(wanted, CALL_TIMEOUT_S)
             except LinkRejected as error:
                 self._failed((name,), Reason(error.code, f"the other cluster refused: {error.message}"))
             except (LinkLost, TimeoutError) as error:
@@ -314,12 +313,12 @@ class AclFollower:
         reason = self._reasons[link.name]
         return AclStatus(reason is None, reason, made)
 
-    async def on_acls(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_acls(self, connection: LinkConnection, question: calls.Acls) -> calls.Done:
         """The leader end says what bindings there should be, and for which of this cluster's namespaces."""
         link_name = connection.link_name
         async with self._locks[link_name]:
             try:
-                await self._take(link_name, params)
+                await self._take(link_name, question)
             except LinkRejected as error:
                 self._reasons[link_name] = Reason(error.code, error.message)
                 raise
@@ -328,20 +327,20 @@ class AclFollower:
             except BrokerUnavailable as error:
                 raise self._rejected(link_name, Reason(reasons.BROKER_UNAVAILABLE, str(error))) from error
         self._reasons[link_name] = None
-        return {}
+        return calls.Done()
 
     def _rejected(self, link_name: str, reason: Reason) -> LinkRejected:
         self._reasons[link_name] = reason
         return LinkRejected(reason.code, reason.message)
 
-    async def _take(self, link_name: str, params: dict[str, Any]) -> None:
+    async def _take(self, link_name: str, question: calls.Acls) -> None:
         link = self._context.control.state.links.get(link_name)
         if link is None:
             raise LinkRejected(reasons.NOT_FOLLOWING, f"there is no link {link_name!r}")
-        named = {(ResourceType(kind), str(prefix)) for kind, prefix in params["namespaces"]}
+        named = set(question.namespaces)
         # What only one end knows to be attached is left as it is.
         mappings = [mapping for mapping in _following(link) if (mapping.type, mapping.local_prefix) in named]
-        wanted = {binding for raw in params["bindings"] if held(binding := AclBinding(*raw), mappings)}
+        wanted = {binding for binding in question.bindings if held(binding, mappings)}
         for mapping in mappings:
             if mapping.type is ResourceType.PRINCIPAL:
                 own = {binding for binding in wanted if mapping.holds(binding.principal)}

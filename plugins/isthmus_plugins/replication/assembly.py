@@ -28,7 +28,9 @@ from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, Receiver
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.call_codec import Question, by_methods
+from isthmus_plugins.replication.link.connection import LinkConnection, Receiver
 from isthmus_plugins.replication.link.part import Part, check_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import LinkMirror
@@ -180,18 +182,10 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     group_leader.may_pass = decisions.may_be_told
     sync.settled = decisions.tail.settled
     sync.on_more = decisions.on_more
-    peers.serve(_all_calls(parts.all), service.create_calls(), _Receiver(parts), parts.wake)
+    answers = by_methods(each for part in parts.all for each in part.answers())
+    peers.serve(answers, by_methods(service.create_answers()), _Receiver(parts), parts.wake)
     check_joined(parts.all)
     return parts
-
-
-def _all_calls(parts: list[Part]) -> dict[str, Handler]:
-    calls: dict[str, Handler] = {}
-    for part in parts:
-        for method, handler in part.calls().items():
-            assert method not in calls, f"two parts answer {method}"
-            calls[method] = handler
-    return calls
 
 
 class _Receiver(Receiver):
@@ -205,9 +199,9 @@ class _Receiver(Receiver):
         self.on_stopped = parts.leader_end.on_stopped  # type: ignore[method-assign]
         self.on_writable = parts.leader_end.on_writable  # type: ignore[method-assign]
 
-    def on_call(self, connection: LinkConnection, method: str, params: dict[str, Any]) -> None:
-        if method == "decide":
-            self._store.announced(connection, params)
+    def on_call(self, connection: LinkConnection, question: Question[Any]) -> None:
+        if isinstance(question, calls.Decide):
+            self._store.announced(connection, question)
 
     def on_lost(self, connection: LinkConnection) -> None:
         for part in self._parts.all:

@@ -24,7 +24,9 @@ from isthmus_plugins.api import Hold, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.log import FILLER_KEY
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_protocol import peeks
@@ -66,10 +68,8 @@ class TimeOffsets(Part):
         self.unsure = 0
         """Answers that stayed the broker's, because the source could not be asked and the scan found no end."""
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "offsets_for_times": self.on_offsets_for_times,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (calls.OffsetsForTimes.by(self.on_offsets_for_times),)
 
     def metrics(self) -> Iterable[Metric]:
         unsure = CounterMetricFamily(
@@ -106,20 +106,24 @@ class TimeOffsets(Part):
         found = await self.answer(asked, committed)
         return Replace(frame, partial(_with, found, version)) if found else Replace(frame)
 
-    async def on_offsets_for_times(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
-        """A follower asks for offsets of one of the led topics, by partition: [[partition, time], ...]."""
-        topic = str(params["topic"])
+    async def on_offsets_for_times(
+        self, connection: LinkConnection, question: calls.OffsetsForTimes
+    ) -> calls.OffsetsForTimesAnswer:
+        """A follower asks for offsets of one of the led topics."""
+        topic = question.topic
         link = self._context.control.state.links.get(connection.link_name)
         if link is None or not any(mapping.remote_name(topic) is not None for mapping in link.mappings):
             raise LinkRejected("UNKNOWN_TOPIC", f"{topic} is no topic of this link here")
-        asked = {(topic, int(partition)): int(timestamp) for partition, timestamp in params["partitions"]}
+        asked = {(topic, partition): timestamp for partition, timestamp in question.partitions}
         try:
             found = await self._context.cluster.offsets_for_times(asked)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
         if topic in self._context.control.state.histories:  # it follows a third cluster, whose answer is the right one
             found = {**found, **await self.answer(asked, committed=False)}
-        return {"partitions": [[partition, *answer] for (_, partition), answer in found.items()]}
+        return calls.OffsetsForTimesAnswer(
+            tuple(calls.FoundAtTime(partition, *answer) for (_, partition), answer in found.items())
+        )
 
     # ---- right answers ----
 
@@ -155,15 +159,9 @@ class TimeOffsets(Part):
         connections = self._peers.connections(record.link)
         if not connections:
             return None
-        answer = await connections[0].call(
-            "offsets_for_times",
-            {
-                "topic": record.source_topic,
-                "partitions": [[partition, time] for (_, partition), time in asked.items()],
-            },
-            ASK_TIMEOUT_S,
-        )
-        return {(topic, int(p)): Found(int(offset), int(time)) for p, offset, time in answer["partitions"]}
+        times = tuple(calls.AtTime(partition, time) for (_, partition), time in asked.items())
+        answer = await connections[0].call(calls.OffsetsForTimes(record.source_topic, times), ASK_TIMEOUT_S)
+        return {(topic, partition): Found(offset, time) for partition, offset, time in answer.partitions}
 
     async def _readable(self, place: Place, found: Found, committed: bool) -> Found:
         """What a broker with this log answers: nothing beyond what the client may read."""

@@ -15,8 +15,9 @@ from typing import Final
 from isthmus_control.model import NamespaceMapping, Role
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
 from isthmus_plugins.links import OperationError, PartitionVerdict
-from isthmus_plugins.replication.comparison.digests import BATCHES, LATEST, RECORDS, Digest, Ends, Verification
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.comparison.digests import BATCHES, LATEST, RECORDS, Digest, Verification
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.connection import LinkLost, LinkRejected, Peer
 from isthmus_plugins.replication.logs.reading import CHUNK_BYTES
 from isthmus_plugins.replication.offsets_topic.counting import NOTE, is_compared
 from isthmus_protocol.records import BatchError
@@ -49,13 +50,13 @@ class Comparison:
     def __init__(
         self,
         verification: Verification,
-        connection: LinkConnection,
+        connection: Peer,
         name: str,
         topic: TopicInfo | None,
         remote: str,
         partition: int,
         mapping: NamespaceMapping | None,
-        remote_ends: Ends | None,
+        remote_ends: calls.Ends | None,
         compacts: bool,
     ) -> None:
         self._verification = verification
@@ -74,7 +75,7 @@ class Comparison:
             try:
                 return await self._compare(counted)
             except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, OperationError, BatchError) as error:
-                return self._verdict(0, 0, Ends(0, 0, 0), f"not compared: {str(error) or type(error).__name__}")
+                return self._verdict(0, 0, calls.Ends(0, 0, 0), f"not compared: {str(error) or type(error).__name__}")
 
     @property
     def _topic(self) -> TopicInfo:
@@ -83,7 +84,9 @@ class Comparison:
 
     async def _compare(self, counted: Progress) -> PartitionVerdict:
         if self._local_topic is None or self._partition >= len(self._local_topic.partitions):
-            return self._verdict(0, 0, Ends(0, 0, 0), f"{self._name}-{self._partition} does not exist on this cluster")
+            return self._verdict(
+                0, 0, calls.Ends(0, 0, 0), f"{self._name}-{self._partition} does not exist on this cluster"
+            )
         here = await self._verification.ends(self._topic, self._partition)
         there = self._remote_ends
         if there is None:
@@ -101,7 +104,7 @@ class Comparison:
         return self._verdict(start, to, here, None)
 
     async def first_difference(
-        self, start: int, to: int, here: Ends, there: Ends, compared: Callable[[int], None]
+        self, start: int, to: int, here: calls.Ends, there: calls.Ends, compared: Callable[[int], None]
     ) -> int | None:
         """The first offset of ``[start, to)`` at which the records differ, None if they do not.
 
@@ -122,15 +125,17 @@ class Comparison:
             offset = reached
         return None
 
-    async def _counted(self, mapping: NamespaceMapping, here: Ends, there: Ends, counted: Progress) -> PartitionVerdict:
+    async def _counted(
+        self, mapping: NamespaceMapping, here: calls.Ends, there: calls.Ends, counted: Progress
+    ) -> PartitionVerdict:
         """The verdict on an offsets topic and its copy in another form."""
         assert mapping.offsets is not None
         leads = mapping.role is Role.LEADER
         source, copy = (here, there) if leads else (there, here)
         until = min(source.last_stable_offset, copy.high_watermark)
         mine = await self._verification.count_offsets(mapping, self._topic, self._partition, until)
-        asked = {"topic": self._remote, "partition": self._partition, "until": until}
-        theirs = int((await self._connection.call("count_offsets", asked, timeout_s=120))["records"])
+        asked = calls.CountOffsets(self._remote, self._partition, until)
+        theirs = (await self._connection.call(asked, timeout_s=120)).records
         leaving, copied = (mine, theirs) if leads else (theirs, mine)
         counted.add(max(0, until - here.log_start))
         if copy.high_watermark > source.high_watermark:
@@ -146,7 +151,7 @@ class Comparison:
         return verdict
 
     async def _lasting_difference(
-        self, start: int, offset: int, to: int, last: int, here: Ends, there: Ends
+        self, start: int, offset: int, to: int, last: int, here: calls.Ends, there: calls.Ends
     ) -> tuple[int | None, int]:
         """Where ``[offset, to)`` differs, if it does so for a while, since both sides may be on the move; and up to
         where that was looked at, at most ``last``.
@@ -171,11 +176,11 @@ class Comparison:
             await asyncio.sleep(RECHECK_S)
         return difference, reached
 
-    async def _limits(self) -> tuple[Ends, Ends]:
+    async def _limits(self) -> tuple[calls.Ends, calls.Ends]:
         """Both logs' limits now, the own one's first."""
-        answer = await self._connection.call("ends", {"topic": self._remote})
+        answer = await self._connection.call(calls.TopicLimits(self._remote))
         here = await self._verification.ends(self._topic, self._partition)
-        return here, Ends(*answer["partitions"][self._partition])
+        return here, answer.partitions[self._partition]
 
     async def _is_cleaned(self) -> bool:
         return self._compacts or await self._verification.compacts(self._topic.name, self._topic.topic_id)
@@ -214,25 +219,15 @@ class Comparison:
         return await self._verification.digest(self._topic, self._partition, offset, to, level, bytes_max)
 
     async def _far(self, offset: int, to: int, level: str, until: int = 0) -> Digest:
-        answer = await self._connection.call(
-            "digest",
-            {
-                "topic": self._remote,
-                "partition": self._partition,
-                "from": offset,
-                "to": to,
-                "level": level,
-                "until": until,
-            },
-            timeout_s=120,
-        )
-        return Digest(str(answer["digest"]), int(answer["records"]), int(answer["to"]))
+        asked = calls.Digest(self._remote, self._partition, offset, to, level, until)
+        answer = await self._connection.call(asked, timeout_s=120)
+        return Digest(answer.digest, answer.records, answer.to)
 
     def _what(self, offset: int) -> str:
         return f"the records at offset {offset} differ"
 
-    def _verdict(self, start: int, to: int, here: Ends, difference: str | None) -> PartitionVerdict:
-        there = self._remote_ends or Ends(0, 0, 0)
+    def _verdict(self, start: int, to: int, here: calls.Ends, difference: str | None) -> PartitionVerdict:
+        there = self._remote_ends or calls.Ends(0, 0, 0)
         leads = self._mapping is not None and self._mapping.role is Role.LEADER
         source, follower = (here, there) if leads else (there, here)
         return PartitionVerdict(

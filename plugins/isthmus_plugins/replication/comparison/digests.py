@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, is_compacted
@@ -43,12 +45,6 @@ class Digest(NamedTuple):
     """Where the reading ended: asked for, or, for a first reader, the end of a batch after enough bytes."""
 
 
-class Ends(NamedTuple):
-    log_start: int
-    high_watermark: int
-    last_stable_offset: int
-
-
 class Verification(Part):
     """Digests and counts of this cluster's partitions, for both ends."""
 
@@ -56,19 +52,20 @@ class Verification(Part):
         self._context = context
         self._offsets_count = OffsetsCount(KeyringFile(context.offsets_keyring_file))
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "digest": self.on_digest,
-            "ends": self.on_ends,
-            "count_offsets": self.on_count_offsets,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (
+            calls.Digest.by(self.on_digest),
+            calls.DigestsAt.by(self.on_digests_at),
+            calls.TopicLimits.by(self.on_ends),
+            calls.CountOffsets.by(self.on_count_offsets),
+        )
 
     # ---- reading ----
 
-    async def ends(self, topic: TopicInfo, partition: int) -> Ends:
+    async def ends(self, topic: TopicInfo, partition: int) -> calls.Ends:
         """The log's limits. Raises BrokerUnavailable."""
         cluster = self._context.cluster
-        return Ends(
+        return calls.Ends(
             await cluster.log_start(topic.name, partition),
             await cluster.high_watermark(topic.name, partition),
             await cluster.last_stable_offset(topic.name, partition),
@@ -198,42 +195,56 @@ class Verification(Part):
 
     # ---- the peer's calls ----
 
-    async def on_digest(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def on_digest(self, connection: LinkConnection, question: calls.Digest) -> calls.DigestAnswer:
         """The digest of a range of one of this cluster's partitions, for the peer that verifies."""
-        topic, mapping = await self.linked_topic(connection, str(params["topic"]))
-        if not is_compared(mapping):  # digests would let it try out what it is not to know
-            raise LinkRejected("NOT_COMPARED", f"{topic.name} is copied in a form that is not compared")
-        partition, offset, to = int(params["partition"]), int(params["from"]), int(params["to"])
+        topic, partition = await self._compared_topic(connection, question.topic), question.partition
+        offset, to = question.offset, question.to
         try:
-            if params["level"] == LATEST and "at" in params:
-                found_at = await self.latest_at(topic, partition, offset, [int(at) for at in params["at"]])
-                return {"digests": [digest for _, digest in found_at]}
-            if params["level"] == LATEST:
-                found = await self.latest(topic, partition, int(params["until"]), offset, to)
+            if question.level == LATEST:
+                if question.until is None:
+                    raise LinkRejected("INVALID_REQUEST", "digest.until is missing")
+                found = await self.latest(topic, partition, question.until, offset, to)
             else:
-                found = await self.digest(topic, partition, offset, to, str(params["level"]), None)
+                found = await self.digest(topic, partition, offset, to, question.level, None)
         except (OperationError, BatchError, BrokerUnavailable) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
-        return found._asdict()
+        return calls.DigestAnswer(*found)
 
-    async def on_ends(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def on_digests_at(self, connection: LinkConnection, question: calls.DigestsAt) -> calls.DigestsAtAnswer:
+        """The digests of the latest records before some offsets, for the peer that looks for what both have."""
+        topic = await self._compared_topic(connection, question.topic)
+        try:
+            found = await self.latest_at(topic, question.partition, question.offset, question.at)
+        except (OperationError, BatchError, BrokerUnavailable) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+        return calls.DigestsAtAnswer(tuple(digest for _, digest in found))
+
+    async def _compared_topic(self, connection: LinkConnection, name: str) -> TopicInfo:
+        topic, mapping = await self.linked_topic(connection, name)
+        if not is_compared(mapping):  # digests would let it try out what it is not to know
+            raise LinkRejected("NOT_COMPARED", f"{topic.name} is copied in a form that is not compared")
+        return topic
+
+    async def on_ends(self, connection: LinkConnection, question: calls.TopicLimits) -> calls.TopicLimitsAnswer:
         """The limits of each partition's log of one of this cluster's topics."""
-        topic, _ = await self.linked_topic(connection, str(params["topic"]))
+        topic, _ = await self.linked_topic(connection, question.topic)
         try:
             ends = await asyncio.gather(*(self.ends(topic, partition) for partition in range(len(topic.partitions))))
             compacts = await self.compacts(topic.name, topic.topic_id)
         except BrokerUnavailable as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
-        return {"partitions": [list(each) for each in ends], "compacts": compacts}
+        return calls.TopicLimitsAnswer(tuple(ends), compacts)
 
-    async def on_count_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def on_count_offsets(
+        self, connection: LinkConnection, question: calls.CountOffsets
+    ) -> calls.CountOffsetsAnswer:
         """How many records of an offsets topic leave, or its copy has, for the peer that verifies."""
-        topic, mapping = await self.linked_topic(connection, str(params["topic"]))
+        topic, mapping = await self.linked_topic(connection, question.topic)
         try:
-            count = await self.count_offsets(mapping, topic, int(params["partition"]), int(params["until"]))
+            count = await self.count_offsets(mapping, topic, question.partition, question.until)
         except (OperationError, BatchError, BrokerUnavailable) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
-        return {"records": count}
+        return calls.CountOffsetsAnswer(count)
 
     async def count_offsets(self, mapping: NamespaceMapping, topic: TopicInfo, partition: int, until: int) -> int:
         """How many latest records before ``until`` leave this side's offsets topic, or its copy here has.

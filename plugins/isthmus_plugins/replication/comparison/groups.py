@@ -8,14 +8,15 @@ differs is looked at again, and a follower that is where the source was a moment
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
 from isthmus_plugins.cluster import CommittedOffset
 from isthmus_plugins.links import BothOffsets, CommittedOffsets, GroupOnBothSides, GroupVerdict
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
 
 GROUPS_AT_ONCE: Final = 200
 GROUPS_LISTED_MAX: Final = 200
@@ -36,31 +37,39 @@ class GroupVerification:
 
     # ---- the peer's calls ----
 
-    async def on_linked_groups(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def on_linked_groups(
+        self, connection: LinkConnection, question: calls.LinkedGroups
+    ) -> calls.LinkedGroupsAnswer:
         """This cluster's groups in the namespaces of the link."""
         link = self._link(connection)
-        return {"groups": sorted(name for name in await self._context.cluster.groups() if _counterpart(link, name))}
+        groups = await self._context.cluster.groups()
+        return calls.LinkedGroupsAnswer(tuple(sorted(name for name in groups if _counterpart(link, name))))
 
-    async def on_committed(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What some of these groups have committed, as [topic, partition, offset, metadata] each."""
+    async def on_committed(self, connection: LinkConnection, question: calls.Committed) -> calls.CommittedAnswer:
+        """What some of these groups have committed."""
         link = self._link(connection)
-        groups = [str(name) for name in params["groups"]]
-        self._check(link, ResourceType.CONSUMER_GROUP, groups)
-        found = await self._context.cluster.committed_offsets(groups)
-        return {
-            "groups": {
-                name: [[*place, position.offset, position.metadata] for place, position in positions.items()]
+        self._check(link, ResourceType.CONSUMER_GROUP, question.groups)
+        found = await self._context.cluster.committed_offsets(question.groups)
+        return calls.CommittedAnswer(
+            {
+                name: tuple(
+                    calls.CommittedAt(*place, position.offset, position.metadata)
+                    for place, position in positions.items()
+                )
                 for name, positions in found.items()
             }
-        }
+        )
 
-    async def on_high_watermarks(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The high watermarks of partitions, as [topic, partition, offset] each."""
+    async def on_high_watermarks(
+        self, connection: LinkConnection, question: calls.HighWatermarks
+    ) -> calls.HighWatermarksAnswer:
+        """The high watermarks of partitions."""
         link = self._link(connection)
-        places = [(str(topic), int(partition)) for topic, partition in params["partitions"]]
-        self._check(link, ResourceType.TOPIC, (topic for topic, _ in places))
-        found = await self._context.cluster.high_watermarks(places)
-        return {"partitions": [[*place, end] for place, end in found.items()]}
+        self._check(link, ResourceType.TOPIC, (topic for topic, _ in question.partitions))
+        found = await self._context.cluster.high_watermarks(
+            [(each.topic, each.partition) for each in question.partitions]
+        )
+        return calls.HighWatermarksAnswer(tuple(calls.PartitionEnd(*place, end) for place, end in found.items()))
 
     def _link(self, connection: LinkConnection) -> Link:
         link = self._context.control.state.links.get(connection.link_name)
@@ -75,7 +84,7 @@ class GroupVerification:
 
     # ---- comparing ----
 
-    async def verify(self, link: Link, connection: LinkConnection) -> list[GroupVerdict]:
+    async def verify(self, link: Link, connection: Peer) -> list[GroupVerdict]:
         """Compare every group of the link's group namespaces. Raises LinkRejected, LinkLost, BrokerUnavailable."""
         verdicts = []
         for mapping, pairs in await self._linked_pairs(link, connection):
@@ -85,7 +94,7 @@ class GroupVerification:
                 verdicts += await _Comparison(self._context, link, connection, mapping.role is Role.LEADER).run(chunk)
         return verdicts
 
-    async def committed(self, link: Link, connection: LinkConnection, group: str | None) -> CommittedOffsets:
+    async def committed(self, link: Link, connection: Peer, group: str | None) -> CommittedOffsets:
         """What groups (``group``: this one) have committed at both ends.
 
         Raises LinkRejected, LinkLost, BrokerUnavailable.
@@ -100,15 +109,13 @@ class GroupVerification:
                 view.groups += await comparison.both(chosen)
         return view
 
-    async def _linked_pairs(
-        self, link: Link, connection: LinkConnection
-    ) -> list[tuple[NamespaceMapping, dict[str, str]]]:
+    async def _linked_pairs(self, link: Link, connection: Peer) -> list[tuple[NamespaceMapping, dict[str, str]]]:
         """The groups that either end has in each group namespace of the link: local names and remote ones."""
         mappings = [each for each in link.mappings if each.type is ResourceType.CONSUMER_GROUP]
         if not mappings:
             return []
         here = await self._context.cluster.groups()
-        there = [str(name) for name in (await connection.call("linked_groups", {}))["groups"]]
+        there = (await connection.call(calls.LinkedGroups())).groups
         found = []
         for mapping in mappings:
             names = {name for name in here if mapping.remote_name(name) is not None}
@@ -120,7 +127,7 @@ class GroupVerification:
 class _Comparison:
     """Some groups, here and there."""
 
-    def __init__(self, context: PluginContext, link: Link, connection: LinkConnection, leads: bool) -> None:
+    def __init__(self, context: PluginContext, link: Link, connection: Peer, leads: bool) -> None:
         self._context = context
         self._link = link
         self._connection = connection
@@ -173,20 +180,20 @@ class _Comparison:
     ) -> tuple[dict[str, Positions | None], dict[str, Positions | None]]:
         """By local group: the source's positions and the follower's, in the source's topic names, of linked topics."""
         local = await self._context.cluster.committed_offsets(list(pairs))
-        answer = (await self._connection.call("committed", {"groups": list(pairs.values())}))["groups"]
+        answer = (await self._connection.call(calls.Committed(tuple(pairs.values())))).groups
         ours: dict[str, Positions | None] = {}
         theirs: dict[str, Positions | None] = {}
         for name, remote in pairs.items():
             positions = local.get(name)
             ours[name] = None if positions is None else self._linked(positions)
-            said: Sequence[Sequence[Any]] | None = answer.get(remote)
+            said = answer.get(remote)
             theirs[name] = (
                 None
                 if said is None
                 else {
-                    (here, int(partition)): CommittedOffset(int(offset), str(metadata))
+                    (here, partition): CommittedOffset(offset, metadata)
                     for topic, partition, offset, metadata in said
-                    if (here := self._local_topic(str(topic))) is not None
+                    if (here := self._local_topic(topic)) is not None
                 }
             )
         return (ours, theirs) if self._leads else (theirs, ours)
@@ -218,12 +225,16 @@ class _Comparison:
             return {}
         if not self._leads:
             return dict(await self._context.cluster.high_watermarks(places))
-        asked = [[self._remote_topic(topic), partition] for topic, partition in places]
-        answer = await self._connection.call("high_watermarks", {"partitions": asked})
+        asked = tuple(
+            calls.PartitionName(remote, partition)
+            for topic, partition in places
+            if (remote := self._remote_topic(topic)) is not None
+        )
+        answer = await self._connection.call(calls.HighWatermarks(asked))
         return {
-            (topic, int(partition)): int(end)
-            for remote, partition, end in answer["partitions"]
-            if (topic := self._local_topic(str(remote))) is not None
+            (topic, partition): end
+            for remote, partition, end in answer.partitions
+            if (topic := self._local_topic(remote)) is not None
         }
 
     def _verdict(

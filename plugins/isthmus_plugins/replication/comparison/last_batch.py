@@ -7,10 +7,11 @@ entry's term in Raft). Each new stream begins with this question.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from isthmus_plugins.cluster import FetchPartition
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link import calls
 from isthmus_protocol.record_equality import batch_digest
 from isthmus_protocol.records import BatchError, walk
 
@@ -19,22 +20,9 @@ READ_BYTES_MAX: Final = 64 * 1024
 """Enough for most batches; a larger one is read whole all the same (KIP-74)."""
 
 
-class LastBatch(NamedTuple):
-    """The batch before a log's end."""
-
-    base_offset: int
-    next_offset: int
-    digest: str
-    """Equal for batches that are equal as whole batches (:func:`isthmus_protocol.record_equality.batch_digest`)."""
-    control: bool
-    """Whether it is a transaction marker."""
-    holes: bool = False
-    """Whether the cleaner has taken something out of it."""
-
-
 async def last_batch(
     context: PluginContext, topic_id: bytes, partition: int, broker_id: int, end: int, leader_epoch: int = -1
-) -> LastBatch | None:
+) -> calls.LastBatch | None:
     """The batch that holds offset ``end - 1``, or the first one after it; None if there is none that can be read.
 
     Raises BrokerUnavailable.
@@ -51,7 +39,9 @@ async def last_batch(
         for start, stop, header in walk(part.records):
             if header.next_offset >= end:
                 digest = batch_digest(part.records[start:stop], own_index).hex()
-                return LastBatch(header.base_offset, header.next_offset, digest, header.is_control, header.has_holes)
+                return calls.LastBatch(
+                    header.base_offset, header.next_offset, digest, header.is_control, header.has_holes
+                )
     except BatchError:
         pass  # it has a reason of its own to stop
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -44,8 +44,9 @@ from isthmus_plugins.replication.follower.log import (
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.transaction_verification import ASK
 from isthmus_plugins.replication.follower.writers import NOT_ENOUGH_REPLICAS, Writers
-from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, OVERRIDES, is_compacted
 from isthmus_plugins.tasks import Tasks
@@ -88,7 +89,7 @@ class FollowerEnd(Part):
         self._context = context
         self._clock = context.clock
         self._tasks = Tasks("follower-end")
-        self._streams: dict[tuple[LinkConnection, int], FollowerStream] = {}
+        self._streams: dict[tuple[Peer, int], FollowerStream] = {}
         self._partitions: dict[tuple[str, int], FollowerStream] = {}
         """The latest stream of each partition; one that has ended stays, for what it can tell."""
         self._dropped: dict[tuple[str, int], FollowerStream] = {}
@@ -104,7 +105,7 @@ class FollowerEnd(Part):
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
         self.on_stored: Callable[[tuple[str, int], int], None] = not_joined
         """Called when a partition (topic and index) has more: where what its in-sync replicas have ends."""
-        self.awaits: Callable[[LinkConnection, int], bool] = not_joined
+        self.awaits: Callable[[Peer, int], bool] = not_joined
         """Whether the decision of a producer's transaction came over a connection and is not durable yet."""
         self.batches_appended = 0
         self.bytes_appended = 0
@@ -118,12 +119,12 @@ class FollowerEnd(Part):
         for writers in self._writers.values():
             await writers.stop()
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "open_stream": self.open_stream,
-            "close_stream": self.close_stream,
-            "doubt_deletions": self.doubt_deletions,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (
+            calls.OpenStream.by(self.open_stream),
+            calls.CloseStream.by(self.close_stream),
+            calls.DoubtDeletions.by(self.doubt_deletions),
+        )
 
     def metrics(self) -> Iterable[Metric]:
         batches = CounterMetricFamily("isthmus_link_appended_batches", "Batches appended to follower topics")
@@ -138,19 +139,17 @@ class FollowerEnd(Part):
 
     # ---- the leader end's calls ----
 
-    async def open_stream(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def open_stream(self, connection: LinkConnection, question: calls.OpenStream) -> calls.OpenStreamAnswer:
         """Open a stream for one partition: says where its log ends, and what stands last in it.
 
         An older stream of the partition ends first; of two that are opened at once the later one lasts.
         """
-        place = str(params["topic"]), int(params["partition"])
-        async with self._opening.setdefault(place, asyncio.Lock()):
-            return await self._open(connection, params, *place)
+        async with self._opening.setdefault((question.topic, question.partition), asyncio.Lock()):
+            return await self._open(connection, question)
 
-    async def _open(
-        self, connection: LinkConnection, params: dict[str, Any], topic: str, partition: int
-    ) -> dict[str, Any]:
-        self._following(connection, topic, params)
+    async def _open(self, connection: LinkConnection, question: calls.OpenStream) -> calls.OpenStreamAnswer:
+        topic, partition, source_topic_id = question.topic, question.partition, question.source_topic_id
+        self._following(connection, topic, source_topic_id)
         leader = await self._context.cluster.leader_of(topic, partition)
         if leader is None or not self._context.fronts(leader):
             raise LinkRejected(
@@ -163,7 +162,7 @@ class FollowerEnd(Part):
         for before in (dropped, old):
             if before is not None:
                 await self._end(before, StopReason(reasons.CLOSED, "another stream of the partition was opened"))
-        record, counterpart = self._following(connection, topic, params)
+        record, counterpart = self._following(connection, topic, source_topic_id)
         state = self._context.control.state
         follower_log = FollowerLog(
             Numbering(
@@ -178,7 +177,7 @@ class FollowerEnd(Part):
         follower_log.epoch = epochs[-1].epoch if epochs else -1
         stream = FollowerStream(
             connection,
-            int(params["stream"]),
+            question.stream,
             topic,
             record.topic_id or "",
             record.source_topic,
@@ -198,21 +197,18 @@ class FollowerEnd(Part):
                 stream.held = old.reason
         topic_id = uuid.UUID(record.topic_id).bytes if record.topic_id else b""
         last = await last_batch(self._context, topic_id, partition, leader, follower_log.end)
-        self._following(connection, topic, params)  # it may have been detached meanwhile
+        self._following(connection, topic, source_topic_id)  # it may have been detached meanwhile
         if connection.lost:
             raise LinkRejected(reasons.LINK_LOST, "the connection went meanwhile")
         self._streams[connection, stream.stream_id] = stream
         self._partitions[topic, partition] = stream
         self.on_stored(stream.place, 0)  # where the data ends now, it does not know
-        return {
-            "start_offset": follower_log.start,
-            "end_offset": follower_log.end,
-            "last": None if last is None else list(last),
-            "epoch": follower_log.epoch,
-        }
+        return calls.OpenStreamAnswer(
+            follower_log.start, end_offset=follower_log.end, last=last, epoch=follower_log.epoch
+        )
 
     def _following(
-        self, connection: LinkConnection, topic: str, params: dict[str, Any]
+        self, connection: LinkConnection, topic: str, source_topic_id: str
     ) -> tuple[FollowerTopic, Counterpart]:
         """What a topic follows over the connection's link. Raises LinkRejected."""
         if self._clock.monotonic() > self._context.lease_deadline:
@@ -227,7 +223,7 @@ class FollowerEnd(Part):
         truncation = state.truncations.get(topic)
         if truncation is not None and not truncation.follows:
             raise LinkRejected(ReasonCode.TRUNCATING, truncation.describe())
-        if record.source_topic_id != params["source_topic_id"]:
+        if record.source_topic_id != source_topic_id:
             raise LinkRejected(
                 ReasonCode.SOURCE_TOPIC_ID_CHANGED,
                 f"the source's {record.source_topic} was deleted and created again; {topic} has the old one's records",
@@ -272,33 +268,33 @@ class FollowerEnd(Part):
         if (changing := stream.waits_for.get("uncompact")) is not None:  # or it might come after a promotion's settings
             await asyncio.wait([changing])
 
-    async def close_stream(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def close_stream(self, connection: LinkConnection, question: calls.CloseStream) -> calls.CloseStreamAnswer:
         """Close a stream: the leader moved, the namespace was detached, or the leader end cannot go on (``code``)."""
-        stream = self._streams.get((connection, int(params["stream"])))
+        stream = self._streams.get((connection, question.stream))
         if stream is None:
-            return {}
-        code, message = str(params.get("code") or reasons.CLOSED), str(params.get("message") or "the stream was closed")
+            return calls.CloseStreamAnswer()
+        code, message = question.code or reasons.CLOSED, question.message or "the stream was closed"
         stream.told_stopped = True
         if code == ReasonCode.TARGET_WRITTEN_BY_OTHERS:
             stream.follower_log.diverge(message)
             self._log_stopped(stream)
         await self._end(stream, StopReason(code, message))
-        return {"end_offset": stream.follower_log.end}
+        return calls.CloseStreamAnswer(stream.follower_log.end)
 
-    async def doubt_deletions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def doubt_deletions(self, connection: LinkConnection, question: calls.DoubtDeletions) -> calls.Done:
         """Record that deletions before an offset may be missing, before the leader end sends what comes after them."""
-        stream = self._streams.get((connection, int(params["stream"])))
+        stream = self._streams.get((connection, question.stream))
         if stream is None or stream.follower_log.ended:
             raise LinkRejected(reasons.CLOSED, "the stream was closed")
-        entry = PartitionOffset(stream.topic, stream.topic_id, stream.partition, int(params["offset"]))
+        entry = PartitionOffset(stream.topic, stream.topic_id, stream.partition, question.offset)
         outcome = await self._context.control.append(DoubtDeletions((entry,)))
         if isinstance(outcome, Rejected):
             raise LinkRejected(reasons.NOT_FOLLOWING, outcome.message)
         log.info("deletions doubted", extra={"topic": entry.topic, "partition": entry.partition, "until": entry.offset})
-        return {}
+        return calls.Done()
 
     async def open_refill(
-        self, connection: LinkConnection, topic: str, topic_id: str, partition: int, uncertain: bool
+        self, connection: Peer, topic: str, topic_id: str, partition: int, uncertain: bool
     ) -> FollowerStream:
         """Open a stream whose source is this cluster: it puts back what a truncated topic held.
 
@@ -419,7 +415,7 @@ class FollowerEnd(Part):
 
     # ---- records ----
 
-    def on_append(self, connection: LinkConnection, append: link.Append) -> None:
+    def on_append(self, connection: Peer, append: link.Append) -> None:
         """Take batches of a stream. What comes for a stream that has ended is dropped: its leader end knows."""
         stream = self._streams.get((connection, append.stream))
         if stream is None or stream.follower_log.ended:
@@ -534,10 +530,11 @@ class FollowerEnd(Part):
         while (began := follower_log.doubtful) and not stream.connection.lost:
             try:
                 answer = await stream.connection.call(
-                    "ended_transactions",
-                    {"stream": stream.stream_id, "began": list(began.items()), "before": follower_log.end},
+                    calls.EndedTransactions(
+                        stream.stream_id, tuple(calls.Began(*each) for each in began.items()), follower_log.end
+                    )
                 )
-                follower_log.settle(began, [int(producer_id) for producer_id in answer["ended"]])
+                follower_log.settle(began, answer.ended)
             except Exception as error:  # also what a peer answers that it should not: nothing goes on before
                 log.warning(
                     "ended transactions not known",

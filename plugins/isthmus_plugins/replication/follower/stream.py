@@ -7,7 +7,7 @@ from typing import Protocol
 
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.follower.log import FollowerLog, StopReason
-from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.link.connection import Peer
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 
 
@@ -51,7 +51,7 @@ class FollowerStream:
 
     def __init__(
         self,
-        connection: LinkConnection,
+        connection: Peer,
         stream_id: int,
         topic: str,
         topic_id: str,

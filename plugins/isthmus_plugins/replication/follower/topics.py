@@ -10,7 +10,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final, TypeAlias
 
 from isthmus_control.commands import (
     CloseProvenance,
@@ -37,8 +38,9 @@ from isthmus_control.truncations import Succession, succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs import topic_settings
 
@@ -51,6 +53,10 @@ SETTLE_S: Final = 0.2
 SETTLE_TRIES: Final = 25
 CLOSED_AT_ONCE: Final = 10_000
 """Partitions in one command: some 150 bytes each."""
+
+
+SourceTopic: TypeAlias = calls.LedTopic | calls.WantedTopic
+"""A topic of the source, as it says itself."""
 
 
 class Refusal(Exception):
@@ -80,57 +86,56 @@ class FollowerTopics(Part):
 
     # ---- the leader end's call ----
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "prepare_topics": self.prepare_topics,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (calls.PrepareTopics.by(self.prepare_topics),)
 
-    async def prepare_topics(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def prepare_topics(
+        self, connection: LinkConnection, question: calls.PrepareTopics
+    ) -> calls.PrepareTopicsAnswer:
         """Make or adopt a local topic for each of the source's; say which are ready, and who leads their partitions."""
         async with self._lock:
             topics = await self._context.cluster.topics()
-            await self._sources_seen(connection.link_name, frozenset(params["all"]), topics)
-            self._sources_truncating(connection.link_name, params.get("truncating", ()))
-            answers: dict[str, dict[str, Any]] = {}
+            await self._sources_seen(connection.link_name, frozenset(question.all), topics)
+            self._sources_truncating(connection.link_name, question.truncating)
+            answers: dict[str, calls.PreparedTopic] = {}
+            ready: dict[str, str] = {}
             changed = False
-            effective = await self._effective(connection.link_name, params["topics"], topics)
-            filled = await self._filled(connection.link_name, params["topics"], topics)
-            for wanted in params["topics"]:
-                name = str(wanted["topic"])
+            effective = await self._effective(connection.link_name, question.topics, topics)
+            filled = await self._filled(connection.link_name, question.topics, topics)
+            for wanted in question.topics:
+                name = wanted.topic
                 try:
                     local, created = await self._prepare(connection.link_name, wanted, topics)
                     refused = None
-                    if "configs" in wanted and local in topics and local not in effective:
-                        refused = self._unreadable(local)
-                    elif (settings := effective.get(local)) is not None:
-                        await self._decide_compaction(local, wanted["configs"], filled.get(local))
-                        refused = await self._follow_configs(wanted, topics[local], settings)
-                        await self._record_settings(local, wanted["configs"])
+                    if (configs := wanted.configs) is not None and local in topics:
+                        if (settings := effective.get(local)) is None:
+                            refused = self._unreadable(local)
+                        else:
+                            await self._decide_compaction(local, configs, filled.get(local))
+                            refused = await self._follow_configs(configs, topics[local], settings)
+                            await self._record_settings(local, configs)
                 except Refusal as refusal:
                     self._refused(connection.link_name, name, refusal)
-                    answers[name] = {"ready": False, "code": refusal.code, "message": str(refusal)}
+                    answers[name] = calls.PreparedTopic(False, None, refusal.code, str(refusal))
                 except KafkaRefused as error:
-                    answers[name] = {
-                        "ready": False,
-                        "code": ReasonCode.TARGET_TOPIC_NOT_CREATED,
-                        "message": f"the target refuses the topic: {error}",
-                    }
+                    message = f"the target refuses the topic: {error}"
+                    answers[name] = calls.PreparedTopic(False, None, ReasonCode.TARGET_TOPIC_NOT_CREATED, message)
                 except BrokerUnavailable as error:
-                    answers[name] = {"ready": False, "code": reasons.BROKER_UNAVAILABLE, "message": str(error)}
+                    answers[name] = calls.PreparedTopic(False, None, reasons.BROKER_UNAVAILABLE, str(error))
                 else:
                     self.refused.pop(local, None)
-                    answers[name] = {"ready": True, "remote_topic": local, "filling": self._filling(local)}
-                    if refused is not None:
-                        answers[name] |= {"code": refused.code, "message": refused.message}
+                    made = calls.ReadyTopic(local, self._filling(local))
+                    amiss = (None, None) if refused is None else (refused.code, refused.message)
+                    answers[name] = calls.PreparedTopic(True, made, *amiss)
+                    ready[name] = local
                     changed = changed or created
-            ready = [answer["remote_topic"] for answer in answers.values() if answer["ready"]]
             if changed:
-                topics = await self._topics_with_leaders(ready)
-            for answer in answers.values():
-                if answer["ready"]:
-                    info = topics.get(answer["remote_topic"])
-                    answer["leaders"] = [partition.leader for partition in info.partitions] if info else []
-            return {"topics": answers}
+                topics = await self._topics_with_leaders(list(ready.values()))
+            for name, local in ready.items():
+                info = topics.get(local)
+                leaders = tuple(partition.leader for partition in info.partitions) if info else ()
+                answers[name] = replace(answers[name], leaders=leaders)
+            return calls.PrepareTopicsAnswer(answers)
 
     def _sources_truncating(self, link_name: str, source_topics: Sequence[str]) -> None:
         """Show why topics wait whose source's topic is not whole, or not even there, for now."""
@@ -148,15 +153,15 @@ class FollowerTopics(Part):
             self.refused[counterpart.local_name] = Reason(refusal.code, str(refusal))
 
     async def _effective(
-        self, link_name: str, requests: Sequence[Mapping[str, Any]], topics: Mapping[str, TopicInfo]
+        self, link_name: str, requests: Sequence[calls.WantedTopic], topics: Mapping[str, TopicInfo]
     ) -> Mapping[str, Mapping[str, str | None]]:
         """The settings of those local topics that exist and for which the source told its own."""
         lookup = self._context.control.state.lookup
         told = [
             counterpart.local_name
             for wanted in requests
-            if "configs" in wanted
-            and (counterpart := lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, str(wanted["topic"])))
+            if wanted.configs is not None
+            and (counterpart := lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic))
             and counterpart.local_name in topics
         ]
         found: dict[str, Mapping[str, str | None]] = {}
@@ -186,7 +191,7 @@ class FollowerTopics(Part):
         return record.compacts_since_offset
 
     async def _filled(
-        self, link_name: str, requests: Sequence[Mapping[str, Any]], topics: Mapping[str, TopicInfo]
+        self, link_name: str, requests: Sequence[calls.WantedTopic], topics: Mapping[str, TopicInfo]
     ) -> Mapping[str, int]:
         """Local topics that have all that the source had when they were not compacted here: with that time.
 
@@ -196,12 +201,12 @@ class FollowerTopics(Part):
         ends: dict[tuple[str, int], int] = {}
         since: dict[str, int] = {}
         for wanted in requests:
-            counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, str(wanted["topic"]))
+            counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)
             info = None if counterpart is None else topics.get(counterpart.local_name)
-            to_fill = wanted.get("to_fill")
-            if info is not None and to_fill is not None and len(to_fill["ends"]) == len(info.partitions):
-                since[info.name] = int(to_fill["since"])
-                ends |= {(info.name, partition): int(end) for partition, end in enumerate(to_fill["ends"])}
+            to_fill = wanted.to_fill
+            if info is not None and to_fill is not None and len(to_fill.ends) == len(info.partitions):
+                since[info.name] = to_fill.since
+                ends |= {(info.name, partition): end for partition, end in enumerate(to_fill.ends)}
         if not ends:
             return {}
         try:
@@ -237,15 +242,15 @@ class FollowerTopics(Part):
             self.settings_waiting.pop(local, None)
 
     async def _follow_configs(
-        self, wanted: Mapping[str, Any], existing: TopicInfo, effective: Mapping[str, str | None]
+        self, source: Mapping[str, str], existing: TopicInfo, effective: Mapping[str, str | None]
     ) -> Reason | None:
         """Give a follower topic the settings that its source has now; why the brokers refuse, if they do."""
         local, factor = existing.name, existing.replication_factor
-        if topic_settings.follows(effective, wanted["configs"], factor, self._overrides(local, wanted["configs"])):
+        if topic_settings.follows(effective, source, factor, self._overrides(local, source)):
             self.settings_refused.pop(local, None)
             return None
         own = await self._context.cluster.topic_configs(local)
-        changes = topic_settings.changes(own, await self._configs(local, wanted["configs"], factor))
+        changes = topic_settings.changes(own, await self._configs(local, source, factor))
         truncation = self._context.control.state.truncations.get(local)
         if truncation is not None and not truncation.follows:  # it is frozen, or not there, and gets them back
             return None
@@ -331,18 +336,18 @@ class FollowerTopics(Part):
             delay = min(2 * delay, 0.2)
 
     async def _prepare(
-        self, link_name: str, wanted: Mapping[str, Any], topics: Mapping[str, TopicInfo]
+        self, link_name: str, wanted: calls.WantedTopic, topics: Mapping[str, TopicInfo]
     ) -> tuple[str, bool]:
         """One topic: (its local name, whether topics changed). Raises Refusal, KafkaRefused, BrokerUnavailable."""
         state = self._context.control.state
-        source_topic = str(wanted["topic"])
+        source_topic = wanted.topic
         counterpart = state.lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, source_topic)
         if counterpart is None:
             raise Refusal(
                 reasons.NOT_FOLLOWING, f"no namespace of this cluster follows {source_topic} over {link_name}"
             )
         local = counterpart.local_name
-        partitions = int(wanted["partitions"])
+        partitions = wanted.partitions
         record = state.follower_topics.get(local)
         existing = topics.get(local)
         if record is not None and record.state is TopicState.FOLLOWING and record.link == link_name:
@@ -358,7 +363,7 @@ class FollowerTopics(Part):
         await self._create(link_name, wanted, local)
         return local, True
 
-    def _check_source(self, record: FollowerTopic, wanted: Mapping[str, Any], existing: TopicInfo | None) -> None:
+    def _check_source(self, record: FollowerTopic, wanted: calls.WantedTopic, existing: TopicInfo | None) -> None:
         """Raise Refusal unless the source's topic is the one that is followed, and this one is whole.
 
         Where the source states that its present topic succeeded the one that is followed, that is noted: a truncation
@@ -367,7 +372,7 @@ class FollowerTopics(Part):
         truncation = self._context.control.state.truncations.get(record.topic)
         if truncation is not None and not truncation.follows:
             raise Refusal(ReasonCode.TRUNCATING, truncation.describe())
-        source_id = str(wanted["topic_id"])
+        source_id = wanted.topic_id
         self.succeeded.pop(record.topic, None)
         if record.source_topic_id == source_id:
             return
@@ -407,25 +412,23 @@ class FollowerTopics(Part):
             await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
         return there < partitions
 
-    async def _create(self, link_name: str, wanted: Mapping[str, Any], local: str) -> None:
+    async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
         await self._record(link_name, wanted, local, TopicState.CREATING)
         cluster = self._context.cluster
-        factor = min(int(wanted["replication_factor"]), await cluster.broker_count())
+        factor = min(wanted.replication_factor, await cluster.broker_count())
         topic_id = await cluster.create_topic(
-            local, int(wanted["partitions"]), factor, await self._configs(local, wanted.get("configs") or {}, factor)
+            local, wanted.partitions, factor, await self._configs(local, wanted.configs or {}, factor)
         )
-        log.info(
-            "follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted["partitions"]}
-        )
+        log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
-        await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(int(wanted["partitions"])), 0))
+        await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
 
     async def _adopt_or_refuse(
         self,
         link_name: str,
         mapping: NamespaceMapping,
         record: FollowerTopic | None,
-        wanted: Mapping[str, Any],
+        wanted: calls.WantedTopic,
         local: str,
         existing: TopicInfo,
     ) -> None:
@@ -447,11 +450,11 @@ class FollowerTopics(Part):
             await cluster.delete_topic(local)
             await self._create(link_name, wanted, local)
             return
-        partitions = int(wanted["partitions"])
+        partitions = wanted.partitions
         if len(existing.partitions) < partitions:
             await cluster.create_partitions(local, partitions)
             ends |= dict.fromkeys(range(len(existing.partitions), partitions), 0)
-        configs = await self._configs(local, wanted.get("configs") or {}, existing.replication_factor)
+        configs = await self._configs(local, wanted.configs or {}, existing.replication_factor)
         await cluster.alter_topic_configs(local, topic_settings.changes(await cluster.topic_configs(local), configs))
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
         await self._open_provenance(link_name, local, existing.topic_id, ends)
@@ -459,7 +462,7 @@ class FollowerTopics(Part):
     async def plan(
         self,
         mapping: NamespaceMapping,
-        wanted: Mapping[str, Any],
+        wanted: SourceTopic,
         local: str,
         existing: TopicInfo | None,
         truncate: bool = False,
@@ -468,7 +471,7 @@ class FollowerTopics(Part):
 
         ``truncate``: as if the operator had agreed to lose what the topic holds.
         """
-        source = str(wanted["topic"])
+        source = wanted.topic
         if existing is None:
             return TopicPlan(topic=local, source_topic=source, action="create"), {}
         cluster = self._context.cluster
@@ -478,7 +481,7 @@ class FollowerTopics(Part):
         )
         starts = await asyncio.gather(*(cluster.log_start(local, p) for p in partitions))
         records = sum(ends.values()) - sum(starts)
-        too_many = len(existing.partitions) > int(wanted["partitions"])
+        too_many = len(existing.partitions) > wanted.partitions
         if not too_many and (not any(ends.values()) or self._provenance_matches(local, existing, wanted, ends)):
             return TopicPlan(topic=local, source_topic=source, action="follow"), ends
         topic_id = str(uuid.UUID(bytes=existing.topic_id))
@@ -488,7 +491,7 @@ class FollowerTopics(Part):
                 ends,
             )
         what = (
-            f"has {len(existing.partitions)} partitions, the source's topic {wanted['partitions']}"
+            f"has {len(existing.partitions)} partitions, the source's topic {wanted.partitions}"
             if too_many
             else f"holds {records} records that are not known to be the source's"
         )
@@ -506,7 +509,7 @@ class FollowerTopics(Part):
         )
 
     def _provenance_matches(
-        self, local: str, existing: TopicInfo, wanted: Mapping[str, Any], ends: Mapping[int, int]
+        self, local: str, existing: TopicInfo, wanted: SourceTopic, ends: Mapping[int, int]
     ) -> bool:
         """Whether all that the topic holds came from the same topic of the source, and nothing was written since.
 
@@ -590,7 +593,7 @@ class FollowerTopics(Part):
     async def _record(
         self,
         link_name: str,
-        wanted: Mapping[str, Any],
+        wanted: calls.WantedTopic,
         local: str,
         topic_state: TopicState,
         topic_id: bytes | None = None,
@@ -600,12 +603,12 @@ class FollowerTopics(Part):
             SetFollowerTopic(
                 link_name,
                 local,
-                str(wanted["topic"]),
-                str(wanted["topic_id"]),
+                wanted.topic,
+                wanted.topic_id,
                 topic_state,
                 None if topic_id is None else str(uuid.UUID(bytes=topic_id)),
                 reason,
-                topic_settings.overridden(wanted.get("configs") or {}),
+                topic_settings.overridden(wanted.configs or {}),
             )
         )
 
@@ -629,17 +632,14 @@ def _is(record: FollowerTopic, existing: TopicInfo | None) -> bool:
     return existing is not None and str(uuid.UUID(bytes=existing.topic_id)) == record.topic_id
 
 
-def _chain(wanted: Mapping[str, Any]) -> list[Succession]:
+def _chain(wanted: SourceTopic) -> list[Succession]:
     """Which topics the source's one succeeded, oldest first, as the source states it; a peer of before does not."""
-    return [
-        Succession(str(former), str(successor), tuple(int(offset) for offset in offsets))
-        for former, successor, offsets in wanted.get("predecessors", ())
-    ]
+    return [Succession(*each) for each in wanted.predecessors or ()]
 
 
-def _has(wanted: Mapping[str, Any], partition: int, known: ProvenanceRange, end: int) -> bool:
+def _has(wanted: SourceTopic, partition: int, known: ProvenanceRange, end: int) -> bool:
     """Whether the source's topic has what a range of a follower's partition came from."""
-    source_id = str(wanted["topic_id"])
+    source_id = wanted.topic_id
     if known.source_topic_id == source_id:
         return True
     found = succession(_chain(wanted), known.source_topic_id, source_id)

@@ -6,9 +6,9 @@ import asyncio
 from typing import Final, NamedTuple
 
 from isthmus_control.model import Link, ResourceType, Role, leads_positions, remote_name
-from isthmus_plugins.replication.groups.followed_group import Waiting
 from isthmus_plugins.replication.groups.pushed_partition import FedPartition
 from isthmus_plugins.replication.groups.source import Source
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_protocol.offsets_log import OffsetKey
 
@@ -27,7 +27,7 @@ class LedGroup(NamedTuple):
     """Topics of its positions that no namespace of the link holds: those positions stay here."""
     told: bool
     """Whether the follower end has been told all of it."""
-    waiting: Waiting | None
+    waiting: calls.Waiting | None
     """What the follower's coordinator did not have yet when the follower end was last asked."""
     problem: str | None
     partition: int | None
@@ -57,11 +57,8 @@ class Feed:
     def __init__(self, link: Link, connection: LinkConnection) -> None:
         self.link_name = link.name
         self.mappings = link.mappings
-        self.topic_prefixes = sorted(
-            mapping.remote_prefix
-            for mapping in link.mappings
-            if mapping.type is ResourceType.TOPIC and mapping.role is Role.LEADER
-        )
+        led = (each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.LEADER)
+        self.topic_prefixes = tuple(sorted(each.remote_prefix for each in led))
         """The other end's topic namespaces that positions are told of."""
         self._remote_names: dict[tuple[ResourceType, str], str | None] = {}
         self.connection = connection
@@ -77,7 +74,7 @@ class Feed:
         """Of partitions that have been told but for some topics: those topics. They are told whole again later."""
         self.holds_back = False
         """Whether the follower end knows of topics that are not told for now; one of before would delete positions."""
-        self.pending: dict[str, Waiting] = {}
+        self.pending: dict[str, calls.Waiting] = {}
         """By the remote name of the group."""
         self.wake = asyncio.Event()
         self.idle = False

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.replication.link import calls
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -51,17 +52,6 @@ class Pending(NamedTuple):
 
 STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, ReasonCode.TRANSACTION_VERIFICATION_ENABLED})
 """Reasons that somebody must remove."""
-
-
-class Waiting(NamedTuple):
-    """What a group's coordinator does not have yet, summed up. Goes over the link as it is."""
-
-    positions: int
-    """Positions and deletions."""
-    age_ms: int
-    """Of the oldest of them."""
-    code: str | None
-    message: str | None
 
 
 class Plan(NamedTuple):
@@ -268,13 +258,13 @@ class FollowedGroup:
         has = self.has or {}
         return place in has and has[place] == self.wanted.get(place)
 
-    def waiting(self, now: float) -> Waiting:
+    def waiting(self, now: float) -> calls.Waiting:
         """What is not there yet, and the gravest reason for it."""
         positions = len(self.wanted) if self.has is None else len(self.differences | self.unknown | self.silent.keys())
         age_s = now - min(self.since.values()) if positions and self.since else 0.0
         reasons = sorted(self.pending.values(), key=lambda pending: pending.code not in STOPPED)
         code, message = reasons[0] if reasons else (None, None)
-        return Waiting(positions, int(age_s * 1000), code, message)
+        return calls.Waiting(positions, int(age_s * 1000), code, message)
 
     @property
     def to_check(self) -> list[Place]:

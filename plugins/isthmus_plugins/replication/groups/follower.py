@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
@@ -42,8 +42,9 @@ from isthmus_plugins.replication.in_doubt.pending_offsets import (
     StillOpen,
 )
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
-from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import partition_of
@@ -78,7 +79,6 @@ _UNKNOWN_TOPIC: Final = 3
 _SUBSCRIBED: Final = 86
 _NON_EMPTY_GROUP: Final = 68
 _GROUP_ID_NOT_FOUND: Final = 69
-_NOT_KNOWN: Final = -1
 
 
 class _Feed(NamedTuple):
@@ -147,37 +147,36 @@ class GroupFollower(Part):
 
     # ---- the leader end's calls ----
 
-    async def group_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def group_offsets(self, connection: LinkConnection, question: calls.GroupOffsets) -> calls.GroupOffsetsAnswer:
         """Take what groups have committed at the source, and begin to commit it: calls count in the order they come."""
         if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now: another one may front its brokers")
-        now, said = self._clock.monotonic(), params.get("topics")
-        topics = None if said is None else frozenset(str(prefix) for prefix in said)
-        for part in params["parts"]:
-            self._take(connection, int(params["partitions"]), topics, part, now)
-        self._tell_applied((connection.link_name, int(part["partition"])) for part in params["parts"])
+        now = self._clock.monotonic()
+        topics = None if question.topics is None else frozenset(question.topics)
+        for part in question.parts:
+            self._take(connection, question.partitions, topics, part, now)
+        self._tell_applied((connection.link_name, part.partition) for part in question.parts)
         await asyncio.sleep(ANSWERED_AFTER_S)
-        return {"holds_back": True}
+        return calls.GroupOffsetsAnswer(holds_back=True)
 
     def _take(
         self,
         connection: LinkConnection,
         partitions: int,
         topics: frozenset[str] | None,
-        part: Mapping[str, Any],
+        part: calls.OffsetsPart,
         now: float,
     ) -> None:
         link_name = connection.link_name
-        key, epoch = (link_name, int(part["partition"])), int(part["epoch"])
+        key, epoch, whole = (link_name, part.partition), part.epoch, part.whole
         feed = self._feeds.get(key)
         if feed is not None and feed.epoch > epoch:
             raise LinkRejected("STALE_EPOCH", f"partition {key[1]} of the offsets topic is led in epoch {feed.epoch}")
-        if part.get("begin"):
-            held_back = frozenset(str(topic) for topic in part.get("held_back", ()))
-            self._feeds[key] = _Feed(connection, epoch, partitions, topics, held_back)
+        if whole is not None and whole.begin:
+            self._feeds[key] = _Feed(connection, epoch, partitions, topics, frozenset(whole.held_back))
             self._telling[key] = set()
             self._applied.pop(key, None)
-            if part.get("confirm"):
+            if whole.confirm:
                 self._applied[key] = AppliedPositions()
             if feed is None or feed.connection is not connection:
                 # Another proxy may have been told before, and its last request be carried out late.
@@ -186,34 +185,34 @@ class GroupFollower(Part):
             raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
         told: set[tuple[str, Place]] = set()
         waited: list[tuple[str, Place]] = []
-        for name, topic, partition, offset, metadata, age_ms in part["positions"]:
-            self._check(link_name, str(name))
+        for name, topic, partition, offset, metadata, age_ms in part.positions:
+            self._check(link_name, name)
             group = self._groups.get((link_name, name))
             if group is None:
                 group = self._groups[link_name, name] = FollowedGroup(link_name, name, key[1])
                 group.doubt(self._certain_from[key])
             self._active[group] = None
-            place = str(topic), int(partition)
+            place = topic, partition
             told.add((name, place))
             if offset is not None:  # a position too many is no commit that is missing
                 waited.append((name, place))
-            if offset == _NOT_KNOWN:
+            if offset == calls.NOT_KNOWN:
                 group.not_known(place)
             else:
-                wanted = None if offset is None else CommittedOffset(int(offset), str(metadata))
+                wanted = None if offset is None else CommittedOffset(offset, metadata)
                 group.want(place, wanted, now - age_ms / 1000)
-        for name in part.get("gone", ()):
+        for name in part.gone or ():
             group = self._groups.get((link_name, name))
             if group is not None:
                 group.deleting = True
                 self._active[group] = None
                 self._changed.set()
         if key in self._applied:
-            self._take_applied(connection, key, part, waited)
+            self._take_applied(connection, key, part.upto or calls.Upto(None), waited)
             for name in {name for name, _ in told}:
                 self._settle(self._groups[link_name, name])
         if key in self._telling:
-            self._told_whole(key, told, bool(part.get("end")), now)
+            self._told_whole(key, told, whole is not None and whole.end, now)
             self._changed.set()
         else:
             for name in dict.fromkeys(name for name, _ in told):
@@ -228,18 +227,16 @@ class GroupFollower(Part):
         self,
         connection: LinkConnection,
         key: tuple[str, int],
-        part: Mapping[str, Any],
+        said: calls.Upto,
         waited: Iterable[tuple[str, Place]],
     ) -> None:
         """Note what is to be there before a part is applied; have what is pending at the source stored."""
         applied = self._applied[key]
-        pending = [PendingPosition.of(said) for said in part.get("pending", ())]
+        pending = [PendingPosition.of(each) for each in said.pending]
         for each in pending:
             self._check(connection.link_name, each.group)
         names = [(each.group, each.name) for each in pending]
-        said = part.get("open")
-        still_open = None if said is None else {int(producer_id): int(since) for producer_id, since in said}
-        applied.told([*waited, *names], part.get("upto"), int(part.get("settled", -1)), still_open)
+        applied.told([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
         if pending:
             number = applied.number
             self._tasks.start("prepare", self._prepare(connection, key[1], applied, number, pending))
@@ -265,7 +262,7 @@ class GroupFollower(Part):
 
     def _tell_applied(self, keys: Iterable[tuple[str, int]]) -> None:
         """Tell leader ends how far their commits are here. ``keys``: links and partitions that may have moved."""
-        parts: dict[LinkConnection, list[tuple[int, int, int]]] = {}
+        parts: dict[LinkConnection, list[calls.Applied]] = {}
         for key in keys:
             applied = self._applied.get(key)
             if applied is None:
@@ -275,13 +272,13 @@ class GroupFollower(Part):
                 self._tasks.start("still-open", self._store_open(self._feeds[key].connection, key[1], applied, *known))
             if moved:
                 feed = self._feeds[key]
-                parts.setdefault(feed.connection, []).append((key[1], feed.epoch, applied.upto))
+                parts.setdefault(feed.connection, []).append(calls.Applied(key[1], feed.epoch, applied.upto))
                 entries = self._prepared.settled(feed.connection, key[1], applied.settled)
                 if entries:
                     self._tasks.start("settled", self._prepared.forget(entries))
         for connection, told in parts.items():
             if not connection.lost:  # or whoever tells next tells all
-                answer = connection.begin_call("group_applied", {"parts": told})
+                answer = connection.begin_call(calls.GroupApplied(tuple(told)))
                 self._tasks.start("applied", self._told_applied(connection, answer(CALL_TIMEOUT_S)))
 
     async def _store_open(
@@ -292,7 +289,7 @@ class GroupFollower(Part):
         self._tell_applied([(connection.link_name, partition)])
 
     @staticmethod
-    async def _told_applied(connection: LinkConnection, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    async def _told_applied(connection: LinkConnection, answer: Awaitable[calls.Done]) -> None:
         try:
             await answer
         except (LinkRejected, LinkLost, TimeoutError) as error:
@@ -368,8 +365,8 @@ class GroupFollower(Part):
             what = f"{ResourceType.CONSUMER_GROUP} {group} does not follow over this link"
             raise LinkRejected(reasons.NOT_FOLLOWING, what)
 
-    async def group_pending(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What of what this leader end told is not there yet, by group: as :class:`Waiting`."""
+    async def group_pending(self, connection: LinkConnection, question: calls.GroupPending) -> calls.GroupPendingAnswer:
+        """What of what this leader end told is not there yet, by group."""
         now = self._clock.monotonic()
         mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
         open_groups = (
@@ -377,20 +374,20 @@ class GroupFollower(Part):
             for group in self._groups.values()
             if (group.link, group.source_partition) in mine and not group.settled
         )
-        return {"groups": {group.group: group.waiting(now) for group in islice(open_groups, PENDING_TOLD_MAX)}}
+        told = islice(open_groups, PENDING_TOLD_MAX)
+        return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in told})
 
-    async def end_group_offsets(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def end_group_offsets(self, connection: LinkConnection, question: calls.EndGroupOffsets) -> calls.Done:
         """The leader end tells no more of these partitions (None: of any). What was done stays."""
-        partitions = params.get("partitions")
-        self._drop(connection, None if partitions is None else {int(each) for each in partitions})
-        return {}
+        self._drop(connection, None if question.partitions is None else set(question.partitions))
+        return calls.Done()
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "group_offsets": self.group_offsets,
-            "group_pending": self.group_pending,
-            "end_group_offsets": self.end_group_offsets,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (
+            calls.GroupOffsets.by(self.group_offsets),
+            calls.GroupPending.by(self.group_pending),
+            calls.EndGroupOffsets.by(self.end_group_offsets),
+        )
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """Who told is gone: nothing is done for those groups until somebody tells again."""

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_positions, local_name, remote_name
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.feed import Feed, LedGroup
-from isthmus_plugins.replication.groups.followed_group import Waiting
 from isthmus_plugins.replication.groups.pushed_partition import FedPartition
 from isthmus_plugins.replication.groups.source import Source
-from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace, SyncPlace
@@ -82,10 +83,8 @@ class GroupLeader(Part):
     async def stop(self) -> None:
         await self._tasks.close()
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "group_applied": self.on_applied,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (calls.GroupApplied.by(self.on_applied),)
 
     def wake(self) -> None:
         """Links, namespaces or connections changed."""
@@ -128,17 +127,17 @@ class GroupLeader(Part):
         source = self._sources.get(partition)
         return -1 if source is None else source.read_offset
 
-    async def on_applied(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_applied(self, connection: LinkConnection, question: calls.GroupApplied) -> calls.Done:
         """The other side's coordinators have what partitions add up to at these offsets."""
         feed = self._feeds.get(connection.link_name)
         if feed is not None and feed.connection is connection and self._is_current(feed):
-            for partition, epoch, upto in params["parts"]:
-                source = self._sources.get(int(partition))
+            for partition, epoch, upto in question.parts:
+                source = self._sources.get(partition)
                 fed = feed.fed.get(source) if source is not None and source.leader_epoch == epoch else None
                 if fed is not None:
-                    fed.confirmed(int(upto))
+                    fed.confirmed(upto)
                     self.on_confirmed(fed)
-        return {}
+        return calls.Done()
 
     def _is_current(self, feed: Feed) -> bool:
         """Whether what a feed tells is what the link's namespaces ask for now."""
@@ -278,10 +277,10 @@ class GroupLeader(Part):
                 feed.fed.clear()
             feed.wake.set()
 
-    async def _end(self, connection: LinkConnection, partitions: list[int] | None) -> None:
+    async def _end(self, connection: LinkConnection, partitions: tuple[int, ...] | None) -> None:
         """Tell a follower end that this one tells it no more of these partitions, of all by default."""
         try:
-            await connection.call("end_group_offsets", {"partitions": partitions})
+            await connection.call(calls.EndGroupOffsets(partitions))
         except (LinkRejected, LinkLost, TimeoutError):
             pass  # it learns it from the connection, or from whoever tells them now
 
@@ -451,8 +450,7 @@ class GroupLeader(Part):
         """Ask a follower end what of all that is pending there, for the link's status on this side."""
         while self._in_use(feed):
             try:
-                answer = await feed.connection.call("group_pending", {})
-                feed.pending = {str(name): Waiting(*said) for name, said in answer["groups"].items()}
+                feed.pending = dict((await feed.connection.call(calls.GroupPending())).groups)
             except LinkLost:
                 break
             except (LinkRejected, TimeoutError):
@@ -468,7 +466,7 @@ class GroupLeader(Part):
             feed.held_back.pop(source, None)
             feed.fed.pop(source, None)
             if source.partition not in self._sources:  # another proxy fronts its leader now
-                await self._end(feed.connection, [source.partition])
+                await self._end(feed.connection, (source.partition,))
         for source in [source for source in feed.told if feed.held_back.get(source, frozenset()) - withheld]:
             del feed.told[source]
         for source in current:
@@ -484,7 +482,7 @@ class GroupLeader(Part):
         for source in feed.told:
             part = self._change(feed, source, withheld, room)
             if part is not None:
-                room -= len(part["positions"])
+                room -= len(part.positions)
                 changes.append(part)
         if not changes:
             return False
@@ -516,7 +514,7 @@ class GroupLeader(Part):
         withheld = (name for name, each in self._context.control.state.truncations.items() if each.phase in WITHHELD)
         return {name for name in withheld if feed.remote_topic(name) is not None}
 
-    def _change(self, feed: Feed, source: Source, withheld: Collection[str], room: int) -> dict[str, Any] | None:
+    def _change(self, feed: Feed, source: Source, withheld: Collection[str], room: int) -> calls.OffsetsPart | None:
         """What changed of one partition, as a call carries it, up to ``room`` positions; None: nothing."""
         news, fed = feed.told[source], feed.fed.get(source)
         keys = [key for key in news if key.topic not in withheld][: max(0, room)]
@@ -524,25 +522,26 @@ class GroupLeader(Part):
         if not keys and (fed is None or not all_told or source.next_offset <= fed.told):
             return None
         now = self._clock.monotonic()
-        positions = [self._position(feed, source, key, now - news.pop(key)) for key in keys]
-        part = {**self._part(source, positions), "gone": self._gone(feed, source, keys)}
+        positions = tuple(self._position(feed, source, key, now - news.pop(key)) for key in keys)
+        upto = None
         if fed is not None:
             pending, fed.pending = fed.pending, {}
-            part |= self._upto(feed, source, pending, all_told, fed.undone)
+            upto = self._upto(feed, source, pending, all_told, fed.undone)
             fed.told, fed.undone = (source.next_offset, False) if all_told else (fed.told, fed.undone)
-        return part
+        gone = self._gone(feed, source, keys)
+        return calls.OffsetsPart(source.partition, source.leader_epoch, positions, gone, upto=upto)
 
-    def _begin_call(self, feed: Feed, changes: list[dict[str, Any]]) -> None:
+    def _begin_call(self, feed: Feed, changes: Iterable[calls.OffsetsPart]) -> None:
         """Call now, without waiting for the answer: calls are taken in their order. Raises LinkLost."""
-        answer = feed.connection.begin_call("group_offsets", self._asked(feed, changes))
+        answer = feed.connection.begin_call(self._asked(feed, changes))
         self.told.set()
         call = self._tasks.start(f"tell-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
         feed.calls.add(call)
         call.add_done_callback(feed.calls.discard)
 
-    async def _answered(self, feed: Feed, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    async def _answered(self, feed: Feed, answer: Awaitable[calls.GroupOffsetsAnswer]) -> None:
         try:
-            self._note_answer(feed, await answer)
+            feed.holds_back = (await answer).holds_back
         except LinkLost:
             feed.wake.set()
         except (LinkRejected, TimeoutError) as error:
@@ -555,7 +554,7 @@ class GroupLeader(Part):
         feed.told[source] = {}
         feed.held_back[source] = withheld
         feed.fed.pop(source, None)
-        upto: dict[str, Any] = {}
+        upto = None
         if feed.confirms:
             upto = self._upto(feed, source, source.offsets_log.pending(), not withheld, True)
             key = LedPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
@@ -569,77 +568,73 @@ class GroupLeader(Part):
             for place in {**group.positions, **group.unreadable}
             if place[0] not in withheld and feed.remote_topic(place[0]) is not None
         ]
-        held_back = sorted(remote for topic in withheld if (remote := feed.remote_topic(topic)) is not None)
+        held_back = tuple(sorted(remote for topic in withheld if (remote := feed.remote_topic(topic)) is not None))
         for start in range(0, max(1, len(keys)), POSITIONS_AT_ONCE):
             chunk = keys[start : start + POSITIONS_AT_ONCE]
-            part = self._part(source, [self._position(feed, source, key, 0.0) for key in chunk])
-            part["begin"], part["end"] = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
-            part["held_back"] = held_back
-            part["confirm"] = feed.confirms
-            part |= upto if part["end"] else {}
+            begin, end = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
+            part = calls.OffsetsPart(
+                source.partition,
+                source.leader_epoch,
+                tuple(self._position(feed, source, key, 0.0) for key in chunk),
+                whole=calls.WholePart(begin, end, held_back, feed.confirms),
+                upto=upto if end else None,
+            )
             await self._call(feed, [part])
 
-    def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> list[Any]:
-        """One position as a call carries it: [group, topic, partition, offset, metadata, age in ms].
-
-        The offset is None where there is none any more, and -1 where the newest commit cannot be read.
-        """
+    def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> calls.Position:
+        """One position as a call carries it, of a group and a topic that the link has."""
         group, place = source.offsets_log.groups.get(key.group), (key.topic, key.partition)
-        where = [feed.remote_group(key.group), feed.remote_topic(key.topic), key.partition]
+        remote_group, remote_topic, age_ms = (
+            feed.remote_group(key.group),
+            feed.remote_topic(key.topic),
+            int(age_s * 1000),
+        )
+        assert remote_group is not None
+        assert remote_topic is not None
         if group is not None and place in group.unreadable:
-            return [*where, -1, "", int(age_s * 1000)]
+            return calls.Position(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms)
         position = None if group is None else group.positions.get(place)
         if position is None:
-            return [*where, None, "", int(age_s * 1000)]
-        return [*where, position.offset, position.metadata, int(age_s * 1000)]
+            return calls.Position(remote_group, remote_topic, key.partition, None, "", age_ms)
+        return calls.Position(remote_group, remote_topic, key.partition, position.offset, position.metadata, age_ms)
 
     def _upto(
         self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool, undone: bool
-    ) -> dict[str, Any]:
+    ) -> calls.Upto:
         """What a follower end that confirms is told beside positions: up to where that is all, and what is pending.
 
         ``undone``: transactions may have been aborted, or positions have gone back: those that are open are told, each
         with where its commits begin.
-
-        Commits of open transactions: [producer id, its epoch, group, topic, partition, offset (None: it was deleted),
-        metadata, where it stands in the log].
         """
-        told: list[list[Any]] = []
+        told: list[calls.Pending] = []
         for producer_id, key in pending:
             found = source.offsets_log.pending_position(producer_id, key)
-            where = [feed.remote_group(key.group), feed.remote_topic(key.topic), key.partition]
-            if found is None or None in where:
+            group, topic = feed.remote_group(key.group), feed.remote_topic(key.topic)
+            if found is None or group is None or topic is None:
                 continue  # it has ended, and is told as a position, or is not the link's
             epoch, position = found
+            where = producer_id, epoch, group, topic, key.partition
             if position is None:
-                told.append([producer_id, epoch, *where, None, "", source.next_offset - 1])
+                told.append(calls.Pending(*where, None, "", source.next_offset - 1))
             elif not isinstance(position, str):
-                said = position.offset, position.metadata, position.log_offset
-                told.append([producer_id, epoch, *where, *said])
+                told.append(calls.Pending(*where, position.offset, position.metadata, position.log_offset))
         settled = source.offsets_log.first_open(source.next_offset)
         all_told = all_told and not source.offsets_log.has_unreadable_pending
         still_open = source.offsets_log.open_since().items() if all_told and undone else None
-        return {
-            "upto": source.next_offset if all_told else None,
-            "settled": settled,
-            "pending": told,
-            "open": None if still_open is None else [[*each] for each in still_open],
-        }
+        return calls.Upto(
+            source.next_offset if all_told else None,
+            settled,
+            tuple(told),
+            None if still_open is None else tuple(calls.OpenSince(*each) for each in still_open),
+        )
 
-    def _part(self, source: Source, positions: list[list[Any]]) -> dict[str, Any]:
-        return {"partition": source.partition, "epoch": source.leader_epoch, "positions": positions}
-
-    def _gone(self, feed: Feed, source: Source, keys: Iterable[OffsetKey]) -> list[str]:
+    def _gone(self, feed: Feed, source: Source, keys: Iterable[OffsetKey]) -> tuple[str, ...]:
         """Groups among these that exist no more, by their remote names."""
         names = {key.group for key in keys} - source.offsets_log.groups.keys()
-        return sorted(remote for name in names if (remote := feed.remote_group(name)) is not None)
+        return tuple(sorted(remote for name in names if (remote := feed.remote_group(name)) is not None))
 
-    async def _call(self, feed: Feed, parts: list[dict[str, Any]]) -> None:
-        self._note_answer(feed, await feed.connection.call("group_offsets", self._asked(feed, parts)))
+    async def _call(self, feed: Feed, parts: Iterable[calls.OffsetsPart]) -> None:
+        feed.holds_back = (await feed.connection.call(self._asked(feed, parts))).holds_back
 
-    def _asked(self, feed: Feed, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"partitions": self._partitions, "parts": parts, "topics": feed.topic_prefixes}
-
-    @staticmethod
-    def _note_answer(feed: Feed, answer: Mapping[str, Any]) -> None:
-        feed.holds_back = bool(answer.get("holds_back"))
+    def _asked(self, feed: Feed, parts: Iterable[calls.OffsetsPart]) -> calls.GroupOffsets:
+        return calls.GroupOffsets(self._partitions, tuple(parts), feed.topic_prefixes)

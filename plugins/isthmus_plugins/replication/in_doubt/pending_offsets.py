@@ -25,6 +25,7 @@ from isthmus_control.model import ResourceType, contains
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.store import Entry, Stored, TransactionStore
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -57,12 +58,10 @@ class PendingPosition(NamedTuple):
     """Where it stands in the source's offsets log."""
 
     @classmethod
-    def of(cls, said: Sequence[Any]) -> PendingPosition:
-        """From a call of the leader end."""
+    def of(cls, said: calls.Pending) -> PendingPosition:
+        """As a call of the leader end has it."""
         producer_id, epoch, group, topic, partition, offset, metadata, at = said
-        where = str(topic), int(partition)
-        position = None if offset is None else int(offset)
-        return cls(int(producer_id), int(epoch), str(group), where, position, str(metadata), int(at))
+        return cls(producer_id, epoch, group, (topic, partition), offset, metadata, at)
 
     @property
     def name(self) -> PendingName:
@@ -147,8 +146,8 @@ def committed_positions(stored: Stored) -> dict[str, dict[Place, CommittedOffset
             still_open.setdefault(int(key[3]), []).append(value)
         elif key[0] == POSITIONS:
             for topic, index, offset, metadata, at in value["positions"]:
-                said = key[2], value["epoch"], key[3], topic, index, offset, metadata, at
-                pending.append((int(key[4]), PendingPosition.of(said)))
+                position = calls.Pending(key[2], value["epoch"], key[3], topic, index, offset, metadata, at)
+                pending.append((int(key[4]), PendingPosition.of(position)))
     for partition, each in pending:
         if each.offset is None:
             where = partition, each.group, each.name

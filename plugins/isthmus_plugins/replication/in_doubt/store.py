@@ -28,8 +28,9 @@ from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_plugins.tasks import Tasks
@@ -130,7 +131,7 @@ class TransactionStore(Part):
         """The broker that took the last append; None: to be looked for."""
         self._latest: dict[tuple[Any, ...], tuple[int, int]] = {}
         """By key of a decision: its identity."""
-        self._under_way: dict[LinkConnection, Counter[int]] = {}
+        self._under_way: dict[Peer, Counter[int]] = {}
         """By connection and the source's producer id: how many decisions came and are not durable yet.
 
         One that is refused stays: who sent it ends the connection.
@@ -160,41 +161,39 @@ class TransactionStore(Part):
 
     # ---- decisions, from the leader end ----
 
-    def announced(self, connection: LinkConnection, params: Mapping[str, Any]) -> None:
-        """A ``decide`` call came in, and nothing that came behind it over the connection was looked at yet."""
-        self._under_way.setdefault(connection, Counter()).update(_producers(params))
+    def announced(self, connection: LinkConnection, question: calls.Decide) -> None:
+        """Decisions came in, and nothing that came behind them over the connection was looked at yet."""
+        self._under_way.setdefault(connection, Counter()).update(_producers(question))
 
-    def awaits(self, connection: LinkConnection, producer_id: int) -> bool:
+    def awaits(self, connection: Peer, producer_id: int) -> bool:
         """Whether a decision of the source's producer that came over the connection is not durable yet."""
         return self._under_way.get(connection, Counter())[producer_id] > 0
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "decide": self.on_decide,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (calls.Decide.by(self.on_decide),)
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """What came over it is told again over another one."""
         self._under_way.pop(connection, None)
 
-    async def on_decide(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_decide(self, connection: LinkConnection, question: calls.Decide) -> calls.Done:
         """Store decisions to commit; the answer says that they are durable here. They were :meth:`announced`."""
         link = self._context.control.state.links.get(connection.link_name)
         if link is None:
             raise LinkRejected("LINK_NOT_FOUND", "the link was deleted")
-        self._check_follows(link.name, params)
+        self._check_follows(link.name, question)
         sender = str(connection.peer.get("proxy"))
         entries: list[Entry] = []
-        for each in params["decisions"]:
+        for each in question.decisions:
             entries += self._entries(link.link_id, sender, each)
         await self.put(entries)
-        self._check_follows(link.name, params)
+        self._check_follows(link.name, question)
         if connection in self._under_way:
-            self._under_way[connection] -= Counter(_producers(params))
+            self._under_way[connection] -= Counter(_producers(question))
         self._on_durable(connection)
-        return {}
+        return calls.Done()
 
-    def _check_follows(self, link_name: str, params: Mapping[str, Any]) -> None:
+    def _check_follows(self, link_name: str, question: calls.Decide) -> None:
         """Raises LinkRejected where a partition follows no more: a failover may have read all that it will of it.
 
         It reads when every proxy knows that, so what is told to be durable before is read.
@@ -206,29 +205,28 @@ class TransactionStore(Part):
         groups = link is not None and any(
             each.type is ResourceType.CONSUMER_GROUP and each.role is Role.FOLLOWER for each in link.mappings
         )
-        for topic in {str(topic) for each in params["decisions"] for topic, *_ in each["places"]}:
+        for topic in {place.topic for each in question.decisions for place in each.places}:
             counterpart = state.lookup.following(ResourceType.TOPIC, topic)
             follows = counterpart is not None and counterpart.link.name == link_name
             if not (groups if topic == OFFSETS_TOPIC else follows):
                 raise LinkRejected(reasons.NOT_FOLLOWING, f"{topic} does not follow over this link")
 
-    def _entries(self, link_id: str, sender: str, said: Mapping[str, Any]) -> Iterator[Entry]:
+    def _entries(self, link_id: str, sender: str, said: calls.Decision) -> Iterator[Entry]:
         """The entries of one decision, but those that a later one has replaced."""
-        identity = _identity(said)
+        identity = said.at.partition, said.at.offset
         common = {
-            "id": str(said["id"]),
-            "epoch": int(said["epoch"]),
-            "data_epoch": int(said["data_epoch"]),
+            "id": said.transactional_id,
+            "epoch": said.epoch,
+            "data_epoch": said.data_epoch,
             "at": list(identity),
         }
-        for topic, partition, end, *earlier in said["places"]:
-            teller = sender + AGAIN if said.get("again") else sender
-            names = str(topic), int(partition), teller, self._context.proxy_name
-            key = (DECISION, link_id, int(said["producer_id"]), *names)
+        teller = sender + AGAIN if said.again else sender
+        for topic, partition, end, earlier in said.places:
+            key = (DECISION, link_id, said.producer_id, topic, partition, teller, self._context.proxy_name)
             if self._latest.get(key, identity) <= identity:
                 self._latest[key] = identity
-                carried = [[int(number) for number in each] for each in (earlier[0] if earlier else ())]
-                yield Entry(key, {**common, "end": int(end), **({"earlier": carried} if carried else {})})
+                carried = [list(each) for each in earlier]
+                yield Entry(key, {**common, "end": end, **({"earlier": carried} if carried else {})})
 
     async def take_out(self, entries: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> None:
         """Put tombstones for entries of this proxy, but for decisions that a later one has replaced since."""
@@ -419,14 +417,9 @@ def _latest(decisions: Sequence[PlaceDecision]) -> PlaceDecision:
     return latest._replace(earlier=tuple(sorted(each for each in earlier if each[1] != latest.data_epoch)))
 
 
-def _producers(params: Mapping[str, Any]) -> list[int]:
+def _producers(question: calls.Decide) -> list[int]:
     """Whose decisions a call has."""
-    return [int(each["producer_id"]) for each in params["decisions"]]
-
-
-def _identity(said: Mapping[str, Any]) -> tuple[int, int]:
-    """Where a decision stands in the source's transaction log."""
-    return int(said["at"][0]), int(said["at"][1])
+    return [each.producer_id for each in question.decisions]
 
 
 def _batch(entries: Sequence[Entry]) -> bytes:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import CONTENTS, Verification
-from isthmus_plugins.replication.comparison.last_batch import LANE, LastBatch, last_batch
+from isthmus_plugins.replication.comparison.last_batch import LANE, last_batch
 from isthmus_plugins.replication.leader.stream import LeaderStream
-from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link import calls, reasons
 from isthmus_protocol.records import walk
 
 SCAN_BYTES: Final = 1024 * 1024
@@ -60,16 +60,15 @@ async def still_in_log(
 
 
 async def objection_to(
-    context: PluginContext, verification: Verification, stream: LeaderStream, answer: Mapping[str, Any]
+    context: PluginContext, verification: Verification, stream: LeaderStream, answer: calls.OpenStreamAnswer
 ) -> tuple[str, str] | None:
     """Why the source's log does not go on where the follower's ends; None if it does. Raises BrokerUnavailable.
 
     ``answer``: what the follower said of its log.
     """
-    said, end = answer.get("last"), stream.acked
-    if said is None and int(answer.get("start_offset", end)) >= end:
+    theirs, end = answer.last, stream.acked
+    if theirs is None and (answer.start_offset is None or answer.start_offset >= end):
         return None  # it has no batch
-    theirs = None if said is None else LastBatch(*said[:5])
     if stream.copy is not None:  # a copy in another form, cleaned at its own times, is equal in its offsets alone
         log_end = await context.cluster.log_end(stream.key.topic, stream.key.partition)
         return truncated(end, log_end) if log_end < end else None
@@ -103,20 +102,13 @@ async def _differs(
 ) -> bool:
     """Whether the follower has another record at an offset: one that was encoded again is equal all the same."""
     key = stream.key
-    theirs = await stream.connection.call(
-        "digest",
-        {
-            "topic": stream.remote_topic,
-            "partition": key.partition,
-            "from": offset,
-            "to": offset + 1,
-            "level": CONTENTS,  # the end of a transaction may not be copied yet
-        },
-    )
+    # Contents: the end of a transaction may not be copied yet.
+    asked = calls.Digest(stream.remote_topic, key.partition, offset, offset + 1, CONTENTS)
+    theirs = await stream.connection.call(asked)
     ours = await verification.digest_of(key.topic, key.partition, offset, offset + 1)
-    if ours.digest == theirs["digest"] or (cleaned_here and not ours.records):
+    if ours.digest == theirs.digest or (cleaned_here and not ours.records):
         return False
-    if not cleaned_there or theirs["records"]:
+    if not cleaned_there or theirs.records:
         return True
     return not await verification.may_be_gone(key.topic, key.partition, offset)
 

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
@@ -30,8 +30,9 @@ from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RE
 from isthmus_plugins.replication.leader.tail import Tail
 from isthmus_plugins.replication.leader.target_topics import PreparedTopic, TargetTopics
 from isthmus_plugins.replication.leader.tombstone_window import Lateness
-from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import UNKNOWN_METHOD, Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import UNKNOWN_METHOD, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
@@ -117,10 +118,8 @@ class LeaderEnd(Part):
         for tail in self._tails.values():
             await tail.stop()
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "ended_transactions": self.ended_transactions,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (calls.EndedTransactions.by(self.ended_transactions),)
 
     def stream(self, key: LedPartition) -> LeaderStream | None:
         return self._streams.get(key)
@@ -314,7 +313,7 @@ class LeaderEnd(Part):
 
     async def _tell_closed(self, stream: LeaderStream, code: str, message: str) -> None:
         try:
-            await stream.connection.call("close_stream", {"stream": stream.stream_id, "code": code, "message": message})
+            await stream.connection.call(calls.CloseStream(stream.stream_id, code, message))
         except (LinkRejected, LinkLost, TimeoutError):
             pass  # the follower end learns it from the connection, or from the next stream of the partition
 
@@ -368,23 +367,18 @@ class LeaderEnd(Part):
         self._by_id[place] = stream
         try:
             async with self._limit:
+                source_topic_id = str(uuid.UUID(bytes=stream.topic_id))
                 answer = await stream.connection.call(
-                    "open_stream",
-                    {
-                        "stream": stream.stream_id,
-                        "topic": stream.remote_topic,
-                        "source_topic_id": str(uuid.UUID(bytes=stream.topic_id)),
-                        "partition": key.partition,
-                    },
+                    calls.OpenStream(stream.stream_id, stream.remote_topic, source_topic_id, key.partition)
                 )
-                if int(answer["epoch"]) > stream.leader_epoch:  # its log may be shorter than the real one
+                if answer.epoch > stream.leader_epoch:  # its log may be shorter than the real one
                     raise BrokerUnavailable(
                         f"broker {stream.broker_id} leads with epoch {stream.leader_epoch}, and the follower has "
-                        f"records of epoch {answer['epoch']}"
+                        f"records of epoch {answer.epoch}"
                     )
-                stream.opened(int(answer["end_offset"]))
+                stream.opened(answer.end_offset)
                 self.unfollowed.heard(stream)
-                empty = int(answer.get("start_offset", -1)) == stream.acked
+                empty = answer.start_offset == stream.acked
                 stream.lateness.opened(stream.acked, empty, stream.leader_epoch, self._clock.monotonic())
                 stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
                 objection = await objection_to(self._context, self._verification, stream, answer)
@@ -437,19 +431,21 @@ class LeaderEnd(Part):
             self._policies[topic_id] = (self._clock.monotonic(), compacts)
         return compacts
 
-    async def ended_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def ended_transactions(
+        self, connection: LinkConnection, question: calls.EndedTransactions
+    ) -> calls.EndedTransactionsAnswer:
         """Which of the follower's open transactions have no records left in the source's log before a gap.
 
         The cleaner works below the last stable offset, so each of them has ended; and it takes a marker out only after
         the last record of its transaction. One that has records left still has its marker, too.
         """
-        stream = self._by_id.get((connection, int(params["stream"])))
+        stream = self._by_id.get((connection, question.stream))
         if stream is None:
             raise LinkRejected(reasons.CLOSED, "the stream was closed")
         state = self._context.control.state
         ranges = state.producer_id_ranges
         own, remote = ranges[self._context.cluster_id], ranges[state.links[stream.key.link].remote_cluster_id]
-        began = {int(producer_id): int(start) for producer_id, start in params["began"]}
+        began = dict(question.began)
         left = await still_in_log(
             self._context,
             stream.key.topic,
@@ -458,10 +454,10 @@ class LeaderEnd(Part):
             stream.broker_id,
             stream.leader_epoch,
             began,
-            int(params["before"]),
+            question.before,
             lambda producer_id: carry(producer_id, own, remote),
         )
-        return {"ended": [producer_id for producer_id in began if producer_id not in left]}
+        return calls.EndedTransactionsAnswer(tuple(producer_id for producer_id in began if producer_id not in left))
 
     def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
         """The follower has everything of a stream up to an offset."""
@@ -560,8 +556,7 @@ class LeaderEnd(Part):
             _, effective = await self._context.cluster.effective_configs([key.topic])
             stream.lateness.learn(copied((effective or {}).get(key.topic, {})))
             if stream.lateness.late(self._clock.monotonic()):
-                asked = {"stream": stream.stream_id, "offset": until}
-                await stream.connection.call("doubt_deletions", asked)
+                await stream.connection.call(calls.DoubtDeletions(stream.stream_id, until))
                 stream.doubted = until
         except LinkRejected as error:
             if error.code != UNKNOWN_METHOD:

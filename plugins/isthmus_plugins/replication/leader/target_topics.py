@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from isthmus_control.model import NamespaceMapping
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
@@ -22,6 +24,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 PREPARE_INTERVAL_S: Final = 3.0
 """How often the target is told of all topics although nothing changed here: it may have lost or moved some."""
 PREPARE_TIMEOUT_S: Final = 60.0
+NOT_READY: Final = calls.PreparedTopic(False)
+"""Of a topic that the target says nothing of."""
 
 
 class PreparedTopic(NamedTuple):
@@ -112,28 +116,24 @@ class TargetTopics:
         ready = False
         try:
             requests = [await self._request(link_name, preparing, mapping, info) for mapping, info in wanted.values()]
-            await self._add_ends(link_name, preparing, wanted, requests)
+            requests = await self._with_ends(link_name, preparing, wanted, requests)
             truncating = self._context.control.state.truncations
-            asked = {
-                "topics": [request for request in requests if request["topic"] not in truncating],
-                "all": every,
-                "truncating": [name for name in every if name in truncating],
-            }
-            answer = await connection.call("prepare_topics", asked, PREPARE_TIMEOUT_S)
+            question = calls.PrepareTopics(
+                tuple(request for request in requests if request.topic not in truncating),
+                tuple(every),
+                tuple(name for name in every if name in truncating),
+            )
+            answer = await connection.call(question, PREPARE_TIMEOUT_S)
             for name in wanted:
-                said = answer.get("topics", {}).get(name) or {}
+                said = answer.topics.get(name, NOT_READY)
+                made = said.made or calls.ReadyTopic("")
                 self.prepared[link_name, name] = PreparedTopic(
-                    str(said.get("remote_topic", "")),
-                    bool(said.get("ready")),
-                    said.get("code"),
-                    said.get("message"),
-                    tuple(said.get("leaders", ())),
-                    said.get("filling"),
+                    made.remote_topic, said.ready, said.code, said.message, said.leaders or (), made.filling
                 )
             configured = {name: configs for name, configs in preparing.configured.items() if name in wanted}
             for request in requests:
-                if "configs" in request and self.prepared[link_name, request["topic"]].code is None:
-                    configured[request["topic"]] = request["configs"]
+                if request.configs is not None and self.prepared[link_name, request.topic].code is None:
+                    configured[request.topic] = request.configs
             preparing.configured = configured
             ready = all(self.prepared[link_name, name].ready for name in wanted)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
@@ -143,13 +143,13 @@ class TargetTopics:
             preparing.due_at = self._clock.monotonic() + (PREPARE_INTERVAL_S if ready else REOPEN_DELAY_S)
             self._wake()
 
-    async def _add_ends(
+    async def _with_ends(
         self,
         link_name: str,
         preparing: _Preparing,
         wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]],
-        requests: Sequence[dict[str, Any]],
-    ) -> None:
+        requests: Sequence[calls.WantedTopic],
+    ) -> list[calls.WantedTopic]:
         """Say up to where the target is to fill compacted topics before it compacts them. Raises BrokerUnavailable.
 
         That is where the source's logs ended once, when the target did not compact them already; where a log was cut
@@ -157,7 +157,7 @@ class TargetTopics:
         """
         filling: dict[str, tuple[int, int, Mapping[str, str]]] = {}
         for request in requests:
-            name = request["topic"]
+            name = request.topic
             prepared, (_, info) = self.prepared.get((link_name, name)), wanted[name]
             configs = self._configs.of(info) if name in self.tells else None
             if configs is not None and prepared is not None and prepared.filling is not None and is_compacted(configs):
@@ -165,11 +165,8 @@ class TargetTopics:
         places = [(name, partition) for name, (_, count, _) in filling.items() for partition in range(count)]
         now = await self._context.cluster.log_ends(places) if places else {}
         before, preparing.ends = preparing.ends, {}
-        for request in requests:
-            name = request["topic"]
-            if name not in filling:
-                continue
-            since, count, configs = filling[name]
+        asked = {request.topic: request for request in requests}
+        for name, (since, count, configs) in filling.items():
             ends = tuple(now.get((name, partition), -1) for partition in range(count))
             known_since, known = before.get(name, (since, ends))
             if -1 in ends:
@@ -177,8 +174,8 @@ class TargetTopics:
             if known_since == since:
                 ends = tuple(map(min, ends, (*known, *ends[len(known) :])))
             preparing.ends[name] = since, ends
-            request["configs"] = configs
-            request["to_fill"] = {"since": since, "ends": ends}
+            asked[name] = replace(asked[name], configs=configs, to_fill=calls.ToFill(since, ends))
+        return list(asked.values())
 
     def _unconfigured(self, preparing: _Preparing, info: TopicInfo) -> Mapping[str, str] | None:
         """The settings of a topic, if the target has not taken them over yet."""
@@ -187,27 +184,24 @@ class TargetTopics:
 
     async def _request(
         self, link_name: str, preparing: _Preparing, mapping: NamespaceMapping, info: TopicInfo
-    ) -> dict[str, Any]:
+    ) -> calls.WantedTopic:
         """What the target is told of one topic; with its settings where they changed, or it may have to make it."""
         prepared = self.prepared.get((link_name, info.name))
-        request: dict[str, Any] = {
-            "topic": info.name,
-            "topic_id": str(uuid.UUID(bytes=info.topic_id)),
-            "remote_topic": mapping.remote_name(info.name),
-            "partitions": len(info.partitions),
-            "replication_factor": info.replication_factor,
-        }
-        if before := predecessors(self._context, info):
-            request["predecessors"] = before
         configs = self._unconfigured(preparing, info)
         if configs is None and (prepared is None or not prepared.ready):
             configs = self._configs.of(info)
             if configs is None:
                 _, effective = await self._context.cluster.effective_configs([info.name])
                 configs = copied((effective or {}).get(info.name, {}))
-        if configs is not None:
-            request["configs"] = configs
-        return request
+        return calls.WantedTopic(
+            info.name,
+            str(uuid.UUID(bytes=info.topic_id)),
+            mapping.remote_name(info.name),
+            len(info.partitions),
+            info.replication_factor,
+            predecessors(self._context, info) or None,
+            configs,
+        )
 
     def prepare_again(self, link_name: str) -> None:
         """The target's topics are not as it said."""
@@ -216,10 +210,7 @@ class TargetTopics:
             preparing.due_at = 0.0
 
 
-def predecessors(context: PluginContext, info: TopicInfo) -> list[list[Any]]:
-    """Which topics one of this cluster's succeeded, as this cluster's control log states it: oldest first.
-
-    Each as [former id, id, by partition the offset up to which both hold the same].
-    """
+def predecessors(context: PluginContext, info: TopicInfo) -> tuple[calls.Predecessor, ...]:
+    """Which topics one of this cluster's succeeded, as this cluster's control log states it: oldest first."""
     chain = context.control.state.predecessors(info.name, str(uuid.UUID(bytes=info.topic_id)))
-    return [[each.former, each.successor, list(each.offsets)] for each in chain]
+    return tuple(calls.Predecessor(each.former, each.successor, each.offsets) for each in chain)

@@ -11,10 +11,10 @@ import itertools
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Protocol, cast
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.call_codec import A, Answering, MalformedCall, Question, answer_to, to_wire
 from isthmus_plugins.replication.link.congestion import CongestionControl
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
@@ -39,6 +40,10 @@ CALL_TIMEOUT_S: Final = 30.0
 WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
 UNKNOWN_METHOD: Final = "UNKNOWN_METHOD"
 """What a peer answers to a call that its version does not know."""
+INVALID_REQUEST: Final = "INVALID_REQUEST"
+"""What a peer answers to a call that it does not understand."""
+INVALID_ANSWER: Final = "INVALID_ANSWER"
+"""In the place of a peer's answer that this version does not understand."""
 SYNC_LEASE: Final = "sync-lease"
 DECISIONS: Final = "decisions"
 CONFIRMED_COMMITS: Final = "confirmed-commits"
@@ -74,7 +79,26 @@ class PeerSilent(LinkLost):
     """The peer said nothing for too long."""
 
 
-Handler: TypeAlias = Callable[["LinkConnection", dict[str, Any]], Awaitable[dict[str, Any]]]
+class Peer(Protocol):
+    """The other side of a link, as what is sent to it and asked of it needs it.
+
+    Mostly a :class:`LinkConnection`; where a topic is refilled, this cluster itself.
+    """
+
+    @property
+    def link_name(self) -> str: ...
+
+    @property
+    def lost(self) -> bool: ...
+
+    def send(self, *parts: bytes | memoryview) -> None: ...
+
+    def gather(self) -> None: ...
+
+    def write(self) -> None: ...
+
+    async def call(self, question: Question[A], timeout_s: float = CALL_TIMEOUT_S) -> A:
+        """Ask it. Raises LinkRejected (its answer), LinkLost, TimeoutError."""
 
 
 class Receiver:
@@ -83,8 +107,8 @@ class Receiver:
     def on_append(self, connection: LinkConnection, append: link.Append) -> None:
         raise MalformedFrame("an APPEND of no open stream")
 
-    def on_call(self, connection: LinkConnection, method: str, params: dict[str, Any]) -> None:
-        """A call came in. Called in the order of frames, and before it is answered; raises what a handler may."""
+    def on_call(self, connection: LinkConnection, question: Question[Any]) -> None:
+        """A call came in. Called in the order of frames, and before it is answered."""
 
     def on_appended(self, connection: LinkConnection, appended: link.Appended) -> None:
         raise MalformedFrame("an APPENDED of no open stream")
@@ -122,7 +146,8 @@ class LinkConnection(asyncio.Protocol):
         self._clock = clock
         self.dialled = hello is not None
         self.receiver = Receiver()
-        self.handlers: Mapping[str, Handler] = {}
+        self.handlers: Mapping[str, Answering] = {}
+        """By method: who answers the peer's calls."""
         self.peer: dict[str, Any] = {}
         """What the peer said of itself: HELLO or CHALLENGE, verified by its proof."""
         self.purpose = ""
@@ -297,12 +322,7 @@ class LinkConnection(asyncio.Protocol):
         elif kind is MessageType.HEARTBEAT:
             pass
         elif kind is MessageType.CALL:
-            call = link.decode_json(body)
-            try:
-                self.receiver.on_call(self, str(call.get("method")), call.get("params") or {})
-            except (KeyError, TypeError, ValueError) as error:
-                raise MalformedFrame(f"a call of {call.get('method')}: {error!r}") from error
-            self._tasks.start(f"call-{call.get('method')}", self._answer(call))
+            self._called(link.decode_json(body))
         elif kind is MessageType.RESULT:
             self._result(link.decode_json(body))
         elif kind is MessageType.STOPPED:
@@ -447,52 +467,76 @@ class LinkConnection(asyncio.Protocol):
 
     # ---- calls ----
 
-    async def call(self, method: str, params: Mapping[str, Any], timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+    async def call(self, question: Question[A], timeout_s: float = CALL_TIMEOUT_S) -> A:
         """Ask the peer. Raises LinkRejected (the peer's answer), LinkLost, TimeoutError."""
-        return await self.begin_call(method, params)(timeout_s)
+        return await self.begin_call(question)(timeout_s)
 
-    def begin_call(
-        self, method: str, params: Mapping[str, Any]
-    ) -> Callable[[float], Coroutine[Any, Any, dict[str, Any]]]:
+    def begin_call(self, question: Question[A]) -> Callable[[float], Coroutine[Any, Any, A]]:
         """Send a call now, before whatever is sent later; what is returned waits for the answer. Raises LinkLost."""
         if self.lost:
             raise LinkLost("the connection is gone")
         call_id = next(self._call_ids)
         result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = result
-        self.send(link.encode_json(MessageType.CALL, {"id": call_id, "method": method, "params": dict(params)}))
+        call = {"id": call_id, "method": question.METHOD, "params": to_wire(question)}
+        self.send(link.encode_json(MessageType.CALL, call))
 
-        async def answer(timeout_s: float) -> dict[str, Any]:
+        async def answer(timeout_s: float) -> A:
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await result
+                    said = await result
             finally:
                 self._calls.pop(call_id, None)
+            try:
+                return answer_to(question, said)
+            except MalformedCall as error:
+                raise LinkRejected(INVALID_ANSWER, str(error)) from error
 
         return answer
 
-    async def _answer(self, call: dict[str, Any]) -> None:
-        answer: dict[str, Any] = {"id": call.get("id")}
-        handler = self.handlers.get(str(call.get("method")))
+    def _called(self, call: dict[str, Any]) -> None:
+        """Have a call answered. What it asks is read at once, in the order of frames."""
+        call_id, method, params = call.get("id"), str(call.get("method")), call.get("params") or {}
+        answering = self.handlers.get(method)
+        if answering is None:
+            self._refuse(call_id, UNKNOWN_METHOD, f"no such call for this connection: {method}")
+            return
         try:
-            if handler is None:
-                raise LinkRejected(UNKNOWN_METHOD, f"no such call for this connection: {call.get('method')}")
-            answer["result"] = await handler(self, call.get("params") or {})
+            answering, question = answering.read(params)
+        except MalformedCall as error:
+            if answering.question.IN_ORDER:
+                raise MalformedFrame(f"a call that is not understood: {error}") from error
+            log.warning("link call not understood", extra={"method": method, "detail": str(error)})
+            self._refuse(call_id, INVALID_REQUEST, f"{type(error).__name__}: {error}")
+            return
+        self.receiver.on_call(self, question)
+        self._tasks.start(f"call-{method}", self._answer(call_id, answering, question))
+
+    async def _answer(self, call_id: object, answering: Answering, question: Question[Any]) -> None:
+        method = question.METHOD
+        try:
+            answer = to_wire(await answering.handler(self, question))
+            frame = link.encode_json(MessageType.RESULT, {"id": call_id, "result": answer})
         except LinkRejected as error:
-            answer["error"] = {"code": error.code, "message": error.message}
+            self._refuse(call_id, error.code, error.message)
         except LinkLost as error:
-            answer["error"] = {"code": reasons.LINK_LOST, "message": str(error)}
+            self._refuse(call_id, reasons.LINK_LOST, str(error))
         except BrokerUnavailable as error:
-            answer["error"] = {"code": reasons.BROKER_UNAVAILABLE, "message": str(error)}
+            self._refuse(call_id, reasons.BROKER_UNAVAILABLE, str(error))
         except KafkaRefused as error:
-            answer["error"] = {"code": error.error_name, "message": str(error)}
+            self._refuse(call_id, error.error_name, str(error))
         except (KeyError, TypeError, ValueError) as error:
-            log.exception("link call failed", extra={"method": call.get("method")})
-            answer["error"] = {"code": "INVALID_REQUEST", "message": f"{type(error).__name__}: {error}"}
+            log.exception("link call failed", extra={"method": method})
+            self._refuse(call_id, INVALID_REQUEST, f"{type(error).__name__}: {error}")
         except Exception as error:
-            log.exception("link call failed", extra={"method": call.get("method")})
-            answer["error"] = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}"}
-        self.send(link.encode_json(MessageType.RESULT, answer))
+            log.exception("link call failed", extra={"method": method})
+            self._refuse(call_id, "INTERNAL_ERROR", f"{type(error).__name__}: {error}")
+        else:
+            self.send(frame)
+
+    def _refuse(self, call_id: object, code: str, message: str) -> None:
+        error = {"code": code, "message": message}
+        self.send(link.encode_json(MessageType.RESULT, {"id": call_id, "error": error}))
 
     def _result(self, answer: dict[str, Any]) -> None:
         call = self._calls.pop(answer.get("id", 0), None)
@@ -506,7 +550,7 @@ class LinkConnection(asyncio.Protocol):
 
 
 @contextmanager
-def written_together(connections: Collection[LinkConnection]) -> Iterator[None]:
+def written_together(connections: Collection[Peer]) -> Iterator[None]:
     """Have what is sent over them meanwhile be written at the end, by one call of the kernel for each."""
     for connection in connections:
         connection.gather()

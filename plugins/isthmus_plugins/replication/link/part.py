@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from prometheus_client.core import Metric
 
 from isthmus_control.control_state import ControlState
 from isthmus_plugins.api import RequestHook
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection
 
 
 class Part:
@@ -37,9 +38,9 @@ class Part:
         """What of clients' requests the part wants to see."""
         return ()
 
-    def calls(self) -> Mapping[str, Handler]:
-        """By method: what answers calls of peers. Read once, at the end of the assembly."""
-        return {}
+    def answers(self) -> Sequence[Answering]:
+        """What the part answers of peers' calls. Read once, at the end of the assembly."""
+        return ()
 
     def metrics(self) -> Iterable[Metric]:
         """What the part shows beside the states of links."""

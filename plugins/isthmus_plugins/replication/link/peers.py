@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,11 +19,11 @@ from isthmus_control.model import Link, LinkMode
 from isthmus_control.sealing import SealingError
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import (
     FEATURES,
     Credential,
-    Handler,
     LinkConnection,
     LinkLost,
     LinkRejected,
@@ -77,8 +77,8 @@ class LinkPeers(Part):
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._clock = context.clock
-        self._calls: Mapping[str, Handler] | None = None
-        self._create_calls: Mapping[str, Handler] = {}
+        self._answers: Mapping[str, Answering] | None = None
+        self._create_answers: Mapping[str, Answering] = {}
         self._receiver = Receiver()
         self._on_change: Callable[[], None] = not_joined
         self._tasks = Tasks("link-peers")
@@ -93,19 +93,21 @@ class LinkPeers(Part):
 
     def serve(
         self,
-        calls: Mapping[str, Handler],
-        create_calls: Mapping[str, Handler],
+        answers: Mapping[str, Answering],
+        create_answers: Mapping[str, Answering],
         receiver: Receiver,
         on_change: Callable[[], None],
     ) -> None:
-        """Have connections answer these calls, and give the rest to ``receiver``. To be called once, before any comes.
+        """Have connections answer these calls, by method, and give the rest to ``receiver``.
 
-        ``create_calls``: of connections that are made to create a link. ``on_change`` is called when one came or went.
+        To be called once, before any comes. ``create_answers``: of connections that are made to create a link.
+        ``on_change`` is called when one came or went.
         """
-        self._calls, self._create_calls, self._receiver, self._on_change = calls, create_calls, receiver, on_change
+        self._answers, self._create_answers = answers, create_answers
+        self._receiver, self._on_change = receiver, on_change
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {"topology": self._topology}
+    def answers(self) -> Sequence[Answering]:
+        return (calls.Topology.by(self._topology),)
 
     async def listen(self) -> None:
         """Listen for peers, if a link listener is configured. Raises OSError."""
@@ -238,15 +240,14 @@ class LinkPeers(Part):
         """Until the connection is lost: learn of the peer cluster's other proxies and dial them."""
         while not connection.lost:
             try:
-                answer = await connection.call("topology", {})
+                proxies = (await connection.call(calls.Topology())).proxies
             except (LinkRejected, TimeoutError):
-                answer = {}
+                proxies = ()
             except LinkLost:
                 break
-            for proxy in answer.get("proxies", []):
-                address, name = proxy.get("link_address"), proxy.get("proxy")
-                if address and name not in state.connections:
-                    self._keep_dialling(link_name, state, address)
+            for proxy in proxies:
+                if proxy.link_address and proxy.proxy not in state.connections:
+                    self._keep_dialling(link_name, state, proxy.link_address)
             await connection.lost_within(TOPOLOGY_INTERVAL_S)
 
     # ---- accepting ----
@@ -294,7 +295,7 @@ class LinkPeers(Part):
 
     def _accepted_ready(self, connection: LinkConnection) -> None:
         if connection.purpose == PURPOSE_CREATE:
-            connection.handlers = self._create_calls
+            connection.handlers = self._create_answers
             return
         self._accepted.discard(connection)
         for link in self._context.control.state.links.values():
@@ -333,9 +334,9 @@ class LinkPeers(Part):
         state.reason = state.message = None
         connection.link_name = link_name
         connection.keep_steady(link.mode is LinkMode.SYNCHRONOUS)
-        if self._calls is None:
+        if self._answers is None:
             raise NotJoined("connections come before anybody serves them")
-        connection.handlers = self._calls
+        connection.handlers = self._answers
         connection.receiver = _Watched(self._receiver, lambda: self._gone(link_name, state, name, connection))
         log.info("link peer connected", extra={"link": link_name, "peer": name, "dialled": connection.dialled})
         self._on_change()
@@ -351,18 +352,17 @@ class LinkPeers(Part):
                 state.message = connection.lost_reason
         self._on_change()
 
-    async def _topology(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def _topology(self, connection: LinkConnection, question: calls.Topology) -> calls.TopologyAnswer:
         """This cluster's proxies, for a peer that dials."""
-        return {
-            "proxies": [
-                {
-                    "proxy": lease.name,
-                    "link_address": lease.link_address,
-                    "brokers": "all" if lease.all_brokers else sorted(lease.broker_ids),
-                }
-                for lease in self._context.control.state.proxies.values()
-            ]
-        }
+        leases = self._context.control.state.proxies.values()
+        return calls.TopologyAnswer(
+            tuple(
+                calls.Proxy(
+                    lease.name, lease.link_address, "all" if lease.all_brokers else tuple(sorted(lease.broker_ids))
+                )
+                for lease in leases
+            )
+        )
 
 
 class _Watched(Receiver):

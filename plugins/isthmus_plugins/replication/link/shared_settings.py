@@ -8,27 +8,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from isthmus_control.apply import apply
 from isthmus_control.clock import ZERO, Register
-from isthmus_control.codec import from_json, to_json
 from isthmus_control.commands import Command, MergeLink
 from isthmus_control.model import Link, LinkMode, LinkSettings
 from isthmus_control.outcome import Outcome, Rejected
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 RETRY_S: Final = 1.0
-METHOD: Final = "merge_settings"
 
 
 class LinkMirror(Part):
@@ -53,10 +52,8 @@ class LinkMirror(Part):
     async def stop(self) -> None:
         await self._tasks.close()
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "merge_settings": self.on_merge_settings,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return calls.MergeSettings.by(self.on_merge_settings), calls.TryMergeSettings.by(self.on_try_merge_settings)
 
     def wake(self) -> None:
         """A connection or a setting may have come."""
@@ -72,18 +69,20 @@ class LinkMirror(Part):
         connections = self._connections(link.name)
         if not connections:
             raise LinkLost(f"link {link.name!r} is not connected")
-        await connections[0].call(METHOD, {"settings": to_json(_mirrored(wanted)), "dry_run": True})
+        await connections[0].call(calls.TryMergeSettings(_mirrored(wanted)))
 
-    async def on_merge_settings(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_merge_settings(
+        self, connection: LinkConnection, question: calls.MergeSettings
+    ) -> calls.MergeSettingsAnswer:
         """What the other cluster has; it is told what this one has then. Raises LinkRejected."""
-        name = connection.link_name
-        told = from_json(LinkSettings, params["settings"])
-        if params.get("dry_run"):
-            link = self._link(name)
-            self._check(name, _would_be(self._context, MergeLink(name, link.link_id, told)))
-            return {}
-        await self._take(connection, told)
-        return {"settings": to_json(_mirrored(self._link(name).settings))}
+        await self._take(connection, question.settings)
+        return calls.MergeSettingsAnswer(_mirrored(self._link(connection.link_name).settings))
+
+    async def on_try_merge_settings(self, connection: LinkConnection, question: calls.TryMergeSettings) -> calls.Done:
+        """What the other cluster would have. Raises LinkRejected."""
+        link = self._link(connection.link_name)
+        self._check(link.name, _would_be(self._context, MergeLink(link.name, link.link_id, question.settings)))
+        return calls.Done()
 
     async def _mirror_for_ever(self) -> None:
         while True:
@@ -115,8 +114,8 @@ class LinkMirror(Part):
             link, connections = self._context.control.state.links.get(link_name), self._connections(link_name)
             if link is None or not connections:
                 return
-            answer = await connections[0].call(METHOD, {"settings": to_json(_mirrored(link.settings))})
-            await self._take(connections[0], from_json(LinkSettings, answer["settings"]))
+            answer = await connections[0].call(calls.MergeSettings(_mirrored(link.settings)))
+            await self._take(connections[0], answer.settings)
             self.refused.pop(link_name, None)
         except LinkRejected as error:
             if self.refused.get(link_name) != error.message:

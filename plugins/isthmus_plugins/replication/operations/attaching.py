@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from dataclasses import asdict, replace
 
 from isthmus_control.commands import AttachNamespace, DetachNamespace
 from isthmus_control.model import (
@@ -34,6 +33,7 @@ from isthmus_plugins.replication.follower.transaction_verification import Transa
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.target_topics import predecessors
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -66,30 +66,35 @@ class Attaching:
         kind, role = ResourceType(request.type), Role(request.role)
         if kind is ResourceType.PRINCIPAL:
             return await self._attach_principals(link, request, role)
-        there: dict[str, Any] = {
-            "type": kind.value,
-            "local": request.remote,
-            "remote": request.local,
-            "role": role.other.value,
-            "truncate_target": request.truncate_target,
-            "disable_transaction_verification": request.disable_transaction_verification,
-        }
+        there = calls.Attach(
+            kind,
+            request.remote,
+            request.local,
+            role.other,
+            truncate_target=request.truncate_target,
+            disable_transaction_verification=request.disable_transaction_verification,
+        )
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
             self._commands.would_append(here)
-            topics = await self.led_topics(request.local) if kind is ResourceType.TOPIC else []
-            answer = await self._commands.call(link_name, "plan_attach", {**there, "topics": topics})
-            plans = [TopicPlan(**plan) for plan in answer["topics"]]
-            groups = [GroupPlan(**plan) for plan in answer["groups"]]
-            verification = TransactionVerificationPlan(**answer["transaction_verification"])
+            topics = await self.led_topics(request.local) if kind is ResourceType.TOPIC else ()
+            question = calls.PlanAttach(
+                kind,
+                request.remote,
+                request.local,
+                role.other,
+                request.truncate_target,
+                request.disable_transaction_verification,
+                topics=topics,
+            )
+            answer = await self._commands.call(link_name, question)
+            plans = [TopicPlan.model_validate(asdict(plan)) for plan in answer.topics]
+            groups = [GroupPlan.model_validate(asdict(plan)) for plan in answer.groups]
+            verification = TransactionVerificationPlan.model_validate(asdict(answer.transaction_verification))
         else:
             here = replace(here, disable_transaction_verification=request.disable_transaction_verification)
             led = kind is ResourceType.TOPIC
-            topics = (
-                (await self._commands.call(link_name, "led_topics", {"prefix": request.remote}))["topics"]
-                if led
-                else []
-            )
+            topics = (await self._commands.call(link_name, calls.LedTopics(request.remote))).topics if led else ()
             plans, verification = await self._plan(here, topics, request.truncate_target)
             groups = await self._plan_groups(link_name, kind, request.local, request.remote)
         result = AttachResult(
@@ -112,11 +117,11 @@ class Attaching:
         if verification.action == "refuse":
             raise OperationError(ReasonCode.TRANSACTION_VERIFICATION_ENABLED, verification.message or "", 409)
         # The consent is to lose the topics that were there when it was given, and no others that come by their names.
-        truncate = [plan.topic_id for plan in plans if plan.action == "truncate" and plan.topic_id is not None]
-        there["truncate_topic_ids"] = truncate
+        ids = (plan.topic_id for plan in plans if plan.action == "truncate")
+        truncate = tuple(topic_id for topic_id in ids if topic_id is not None)
         if role is Role.FOLLOWER:
-            here = replace(here, truncate_topic_ids=tuple(truncate))
-        await self._attach_both(link, here, there)
+            here = replace(here, truncate_topic_ids=truncate)
+        await self._attach_both(link, here, replace(there, truncate_topic_ids=truncate))
         return result
 
     async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:
@@ -124,17 +129,12 @@ class Attaching:
         here = AttachNamespace(
             link.name, ResourceType.PRINCIPAL, request.local, request.remote, role, create_missing=True
         )
-        there = {
-            "type": request.type,
-            "local": request.remote,
-            "remote": request.local,
-            "role": role.other.value,
-        }
+        there = ResourceType.PRINCIPAL, request.remote, request.local, role.other
         self._commands.would_append(here)
         await check_access(self._context, role)
-        await self._commands.call(link.name, "check_acls", there)
+        await self._commands.call(link.name, calls.CheckAcls(*there))
         if not request.dry_run:
-            await self._attach_both(link, here, there)
+            await self._attach_both(link, here, calls.Attach(*there))
         return AttachResult(
             link_name=link.name,
             local=request.local,
@@ -143,28 +143,28 @@ class Attaching:
             dry_run=request.dry_run,
         )
 
-    async def on_check_acls(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_check_acls(self, connection: LinkConnection, question: calls.CheckAcls) -> calls.Done:
         """The other side is about to attach principals."""
-        await self._commands.for_peer(self._checked(_asked(connection, params)))
-        return {}
+        await self._commands.for_peer(self._checked(_asked(connection, question)))
+        return calls.Done()
 
     async def _checked(self, body: AttachNamespace) -> None:
         self._commands.would_append(body)
         await check_access(self._context, body.role)
 
-    async def _attach_both(self, link: Link, here: AttachNamespace, there: Mapping[str, Any]) -> None:
+    async def _attach_both(self, link: Link, here: AttachNamespace, there: calls.Attach) -> None:
         """Attach at the follower's end, then at the leader's; if that fails, at neither."""
         if here.role is Role.LEADER:
-            await self._commands.call(link.name, "attach", there)
+            await self._commands.call(link.name, there)
             try:
                 await self._attach_here(here)
             except OperationError:
-                await self._commands.call(link.name, "detach", {"type": here.type.value, "local": here.remote_prefix})
+                await self._commands.call(link.name, calls.Detach(here.type, here.remote_prefix))
                 raise
             return
         await self._attach_here(here)
         try:
-            await self._commands.call(link.name, "attach", there)
+            await self._commands.call(link.name, there)
         except OperationError:
             mapping = self._commands.link(link.name).mapping(here.type, here.local_prefix)
             if mapping is not None:
@@ -189,25 +189,26 @@ class Attaching:
                 503,
             ) from error
 
-    async def on_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        await self._commands.for_peer(self._attach_here(_asked(connection, params)))
-        return {}
+    async def on_attach(self, connection: LinkConnection, question: calls.Attach) -> calls.Done:
+        await self._commands.for_peer(self._attach_here(_asked(connection, question)))
+        return calls.Done()
 
-    async def on_plan_attach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        truncate = bool(params.get("truncate_target"))
-        asked = _asked(connection, params)
-        plans, verification = await self._commands.for_peer(self._plan(asked, params["topics"], truncate))
+    async def on_plan_attach(self, connection: LinkConnection, question: calls.PlanAttach) -> calls.PlanAttachAnswer:
+        asked = _asked(connection, question)
+        plans, verification = await self._commands.for_peer(
+            self._plan(asked, question.topics, question.truncate_target)
+        )
         groups = await self._commands.for_peer(
             self._plan_groups(asked.link, asked.type, asked.local_prefix, asked.remote_prefix)
         )
-        return {
-            "topics": [plan.model_dump() for plan in plans],
-            "groups": [plan.model_dump() for plan in groups],
-            "transaction_verification": verification.model_dump(),
-        }
+        return calls.PlanAttachAnswer(
+            tuple(calls.PlannedTopic(**plan.model_dump()) for plan in plans),
+            tuple(calls.PlannedGroup(**plan.model_dump()) for plan in groups),
+            calls.PlannedVerification(**verification.model_dump()),
+        )
 
     async def _plan(
-        self, body: AttachNamespace, led: list[dict[str, Any]], truncate: bool
+        self, body: AttachNamespace, led: Sequence[calls.LedTopic], truncate: bool
     ) -> tuple[list[TopicPlan], TransactionVerificationPlan]:
         """What following these topics of the source would do with this cluster's, and with its brokers' settings."""
         self._commands.would_append(body)
@@ -217,7 +218,7 @@ class Attaching:
             topics = await self._context.cluster.topics()
             plans = []
             for wanted in led:
-                name = mapping.local_name(str(wanted["topic"]))
+                name = mapping.local_name(wanted.topic)
                 if name is not None:
                     plan, _ = await self._follower_topics.plan(mapping, wanted, name, topics.get(name), truncate)
                     plans.append(plan)
@@ -248,25 +249,20 @@ class Attaching:
             plans.append(GroupPlan(group=name, source_group=sources[name], positions_replaced=replaced))
         return plans
 
-    async def led_topics(self, prefix: str) -> list[dict[str, Any]]:
+    async def led_topics(self, prefix: str) -> tuple[calls.LedTopic, ...]:
         """This cluster's topics of a namespace, as the follower's end plans with them."""
         mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
         topics = await self._commands.asked(self._context.cluster.topics())
-        return [
-            {
-                "topic": topic.name,
-                "topic_id": _text(topic),
-                "partitions": len(topic.partitions),
-                "predecessors": predecessors(self._context, topic),
-            }
+        return tuple(
+            calls.LedTopic(topic.name, _text(topic), len(topic.partitions), predecessors(self._context, topic))
             for topic in topics.values()
             if (not topic.internal and mapping.remote_name(topic.name) is not None)
             or topic.name == prefix == OFFSETS_TOPIC  # which no namespace holds
-        ]
+        )
 
-    async def on_led_topics(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        topics = await self._commands.for_peer(self.led_topics(str(params["prefix"])))
-        return {"topics": topics, "truncating": sorted(self._context.control.state.truncations)}
+    async def on_led_topics(self, connection: LinkConnection, question: calls.LedTopics) -> calls.LedTopicsAnswer:
+        topics = await self._commands.for_peer(self.led_topics(question.prefix))
+        return calls.LedTopicsAnswer(topics, tuple(sorted(self._context.control.state.truncations)))
 
     async def detach(self, link_name: str, local_prefix: str, type_: str = "topic", local_only: bool = False) -> None:
         """Detach the mapping at both ends: the leader first, so that the follower has all that was sent."""
@@ -277,14 +273,14 @@ class Attaching:
             raise OperationError(
                 "NOT_FOUND", f"{type_} namespace {local_prefix!r} is not attached to {link_name!r}", 404
             )
-        there = {"type": kind.value, "local": mapping.remote_prefix}
+        there = calls.Detach(kind, mapping.remote_prefix)
         if mapping.role is Role.LEADER:
             await self.detach_here(link, mapping)
             if not local_only:
-                await self._commands.call(link_name, "detach", there)
+                await self._commands.call(link_name, there)
         else:
             if not local_only:
-                await self._commands.call(link_name, "detach", there)
+                await self._commands.call(link_name, there)
             await self.detach_here(link, mapping)
 
     async def detach_here(self, link: Link, mapping: NamespaceMapping) -> None:
@@ -312,25 +308,25 @@ class Attaching:
         """Record where topics stopped to follow, as far as that is not recorded."""
         await self._ends_recorded(self._follower_topics.close_provenance(topics))
 
-    async def on_detach(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_detach(self, connection: LinkConnection, question: calls.Detach) -> calls.Done:
         link = self._context.control.state.links.get(connection.link_name)
-        mapping = link.mapping(ResourceType(params["type"]), str(params["local"])) if link is not None else None
+        mapping = link.mapping(question.type, question.local) if link is not None else None
         if link is not None and mapping is not None:
             await self._commands.for_peer(self.detach_here(link, mapping))
-        return {}
+        return calls.Done()
 
 
-def _asked(connection: LinkConnection, params: Mapping[str, Any]) -> AttachNamespace:
+def _asked(connection: LinkConnection, question: calls.Attach | calls.PlanAttach | calls.CheckAcls) -> AttachNamespace:
     """What a peer asks to attach at this end."""
-    return AttachNamespace(
-        connection.link_name,
-        ResourceType(params["type"]),
-        str(params["local"]),
-        str(params["remote"]),
-        Role(params["role"]),
-        truncate_topic_ids=tuple(str(topic_id) for topic_id in params.get("truncate_topic_ids", ())),
-        create_missing=True,
-        disable_transaction_verification=bool(params.get("disable_transaction_verification")),
+    body = AttachNamespace(
+        connection.link_name, question.type, question.local, question.remote, question.role, create_missing=True
+    )
+    if isinstance(question, calls.CheckAcls):
+        return body
+    return replace(
+        body,
+        truncate_topic_ids=(question.truncate_topic_ids or ()) if isinstance(question, calls.Attach) else (),
+        disable_transaction_verification=bool(question.disable_transaction_verification),
     )
 
 

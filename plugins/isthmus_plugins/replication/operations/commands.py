@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable
+from typing import Final, Protocol, TypeVar
 
 from isthmus_control.apply import apply
 from isthmus_control.commands import Body, Command
@@ -14,9 +14,11 @@ from isthmus_control.outcome import Outcome, Rejected, Rejection
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link.call_codec import Question
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import LinkPeers
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 _HTTP_STATUS: Final = {
@@ -25,6 +27,12 @@ _HTTP_STATUS: Final = {
     Rejection.NOT_SUPPORTED: 422,
     Rejection.LEASE_LOST: 503,
 }
+
+
+class Call(Protocol):
+    """Asks the other end of a link. Raises OperationError."""
+
+    async def __call__(self, link_name: str, question: Question[A]) -> A: ...
 
 
 class LinkCommands:
@@ -56,10 +64,10 @@ class LinkCommands:
             )
         return connections[0]
 
-    async def call(self, link_name: str, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, link_name: str, question: Question[A]) -> A:
         """Ask the other end of a link, for 60 s at most."""
         try:
-            return await self.connection(link_name).call(method, params, timeout_s=60)
+            return await self.connection(link_name).call(question, timeout_s=60)
         except LinkRejected as error:
             raise OperationError(error.code, f"the other cluster refused: {error.message}", 409) from error
         except (LinkLost, TimeoutError) as error:
@@ -93,7 +101,7 @@ class LinkCommands:
         """Record what a peer asks for."""
         await self.for_peer(self.append(body))
 
-    async def for_peer(self, work: Any) -> Any:
+    async def for_peer(self, work: Awaitable[T]) -> T:
         """Await ``work``; an operator's error becomes the answer of a call."""
         try:
             return await work

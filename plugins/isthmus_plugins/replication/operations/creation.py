@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from isthmus_control.commands import CreateLink, DeleteLink, RegisterProducerIds, SetOffsetsTopic
 from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
 from isthmus_plugins import links
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.peers import PURPOSE_CREATE, LinkPeers
 from isthmus_plugins.replication.operations.commands import LinkCommands
@@ -86,44 +87,41 @@ class LinkCreation:
         if remote_cluster == context.cluster_id:
             raise OperationError("INVALID_REQUEST", f"{remote} is this cluster itself ({remote_cluster})", 422)
         address = context.link_address
-        answer = await connection.call(
-            "create_link",
-            {
-                "link_name": name,
-                "link_id": link_id,
-                "addresses": [] if address is None else [address],
-                "producer_id_ranges": dict(context.control.state.producer_id_ranges),
-                "offsets_topic": choice(copy),
-            },
-            CREATE_TIMEOUT_S,
+        question = calls.CreateLink(
+            name,
+            link_id,
+            addresses=() if address is None else (address,),
+            producer_id_ranges=context.control.state.producer_id_ranges,
+            offsets_topic=choice(copy),
         )
+        answer = await connection.call(question, CREATE_TIMEOUT_S)
         secret = context.seal(connection.agreed_secret(link_id), link_id)
         try:
-            await self._register_ranges(answer["producer_id_ranges"])
+            await self._register_ranges(answer.producer_id_ranges)
             await self._commands.append(
                 CreateLink(
                     name,
                     link_id,
                     remote_cluster,
                     dials=True,
-                    remote_addresses=tuple(dict.fromkeys([remote, *answer.get("addresses", [])])),
+                    remote_addresses=tuple(dict.fromkeys([remote, *answer.addresses])),
                     local_addresses=() if address is None else (address,),
                     secret=secret,
                 )
             )
         except OperationError:
             try:
-                await connection.call("undo_create_link", {"link_name": name, "link_id": link_id})
+                await connection.call(calls.UndoCreateLink(name, link_id))
             except (LinkRejected, LinkLost, TimeoutError):
                 pass  # the other half stays behind; the next attempt replaces it
             raise
         if copy is not None:
             await self._commands.append(SetOffsetsTopic(name, Role.LEADER, copy))
 
-    async def on_create_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_create_link(self, connection: LinkConnection, question: calls.CreateLink) -> calls.CreateLinkAnswer:
         """The other side creates a link with this cluster."""
         context = self._context
-        name, link_id = str(params["link_name"]), str(params["link_id"])
+        name, link_id = question.link_name, question.link_id
         remote_cluster = str(connection.peer.get("cluster_id"))
         known = context.control.state.links.get(name)
         if known is not None:
@@ -131,8 +129,7 @@ class LinkCreation:
             if known.remote_cluster_id != remote_cluster or known.mappings or self._peers.connections(name):
                 raise LinkRejected("ALREADY_EXISTS", f"it has a link {name!r} with cluster {known.remote_cluster_id}")
             await self._commands.append_for_peer(DeleteLink(name))
-        ranges = {str(cluster): int(index) for cluster, index in params["producer_id_ranges"].items()}
-        await self._register_ranges_for_peer(ranges)
+        await self._register_ranges_for_peer(question.producer_id_ranges)
         for cluster in (remote_cluster, context.cluster_id):
             await self._register_ranges_for_peer({cluster: self._free_range(cluster)})
         address = context.link_address
@@ -142,25 +139,24 @@ class LinkCreation:
                 link_id,
                 remote_cluster,
                 dials=False,
-                remote_addresses=tuple(str(each) for each in params.get("addresses", [])),
+                remote_addresses=question.addresses,
                 local_addresses=() if address is None else (address,),
                 secret=context.seal(connection.agreed_secret(link_id), link_id),
             )
         )
-        copy = chosen_copy(params.get("offsets_topic"))
+        copy = chosen_copy(question.offsets_topic)
         if copy is not None:
             await self._commands.append_for_peer(SetOffsetsTopic(name, Role.FOLLOWER, copy))
-        return {
-            "addresses": [] if address is None else [address],
-            "producer_id_ranges": dict(context.control.state.producer_id_ranges),
-        }
+        return calls.CreateLinkAnswer(
+            () if address is None else (address,), producer_id_ranges=context.control.state.producer_id_ranges
+        )
 
-    async def on_undo_create_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_undo_create_link(self, connection: LinkConnection, question: calls.UndoCreateLink) -> calls.Done:
         """The other side could not record its half."""
-        known = self._context.control.state.links.get(str(params["link_name"]))
-        if known is not None and known.link_id == params["link_id"]:
+        known = self._context.control.state.links.get(question.link_name)
+        if known is not None and known.link_id == question.link_id:
             await self._commands.append_for_peer(DeleteLink(known.name))
-        return {}
+        return calls.Done()
 
     def _free_range(self, cluster_id: str) -> int:
         """The producer id range of a cluster, or a free one.
@@ -187,7 +183,7 @@ class LinkCreation:
         """Delete both ends."""
         link = self._commands.link(link_name)
         if not local_only:
-            await self._commands.call(link_name, "delete_link", {})
+            await self._commands.call(link_name, calls.DeleteLink())
         await self._delete_here(link)
 
     async def _delete_here(self, link: Link) -> None:
@@ -196,8 +192,8 @@ class LinkCreation:
         await self._offsets_topics.end(link)
         await self._commands.append(DeleteLink(link.name))
 
-    async def on_delete_link(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_delete_link(self, connection: LinkConnection, question: calls.DeleteLink) -> calls.Done:
         link = self._context.control.state.links.get(connection.link_name)
         if link is not None:
             await self._commands.for_peer(self._delete_here(link))
-        return {}
+        return calls.Done()

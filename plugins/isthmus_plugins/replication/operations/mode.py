@@ -12,6 +12,7 @@ from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCod
 from isthmus_plugins.links import LinkStatus, ModeResult, OperationError, SetMode
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.leader.stream import LeaderStream
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import SYNC_FEATURES, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.shared_settings import LinkMirror
 from isthmus_plugins.replication.partitions import LedPartition
@@ -115,10 +116,10 @@ class LinkModes:
                 f"the other cluster's proxy {', '.join(old)} does not know synchronous links: upgrade it",
             )
         try:
-            answer = await connections[0].call("topology", {})
+            answer = await connections[0].call(calls.Topology())
         except (LinkRejected, LinkLost, TimeoutError) as error:
             raise OperationError("UNAVAILABLE", f"the other cluster did not answer: {error}", 503) from error
-        missing = {str(each["proxy"]) for each in answer.get("proxies", [])}
+        missing = {each.proxy for each in answer.proxies}
         missing -= {str(each.peer.get("proxy")) for each in connections}
         if missing:
             raise OperationError(

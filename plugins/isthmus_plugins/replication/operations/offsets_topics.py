@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from isthmus_control.commands import Body, SetOffsetsTopic
 from isthmus_control.model import Link, OffsetsCopy, OffsetsForm, Role
@@ -14,9 +13,11 @@ from isthmus_plugins.links import OffsetsView, OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.topics import FollowerTopics, Refusal
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.view import read_view
+from isthmus_plugins.replication.operations.commands import Call
 from isthmus_protocol.offsets_cipher import KeyringError
 
 OFF = "off"
@@ -36,14 +37,14 @@ def wanted_copy(form: str, groups: list[str]) -> OffsetsCopy | None:
     return copy
 
 
-def choice(copy: OffsetsCopy | None) -> dict[str, Any] | None:
+def choice(copy: OffsetsCopy | None) -> calls.CopyChoice | None:
     """What the other side is told."""
-    return None if copy is None else {"form": copy.form.value, "groups": list(copy.groups)}
+    return None if copy is None else calls.CopyChoice(copy.form, copy.groups)
 
 
-def chosen_copy(said: Mapping[str, Any] | None) -> OffsetsCopy | None:
+def chosen_copy(said: calls.CopyChoice | None) -> OffsetsCopy | None:
     """What the other side said. Raises OperationError."""
-    return None if said is None else wanted_copy(str(said["form"]), [str(group) for group in said["groups"]])
+    return None if said is None else wanted_copy(said.form.value, list(said.groups))
 
 
 class OffsetsTopics:
@@ -58,7 +59,7 @@ class OffsetsTopics:
         follower_end: FollowerEnd,
         follower_topics: FollowerTopics,
         keyring_file: KeyringFile,
-        call: Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]],
+        call: Call,
         append: Callable[[Body], Awaitable[None]],
         would_append: Callable[[Body], object],
     ) -> None:
@@ -78,24 +79,24 @@ class OffsetsTopics:
         command = SetOffsetsTopic(link_name, Role.LEADER, copy)
         self._would_append(command)
         self.check(copy)
-        there = {"copy": choice(copy)}
+        there = calls.ChooseOffsetsTopic(choice(copy))
         if copy is None:
             await self._append(command)
-            await self._call(link_name, "choose_offsets_topic", there)
+            await self._call(link_name, there)
         else:
-            await self._call(link_name, "choose_offsets_topic", there)
+            await self._call(link_name, there)
             await self._append(command)
 
-    async def on_choose(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def on_choose(self, connection: LinkConnection, question: calls.ChooseOffsetsTopic) -> calls.Done:
         """The other side chose the form in which its offsets topic is copied to this one."""
-        copy = chosen_copy(params["copy"])
+        copy = chosen_copy(question.copy)
         link = self._context.control.state.links.get(connection.link_name)
         if link is not None:
             if copy is None:
                 await self.end(link)
             else:
                 await self._append(SetOffsetsTopic(link.name, Role.FOLLOWER, copy))
-        return {}
+        return calls.Done()
 
     async def end(self, link: Link) -> None:
         """Follow the other side's offsets topic no more. The copy stays."""

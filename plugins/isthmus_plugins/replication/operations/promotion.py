@@ -26,7 +26,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from isthmus_control.commands import AbandonPromotion, BeginPromotion, Body, DecidePromotion, EndPromotion
 from isthmus_control.model import (
@@ -44,12 +44,12 @@ from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.comparison.digests import Ends
 from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed, of_groups
 from isthmus_plugins.replication.in_doubt.resolution import Ended, TransactionEnds
 from isthmus_plugins.replication.in_doubt.store import Stored
-from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import topic_settings
+from isthmus_plugins.replication.operations.commands import Call
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -75,7 +75,7 @@ class Promotions:
     def __init__(
         self,
         context: PluginContext,
-        call: Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]],
+        call: Call,
         append: Callable[[Body], Awaitable[None]],
         detach_here: Callable[[Link, NamespaceMapping], Awaitable[None]],
         enforced: Callable[[], Awaitable[None]],
@@ -171,27 +171,27 @@ class Promotions:
 
     async def _look_at_topics(self, link_name: str, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
         topics = await self._context.cluster.topics()
-        led = await self._call(link_name, "led_topics", {"prefix": mapping.remote_prefix})
-        truncating = [name for name in led.get("truncating", ()) if mapping.local_name(str(name)) is not None]
+        led = await self._call(link_name, calls.LedTopics(mapping.remote_prefix))
+        truncating = [name for name in led.truncating if mapping.local_name(name) is not None]
         report.missing += [f"{name} is being truncated at the source" for name in truncating]
         if not truncating:
             await self._source_ends(link_name, mapping)  # it will be asked once more when it is too late to refuse
-        for source in led["topics"]:
-            name = mapping.local_name(str(source["topic"]))
+        for source in led.topics:
+            name = mapping.local_name(source.topic)
             if name is None:
                 continue
             record = self._context.control.state.follower_topics.get(name)
             here = topics.get(name)
             follows = record is not None and record.state is TopicState.FOLLOWING
-            if here is None or record is None or not follows or record.source_topic_id != source["topic_id"]:
-                report.missing.append(f"{source['topic']} is not followed")
+            if here is None or record is None or not follows or record.source_topic_id != source.topic_id:
+                report.missing.append(f"{source.topic} is not followed")
                 continue
             report.missing += doubted(record)
-            there = (await self._call(link_name, "ends", {"topic": source["topic"]}))["partitions"]
+            there = (await self._call(link_name, calls.TopicLimits(source.topic))).partitions
             places = [(name, partition) for partition in range(len(here.partitions))]
             ends = await self._context.cluster.log_ends(places)
             for partition, told in enumerate(there):
-                source_end, end = Ends(*told).high_watermark, ends.get((name, partition))
+                source_end, end = told.high_watermark, ends.get((name, partition))
                 if end is None:
                     report.missing.append(f"the log end of {name}-{partition} cannot be read")
                 elif end != source_end:
@@ -215,11 +215,11 @@ class Promotions:
         for key in keys:
             mapping = link.mapping(*key)
             if mapping is not None and mapping.type is ResourceType.TOPIC:
-                told = await self._call(link.name, "topic_settings", {"prefix": mapping.remote_prefix})
-                for source, values in told["topics"].items():
+                told = await self._call(link.name, calls.TopicSettings(mapping.remote_prefix))
+                for source, values in told.topics.items():
                     name = mapping.local_name(source)
                     if name is not None:
-                        settings[name] = values
+                        settings[name] = dict(values)
         ours = self._context.incarnation
         await self._append(BeginPromotion(link.name, *keys[0], settings, ours, tuple(keys[1:])))
         log.info("promotion begun", extra={"link": link.name, "namespaces": [str(key) for key in keys]})
@@ -298,7 +298,7 @@ class Promotions:
                 raise refused or _not_drained(missing)
             for mapping in reversed(attached):  # groups before the topics that their positions are in
                 if not promotion.without_source:
-                    await self._call(promotion.link, "detach", _there(mapping))
+                    await self._call(promotion.link, _detached(mapping))
                 await self._detach_here(link, mapping)
         await self._enforced()  # whoever detached it may have been killed before it had waited for that
         ended = {key: await self._make_own(self._context.control.state.promotions[key]) for key in promotion.keys}
@@ -347,7 +347,7 @@ class Promotions:
         """
         topics = [mapping for mapping in attached if mapping.type is ResourceType.TOPIC]
         for mapping in topics:
-            await self._call(link.name, "detach", _there(mapping))
+            await self._call(link.name, _detached(mapping))
         missing = [each for mapping in topics for each in await self._missing_after(link, mapping)]
         groups = [mapping for mapping in attached if mapping.type is ResourceType.CONSUMER_GROUP and not missing]
         return missing + [each for mapping in groups for each in await self._behind(link, mapping)]
@@ -356,8 +356,8 @@ class Promotions:
         """Attach the source's topics again, so that all follows on. Raises OperationError."""
         for mapping in attached:
             if mapping.type is ResourceType.TOPIC:
-                again = {**_there(mapping), "remote": mapping.local_prefix, "role": Role.LEADER.value}
-                await self._call(link.name, "attach", again)
+                again = calls.Attach(mapping.type, mapping.remote_prefix, mapping.local_prefix, Role.LEADER)
+                await self._call(link.name, again)
         await self._append(AbandonPromotion(promotion.type, promotion.prefix, self._context.incarnation))
 
     async def _missing_after(self, link: Link, mapping: NamespaceMapping) -> list[str]:
@@ -374,10 +374,10 @@ class Promotions:
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
 
-    async def _source_ends(self, link_name: str, mapping: NamespaceMapping) -> Mapping[str, Mapping[str, Any]]:
+    async def _source_ends(self, link_name: str, mapping: NamespaceMapping) -> Mapping[str, calls.TopicEnds]:
         """Where the source's logs end. Raises OperationError."""
         try:
-            ends = await self._call(link_name, "log_ends", {"prefix": mapping.remote_prefix})
+            return (await self._call(link_name, calls.LogEnds(mapping.remote_prefix))).topics
         except OperationError as error:
             if error.code != UNKNOWN_METHOD:
                 raise
@@ -386,14 +386,12 @@ class Promotions:
                 "the other cluster's proxies are of a version that does not say where detached logs end: upgrade them",
                 409,
             ) from error
-        topics: Mapping[str, Mapping[str, Any]] = ends["topics"]
-        return topics
 
     async def _deciding(self, link_name: str) -> list[str]:
-        deciding = (await self._call(link_name, "completing_transactions", {}))["transactional_ids"]
-        return [f"transaction {name!r} of the source is being completed" for name in deciding]
+        deciding = await self._call(link_name, calls.CompletingTransactions())
+        return [f"transaction {name!r} of the source is being completed" for name in deciding.transactional_ids]
 
-    async def _lacking(self, mapping: NamespaceMapping, there: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    async def _lacking(self, mapping: NamespaceMapping, there: Mapping[str, calls.TopicEnds]) -> list[str]:
         """What the follower's logs lack of the source's, which end ``there``. Raises BrokerUnavailable."""
         lacking: list[str] = []
         ours: dict[tuple[str, int], int] = {}
@@ -402,10 +400,10 @@ class Promotions:
             if name is None:
                 continue
             record = self._context.control.state.follower_topics.get(name)
-            if record is None or record.source_topic_id != told["topic_id"]:
+            if record is None or record.source_topic_id != told.topic_id:
                 lacking.append(f"{source} is not followed")
             else:
-                ours |= {(name, partition): int(end) for partition, end in enumerate(told["ends"])}
+                ours |= {(name, partition): end for partition, end in enumerate(told.ends)}
                 lacking += doubted(record)
         ends = await self._context.cluster.log_ends(list(ours)) if ours else {}
         for (name, partition), source_end in ours.items():
@@ -416,17 +414,17 @@ class Promotions:
                 lacking.append(f"{name}-{partition} ends at {end}, the source's at {source_end}")
         return lacking
 
-    async def ends_of(self, topics: Sequence[TopicInfo]) -> dict[str, dict[str, Any]]:
+    async def ends_of(self, topics: Sequence[TopicInfo]) -> dict[str, calls.TopicEnds]:
         """Where this cluster's logs end, for the follower's end that is promoted. Raises BrokerUnavailable."""
         places = [(topic.name, partition) for topic in topics for partition in range(len(topic.partitions))]
         ends = await self._context.cluster.log_ends(places) if places else {}
         if lacking := [place for place in places if place not in ends]:
             raise BrokerUnavailable(f"the log end of {lacking[0][0]}-{lacking[0][1]} cannot be read")
         return {
-            topic.name: {
-                "topic_id": str(uuid.UUID(bytes=topic.topic_id)),
-                "ends": [ends[topic.name, partition] for partition in range(len(topic.partitions))],
-            }
+            topic.name: calls.TopicEnds(
+                str(uuid.UUID(bytes=topic.topic_id)),
+                tuple(ends[topic.name, partition] for partition in range(len(topic.partitions))),
+            )
             for topic in topics
         }
 
@@ -462,9 +460,9 @@ def _key(wanted: NamespaceRef) -> NamespaceKey:
     return NamespaceKey(ResourceType(wanted.type), wanted.local)
 
 
-def _there(mapping: NamespaceMapping) -> dict[str, Any]:
-    """A mapping as the source's end calls it."""
-    return {"type": mapping.type.value, "local": mapping.remote_prefix}
+def _detached(mapping: NamespaceMapping) -> calls.Detach:
+    """Has a mapping detached at the source's end."""
+    return calls.Detach(mapping.type, mapping.remote_prefix)
 
 
 def _not_drained(missing: Sequence[str]) -> OperationError:

@@ -7,8 +7,7 @@ fails, the first is undone, and what cannot be undone is visible as a state with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role
 from isthmus_control.states import ReasonCode
@@ -25,7 +24,9 @@ from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.in_doubt.resolution import TransactionEnds
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.link.shared_settings import LinkMirror
@@ -126,23 +127,26 @@ class LinkService(Part):
     async def stop(self) -> None:
         await self._promotions.stop()
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "plan_attach": self.attaching.on_plan_attach,
-            "attach": self.attaching.on_attach,
-            "detach": self.attaching.on_detach,
-            "led_topics": self.attaching.on_led_topics,
-            "check_acls": self.attaching.on_check_acls,
-            "completing_transactions": self.on_completing_transactions,
-            "log_ends": self.on_log_ends,
-            "topic_settings": self.on_topic_settings,
-            "choose_offsets_topic": self.on_choose_offsets_topic,
-            "delete_link": self.creation.on_delete_link,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (
+            calls.PlanAttach.by(self.attaching.on_plan_attach),
+            calls.Attach.by(self.attaching.on_attach),
+            calls.Detach.by(self.attaching.on_detach),
+            calls.LedTopics.by(self.attaching.on_led_topics),
+            calls.CheckAcls.by(self.attaching.on_check_acls),
+            calls.CompletingTransactions.by(self.on_completing_transactions),
+            calls.LogEnds.by(self.on_log_ends),
+            calls.TopicSettings.by(self.on_topic_settings),
+            calls.ChooseOffsetsTopic.by(self.on_choose_offsets_topic),
+            calls.DeleteLink.by(self.creation.on_delete_link),
+        )
 
-    def create_calls(self) -> Mapping[str, Handler]:
+    def create_answers(self) -> Sequence[Answering]:
         """The same for a connection that was made to create a link."""
-        return {"create_link": self.creation.on_create_link, "undo_create_link": self.creation.on_undo_create_link}
+        return (
+            calls.CreateLink.by(self.creation.on_create_link),
+            calls.UndoCreateLink.by(self.creation.on_undo_create_link),
+        )
 
     # ---- links ----
 
@@ -181,9 +185,10 @@ class LinkService(Part):
             raise OperationError("NOT_FOUND", message, 404)
         return found
 
-    async def on_choose_offsets_topic(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-        chosen: dict[str, Any] = await self._commands.for_peer(self.offsets_topics.on_choose(connection, params))
-        return chosen
+    async def on_choose_offsets_topic(
+        self, connection: LinkConnection, question: calls.ChooseOffsetsTopic
+    ) -> calls.Done:
+        return await self._commands.for_peer(self.offsets_topics.on_choose(connection, question))
 
     async def attach(self, link_name: str, request: links.Attach) -> AttachResult:
         """Attach a pair of namespaces at both ends; the follower decides first."""
@@ -239,27 +244,31 @@ class LinkService(Part):
         """Clear the reservation of a namespace that follows no more, once what links left open in it has ended."""
         return await self._failovers.release(NamespaceKey(kind, prefix))
 
-    async def on_topic_settings(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_topic_settings(
+        self, connection: LinkConnection, question: calls.TopicSettings
+    ) -> calls.TopicSettingsAnswer:
         """What topics of a led namespace have for the settings that a follower overrides."""
-        led = await self._commands.for_peer(self.attaching.led_topics(str(params["prefix"])))
+        led = await self._commands.for_peer(self.attaching.led_topics(question.prefix))
         try:
-            return {"topics": await self._promotions.settings_of([str(each["topic"]) for each in led])}
+            return calls.TopicSettingsAnswer(await self._promotions.settings_of([each.topic for each in led]))
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
 
-    async def on_completing_transactions(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_completing_transactions(
+        self, connection: LinkConnection, question: calls.CompletingTransactions
+    ) -> calls.CompletingTransactionsAnswer:
         """Transactions of this cluster that were decided, and whose markers may still be missing."""
         try:
-            return {"transactional_ids": list(await self._context.cluster.completing_transactions())}
+            return calls.CompletingTransactionsAnswer(tuple(await self._context.cluster.completing_transactions()))
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
 
-    async def on_log_ends(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_log_ends(self, connection: LinkConnection, question: calls.LogEnds) -> calls.LogEndsAnswer:
         """Where the logs of a namespace end that was led and is detached, for the follower's end that is promoted.
 
         The high watermark may lag behind; what is beyond it may be shown later, so the log ends count.
         """
-        prefix = str(params["prefix"])
+        prefix = question.prefix
         mapping = NamespaceMapping(ResourceType.TOPIC, prefix, prefix, Role.LEADER, 0, 0)
         for name, truncation in self._context.control.state.truncations.items():
             if mapping.remote_name(name) is not None:  # its log is not whole
@@ -267,7 +276,7 @@ class LinkService(Part):
         try:
             topics = (await self._context.cluster.topics()).values()
             led = [topic for topic in topics if not topic.internal and mapping.remote_name(topic.name) is not None]
-            return {"topics": await self._promotions.ends_of(led)}
+            return calls.LogEndsAnswer(await self._promotions.ends_of(led))
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
 

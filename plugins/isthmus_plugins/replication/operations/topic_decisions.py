@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from isthmus_control.commands import Body, ForgetFollowerTopic, GiveUpTruncation, RecreateFollowerTopic
 from isthmus_control.model import FollowerTopic, ResourceType, TopicState
@@ -17,7 +17,8 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.topics import FollowerTopics, Refusal
-from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.operations.commands import Call
 
 Fate = Literal["deleted", "created again", "unchanged", "not reached"]
 
@@ -29,7 +30,7 @@ class TopicDecisions:
         self,
         context: PluginContext,
         follower_topics: FollowerTopics,
-        call: Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]],
+        call: Call,
         append: Callable[[Body], Awaitable[None]],
     ) -> None:
         self._context = context
@@ -137,13 +138,13 @@ class TopicDecisions:
         counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, record.topic)
         if counterpart is None:
             raise OperationError("NOT_FOUND", f"topic {record.topic!r} is in no namespace that follows", 404)
-        answer = await self._call(record.link, "led_topics", {"prefix": counterpart.mapping.remote_prefix})
-        if record.source_topic in answer.get("truncating", ()):
+        answer = await self._call(record.link, calls.LedTopics(counterpart.mapping.remote_prefix))
+        if record.source_topic in answer.truncating:
             raise OperationError("CONFLICT", reasons.source_truncating(record.source_topic, record.topic), 409)
-        found = next((each for each in answer["topics"] if each["topic"] == record.source_topic), None)
+        found = next((each for each in answer.topics if each.topic == record.source_topic), None)
         if found is None:
             return "deleted"
-        return "unchanged" if found["topic_id"] == record.source_topic_id else "created again"
+        return "unchanged" if found.topic_id == record.source_topic_id else "created again"
 
     async def _records(self, topic: TopicInfo | None) -> int:
         if topic is None:

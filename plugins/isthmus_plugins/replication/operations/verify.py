@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from isthmus_control.model import Link, NamespaceMapping
 from isthmus_plugins.cluster import TopicInfo
 from isthmus_plugins.links import VerifyReport
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.comparison import AT_ONCE, Comparison, Progress
-from isthmus_plugins.replication.comparison.digests import Ends, Verification
+from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.comparison.groups import GroupVerification
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 
 
@@ -26,26 +27,28 @@ class LinkVerification(Part):
         self._digests = digests
         self.groups = GroupVerification(context)
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "linked_topics": self.on_linked_topics,
-            "linked_groups": self.groups.on_linked_groups,
-            "committed": self.groups.on_committed,
-            "high_watermarks": self.groups.on_high_watermarks,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (
+            calls.LinkedTopics.by(self.on_linked_topics),
+            calls.LinkedGroups.by(self.groups.on_linked_groups),
+            calls.Committed.by(self.groups.on_committed),
+            calls.HighWatermarks.by(self.groups.on_high_watermarks),
+        )
 
-    async def on_linked_topics(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def on_linked_topics(
+        self, connection: LinkConnection, question: calls.LinkedTopics
+    ) -> calls.LinkedTopicsAnswer:
         """This cluster's topics in the namespaces of the link."""
         link = self._context.control.state.links.get(connection.link_name)
         topics = await self._context.cluster.topics()
         mappings = link.topic_mappings if link is not None else ()
-        return {
-            "topics": {
+        return calls.LinkedTopicsAnswer(
+            {
                 topic.name: len(topic.partitions)
                 for topic in topics.values()
                 if any(_holds(mapping, topic) for mapping in mappings)
             }
-        }
+        )
 
     async def verify(
         self, link: Link, connection: LinkConnection, progress: Callable[[int, int], None]
@@ -53,9 +56,7 @@ class LinkVerification(Part):
         """Compare every partition of the link's topic namespaces, up to a snapshot of the smaller end."""
         started = self._clock.monotonic()
         topics = await self._context.cluster.topics()
-        there = {
-            str(name): int(count) for name, count in (await connection.call("linked_topics", {}))["topics"].items()
-        }
+        there = (await connection.call(calls.LinkedTopics())).topics
         pairs: list[tuple[NamespaceMapping, str, str]] = []
         for mapping in link.topic_mappings:
             names = {name for name, topic in topics.items() if _holds(mapping, topic)}
@@ -65,17 +66,17 @@ class LinkVerification(Part):
         limit = asyncio.Semaphore(AT_ONCE)
         jobs = []
         for mapping, name, remote in pairs:
-            remote_ends: list[list[int]] = []
+            remote_ends: tuple[calls.Ends, ...] = ()
             compacts = False
             if remote in there:
                 try:
-                    answer = await connection.call("ends", {"topic": remote})
-                    remote_ends, compacts = answer["partitions"], bool(answer["compacts"])
+                    answer = await connection.call(calls.TopicLimits(remote))
+                    remote_ends, compacts = answer.partitions, answer.compacts
                 except LinkRejected:
                     pass  # deleted since then
             local = topics.get(name)
             for partition in range(max(len(remote_ends), 0 if local is None else len(local.partitions))):
-                remote_end = Ends(*remote_ends[partition]) if partition < len(remote_ends) else None
+                remote_end = remote_ends[partition] if partition < len(remote_ends) else None
                 jobs.append(
                     Comparison(self._digests, connection, name, local, remote, partition, mapping, remote_end, compacts)
                 )

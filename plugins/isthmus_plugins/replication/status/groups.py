@@ -12,9 +12,10 @@ from isthmus_control.states import PartitionState
 from isthmus_plugins.links import GroupStatus, SyncStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.feed import LedGroup
-from isthmus_plugins.replication.groups.followed_group import POSITION_NOT_KNOWN, STOPPED, FollowedGroup, Waiting
+from isthmus_plugins.replication.groups.followed_group import POSITION_NOT_KNOWN, STOPPED, FollowedGroup
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.groups.leader import GroupLeader
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -125,7 +126,7 @@ class GroupStatuses(Part):
         return (groups, pending, seconds, degraded, warnings, commits)
 
 
-def _wait(status: GroupStatus, waiting: Waiting) -> None:
+def _wait(status: GroupStatus, waiting: calls.Waiting) -> None:
     """Say what waits, and why."""
     status.pending, status.reason, status.message = waiting.positions, waiting.code, waiting.message
     status.pending_seconds = waiting.age_ms / 1000

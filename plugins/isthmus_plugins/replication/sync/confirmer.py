@@ -40,7 +40,8 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.confirmed_reads import ConfirmedReads
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.stream import LeaderStream
-from isthmus_plugins.replication.link.connection import Handler
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
 from isthmus_plugins.replication.sync import degrading
@@ -196,10 +197,8 @@ class SyncLeader(Confirmer, Part):
 
     # ---- whom it concerns ----
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "sync_lease": self.grants.on_sync_lease,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return (calls.SyncLease.by(self.grants.on_sync_lease),)
 
     def hooks(self) -> list[RequestHook]:
         return [*self.commits.hooks(), *self.reads.hooks()]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from isthmus_control.commands import OffsetsClaim
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import AckTerms, GroupClaim, Link, NamespaceMapping, ResourceType, Role
 from isthmus_control.rules.claims import supersedes
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link import calls
 
 Namespaces = frozenset[tuple[str, str]]
 """Types and prefixes."""
@@ -22,10 +22,10 @@ Namespaces = frozenset[tuple[str, str]]
 _KINDS = frozenset({ResourceType.TOPIC, ResourceType.CONSUMER_GROUP})
 
 
-def led_namespaces(mappings: Iterable[NamespaceMapping]) -> list[list[str]]:
+def led_namespaces(mappings: Iterable[NamespaceMapping]) -> tuple[calls.NamespaceName, ...]:
     """What positions are told of over a link: types, and prefixes at the other end."""
     led = [each for each in mappings if each.type in _KINDS and each.role is Role.LEADER]
-    return sorted([each.type.value, each.remote_prefix] for each in led)
+    return tuple(sorted(calls.NamespaceName(each.type.value, each.remote_prefix) for each in led))
 
 
 def _followed(link: Link | None) -> Namespaces:
@@ -69,10 +69,10 @@ class GroupLeases:
                 del self._leases[key]
         self._follows = follows
 
-    def granted(self, link_name: str, granted: Mapping[int, GroupLease], said: Iterable[Any]) -> None:
+    def granted(self, link_name: str, granted: Mapping[int, GroupLease], said: Iterable[calls.NamespaceName]) -> None:
         """Take leases by partition of the source's offsets topic; ``said``: what the source leads."""
         link = self._context.control.state.links.get(link_name)
-        if link is None or not _followed(link) <= {(str(kind), str(prefix)) for kind, prefix in said}:
+        if link is None or not _followed(link) <= {(each.type, each.prefix) for each in said}:
             return
         for partition, lease in granted.items():
             link_id, known = self._leases.get((link_name, partition), ("", lease))

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from isthmus_control.codec import to_json
 from isthmus_control.demands import Confirm
 from isthmus_control.model import PLAIN_TERMS, AckTerms, Link, ResourceType, remote_name
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
 from isthmus_plugins.replication.sync.group_leases import led_namespaces
@@ -87,37 +87,31 @@ class SyncGrants:
         self._holding = holding
         self._states = states
 
-    async def on_sync_lease(self, connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+    async def on_sync_lease(self, connection: LinkConnection, question: calls.SyncLease) -> calls.SyncLeaseAnswer:
         """Grant the follower leases for those of its streams and groups that are in sync, and tell how others are.
 
         Those of ``in_sync_any`` say what their ``terms`` say, in place of: this side has all that is acked. Of groups
         there are such terms by the prefix that they have at the follower.
         """
         now, link = self._clock.monotonic(), self._context.control.state.links.get(connection.link_name)
-        streams = [self._leader_end.stream_of(connection, int(each)) for each in params["streams"]]
+        streams = [self._leader_end.stream_of(connection, each) for each in question.streams]
         records = {each.stream_id: each for each in streams if each is not None and each.copy is None}
         granted = {each: terms[""] for each in records if (terms := self._grant(records[each], connection, now))}
         others = {each: stream.key for each, stream in records.items() if each not in granted}
-        keys = [LedPartition(connection.link_name, OFFSETS_TOPIC, int(each)) for each in params.get("groups", ())]
+        keys = [LedPartition(connection.link_name, OFFSETS_TOPIC, each) for each in question.groups]
         places = {key.partition: self._groups.place(key) for key in keys}
         groups = {each: terms for each in places if (terms := self._grant(places[each], connection, now)) is not None}
-        return {
-            "in_sync": [each for each, terms in granted.items() if not terms.links],
-            "in_sync_any": [each for each, terms in granted.items() if terms.links],
-            "terms": {str(each): to_json(terms) for each, terms in granted.items() if terms != PLAIN_TERMS},
-            "groups_in_sync": [each for each, terms in groups.items() if not _is_some_chosen(terms)],
-            "groups_in_sync_any": [each for each, terms in groups.items() if _is_some_chosen(terms)],
-            "group_terms": {
-                str(each): said for each, terms in groups.items() if (said := _said_of_groups(link, terms))
-            },
-            "groups_of": led_namespaces(() if link is None else link.mappings),
-            "lease_ms": int(LEASE_S * 1000),
-            "states": {
-                str(each): self._states.sync_of(key).model_dump(exclude_none=True)
-                for each, key in others.items()
-                if self._states.leads(key)
-            },
-        }
+        return calls.SyncLeaseAnswer(
+            tuple(each for each, terms in granted.items() if not terms.links),
+            in_sync_any=tuple(each for each, terms in granted.items() if terms.links),
+            terms={each: terms for each, terms in granted.items() if terms != PLAIN_TERMS},
+            groups_in_sync=tuple(each for each, terms in groups.items() if not _is_some_chosen(terms)),
+            groups_in_sync_any=tuple(each for each, terms in groups.items() if _is_some_chosen(terms)),
+            group_terms={each: said for each, terms in groups.items() if (said := _said_of_groups(link, terms))},
+            groups_of=led_namespaces(() if link is None else link.mappings),
+            lease_ms=int(LEASE_S * 1000),
+            states={each: _said(self._states.sync_of(key)) for each, key in others.items() if self._states.leads(key)},
+        )
 
     def _grant(self, place: SyncPlace | None, connection: LinkConnection, now: float) -> Mapping[str, AckTerms] | None:
         """Grant a lease of a partition, if nothing speaks against it: of what it promises, as ``AckRules.asked``."""
@@ -178,8 +172,13 @@ def _is_some_chosen(terms: Mapping[str, AckTerms]) -> bool:
     return any(each.links for each in terms.values())
 
 
-def _said_of_groups(link: Link | None, terms: Mapping[str, AckTerms]) -> dict[str, Any]:
+def _said_of_groups(link: Link | None, terms: Mapping[str, AckTerms]) -> dict[str, AckTerms]:
     """Terms that say something, by the prefix that the groups have at the other end."""
     mappings = () if link is None else link.mappings
     named = {remote_name(mappings, ResourceType.CONSUMER_GROUP, prefix): each for prefix, each in terms.items()}
-    return {name: to_json(each) for name, each in named.items() if name is not None and each != PLAIN_TERMS}
+    return {name: each for name, each in named.items() if name is not None and each != PLAIN_TERMS}
+
+
+def _said(status: SyncStatus) -> calls.SyncSaid:
+    any_of = None if status.any_of is None else calls.AnyOfLinks(**status.any_of.model_dump())
+    return calls.SyncSaid(**status.model_dump(exclude={"any_of"}), any_of=any_of)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from pydantic import ValidationError
 
 from isthmus_control.clock import Register
-from isthmus_control.codec import MalformedValue, UnknownField, from_json
 from isthmus_control.commands import OffsetsClaim, PartitionClaim, RecordClaims
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType, Role
@@ -29,7 +28,8 @@ from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.connection import INVALID_ANSWER, LinkLost, LinkRejected, Peer
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.sync.group_leases import GroupLease, GroupLeases
 from isthmus_plugins.tasks import Tasks
@@ -88,7 +88,7 @@ class SyncLeases(Part):
         self._links: frozenset[str] = frozenset()
         """Synchronous ones over which topics follow."""
         self._followed = asyncio.Event()
-        self._asking: set[LinkConnection] = set()
+        self._asking: set[Peer] = set()
         self._leases: dict[Place, Lease] = {}
         self.groups = GroupLeases(context)
         self._record_from = float("-inf")
@@ -143,62 +143,56 @@ class SyncLeases(Part):
             if not self._links and not any(self._due()):
                 self._followed.clear()
                 await self._followed.wait()
-            streams: dict[LinkConnection, dict[int, FollowerStream]] = {}
+            streams: dict[Peer, dict[int, FollowerStream]] = {}
             for stream in self._follower_end.streams():
                 if stream.link_name in self._links and not stream.closed and not stream.connection.lost:
                     streams.setdefault(stream.connection, {})[stream.stream_id] = stream
-            groups: dict[LinkConnection, dict[int, int]] = {}
+            groups: dict[Peer, dict[int, int]] = {}
             for connection, partition, partitions in self._group_follower.confirmed_over():
                 if connection.link_name in self._links and not connection.lost:
                     groups.setdefault(connection, {})[partition] = partitions
-            for connection in streams.keys() | groups.keys():
-                if connection not in self._asking:
-                    self._asking.add(connection)
-                    asked = streams.get(connection, {}), groups.get(connection, {})
-                    self._tasks.start("lease", self._ask(connection, *asked))
+            for peer in streams.keys() | groups.keys():
+                if peer not in self._asking:
+                    self._asking.add(peer)
+                    self._tasks.start("lease", self._ask(peer, streams.get(peer, {}), groups.get(peer, {})))
             if not self._recording and any(due := self._due()) and self._clock.monotonic() > self._record_from:
                 self._recording = True
                 self._tasks.start("record", self._record(*due))
             await asyncio.sleep(ASK_INTERVAL_S)
 
-    async def _ask(
-        self, connection: LinkConnection, streams: Mapping[int, FollowerStream], groups: Mapping[int, int]
-    ) -> None:
+    async def _ask(self, connection: Peer, streams: Mapping[int, FollowerStream], groups: Mapping[int, int]) -> None:
         """``groups``: partitions of the source's offsets topic, and how many it has."""
         asked_at, asked_ms = self._clock.monotonic(), int(self._clock.time() * 1000)
         mode = self._mode(connection.link_name)
         reached = []
         try:
-            asked = {"streams": list(streams), "groups": list(groups)}
-            answer = await connection.call("sync_lease", asked, ASK_TIMEOUT_S)
-            lease_ms = int(answer["lease_ms"])
-            until, until_ms = asked_at + lease_ms / 1000, asked_ms + lease_ms
-            terms = answer.get("terms", {})
-            for stream_id in (*answer["in_sync"], *answer.get("in_sync_any", ())):
-                if (stream := streams.get(int(stream_id))) is not None:
+            answer = await connection.call(calls.SyncLease(tuple(streams), tuple(groups)), ASK_TIMEOUT_S)
+            until, until_ms = asked_at + answer.lease_ms / 1000, asked_ms + answer.lease_ms
+            for stream_id in (*answer.in_sync, *answer.in_sync_any):
+                if (stream := streams.get(stream_id)) is not None:
                     reached.append((stream.topic, stream.topic_id, stream.partition))
                     lease = self._lease_of(stream)
                     if until > lease.until:
-                        lease.terms = from_json(AckTerms, terms.get(str(stream_id), {}))
+                        lease.terms = answer.terms.get(stream_id, PLAIN_TERMS)
                         lease.until, lease.until_ms = until, until_ms
                         lease.end = stream.follower_log.end
             if mode == self._mode(connection.link_name):  # else it may have been said of another time
                 self._reached(connection.link_name, reached)
-            of_groups = answer.get("group_terms", {})
             granted = {
-                int(each): GroupLease(until, until_ms, groups[int(each)], _group_terms(of_groups.get(str(each), {})))
-                for each in (*answer.get("groups_in_sync", ()), *answer.get("groups_in_sync_any", ()))
-                if int(each) in groups
+                each: GroupLease(until, until_ms, groups[each], answer.group_terms.get(each, {}))
+                for each in (*answer.groups_in_sync, *answer.groups_in_sync_any)
+                if each in groups
             }
-            self.groups.granted(connection.link_name, granted, answer.get("groups_of", ()))
-            for stream_id, told in answer.get("states", {}).items():
-                if (stream := streams.get(int(stream_id))) is not None:
+            self.groups.granted(connection.link_name, granted, answer.groups_of)
+            for stream_id, said in answer.states.items():
+                if (stream := streams.get(stream_id)) is not None:
                     lease = self._lease_of(stream)
-                    lease.told, lease.told_at = SyncStatus.model_validate(told), self._clock.monotonic()
-        except (LinkRejected, LinkLost, TimeoutError):
+                    lease.told, lease.told_at = SyncStatus.model_validate(asdict(said)), self._clock.monotonic()
+        except (LinkLost, TimeoutError):
             pass  # then it is not known to be In-Sync any longer
-        except (ValidationError, MalformedValue, UnknownField) as error:
-            log.warning("lease not understood", extra={"link": connection.link_name, "detail": str(error)})
+        except (LinkRejected, ValidationError) as error:
+            if not isinstance(error, LinkRejected) or error.code == INVALID_ANSWER:
+                log.warning("lease not understood", extra={"link": connection.link_name, "detail": str(error)})
         finally:
             self._asking.discard(connection)
 
@@ -252,8 +246,3 @@ class SyncLeases(Part):
             log.warning("leases not recorded", extra={"detail": str(error)})
         finally:
             self._recording = False
-
-
-def _group_terms(said: Mapping[str, Any]) -> dict[str, AckTerms]:
-    """By the prefix of groups. Raises MalformedValue and UnknownField."""
-    return {str(prefix): from_json(AckTerms, terms) for prefix, terms in said.items()}

@@ -16,6 +16,7 @@ from isthmus_control.model import SyncRecord
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
@@ -185,8 +186,9 @@ class AbortEnds:
                 asked[remote, key.partition] = key
         if not connections or not asked:
             return {}
-        answer = await connections[0].call("high_watermarks", {"partitions": sorted(asked)})
-        return {asked[str(topic), int(index)]: int(end) for topic, index, end in answer["partitions"]}
+        places = tuple(calls.PartitionName(*place) for place in sorted(asked))
+        answer = await connections[0].call(calls.HighWatermarks(places))
+        return {asked[topic, index]: end for topic, index, end in answer.partitions}
 
     async def _gone(self, records: Mapping[LedPartition, SyncRecord | None]) -> set[LedPartition]:
         """Those whose log is no more, or no more that of their record: the follower gets nothing of it any more."""

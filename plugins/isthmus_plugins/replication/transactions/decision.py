@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from isthmus_control.model import Link, ResourceType, Role
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -76,7 +76,7 @@ class Decision:
 
 def said(
     link: Link, decision: Decision, again: bool, earlier: Callable[[LedPartition, Decision], list[tuple[int, int, int]]]
-) -> dict[str, Any]:
+) -> calls.Decision:
     """A decision as a call carries it: of its partitions those that the link has, by their names at the other end.
 
     ``again``: it must not replace what was told of its partitions before.
@@ -86,16 +86,17 @@ def said(
     for place, end in decision.ends.items():
         remote = remote_topic(link, place[0])
         if remote is not None:
-            places.append([remote, place[1], end, earlier(LedPartition(link.name, *place), decision)])
-    return {
-        "id": decision.transactional_id,
-        "producer_id": decision.producer_id,
-        "epoch": decision.producer_epoch,
-        "data_epoch": decision.data_epoch,
-        "at": list(decision.at),
-        "places": places,
-        "again": again,
-    }
+            before = tuple(calls.Earlier(*each) for each in earlier(LedPartition(link.name, *place), decision))
+            places.append(calls.DecidedPlace(remote, place[1], end, before))
+    return calls.Decision(
+        decision.transactional_id,
+        decision.producer_id,
+        decision.producer_epoch,
+        decision.data_epoch,
+        calls.LogPlace(*decision.at),
+        tuple(places),
+        again,
+    )
 
 
 def remote_topic(link: Link, topic: str) -> str | None:

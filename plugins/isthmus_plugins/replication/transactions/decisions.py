@@ -20,6 +20,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.stream import LeaderStream
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
@@ -475,17 +476,20 @@ class Decisions(Part):
         for decision in decisions:
             again = decision.again or not self._are_level(decision.places)
             told.append(said(link, decision, again, self._order.earlier))
-        answer = connection.begin_call("decide", {"decisions": told})
+        answer = connection.begin_call(calls.Decide(tuple(told)))(CALL_TIMEOUT_S)
         for decision in decisions:
             decision.sent_on.add(connection)
         self._go_on_reading()
         self._tasks.start("decide", self._decided(connection, decisions, answer))
 
     async def _decided(
-        self, connection: LinkConnection, decisions: Sequence[Decision], answer: Callable[[float], Any]
+        self,
+        connection: LinkConnection,
+        decisions: Sequence[Decision],
+        answer: Awaitable[calls.Done],
     ) -> None:
         try:
-            await answer(CALL_TIMEOUT_S)
+            await answer
         except (LinkRejected, LinkLost, TimeoutError) as error:
             log.warning("decisions not stored", extra={"link": connection.link_name, "detail": str(error)})
             # Markers wait there for what came over this connection: over another one they do not.

@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import asdict
+from typing import Final, NamedTuple
 
 from isthmus_control.model import FollowerTopic, SourceEpoch
 from isthmus_control.states import ReasonCode
@@ -27,8 +28,10 @@ from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.comparison import Comparison
-from isthmus_plugins.replication.comparison.digests import CONTENTS, LATEST, MARKED, RECORDS, Digest, Ends, Verification
-from isthmus_plugins.replication.link.connection import Handler, LinkConnection, LinkRejected
+from isthmus_plugins.replication.comparison.digests import CONTENTS, LATEST, MARKED, RECORDS, Digest, Verification
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.call_codec import Answering
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.record_equality import RecordsDigest
@@ -94,40 +97,44 @@ class CommonLog(Part):
 
     # ---- the source's side ----
 
-    def calls(self) -> Mapping[str, Handler]:
-        return {
-            "limits": self.on_limits,
-        }
+    def answers(self) -> Sequence[Answering]:
+        return calls.Limits.by(self.on_limits), calls.EpochEnd.by(self.on_epoch_end)
 
-    async def on_limits(self, connection: LinkConnection, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the log of one partition starts and ends, and the end of an ``epoch`` in it, if one is given.
+    async def on_limits(
+        self, connection: LinkConnection, question: calls.Limits | calls.EpochEnd
+    ) -> calls.LimitsAnswer:
+        """Where the log of one partition starts and ends.
 
         Raises LinkRejected, also while the topic is truncated: it is not whole then.
         """
-        truncation = self._context.control.state.truncations.get(str(params["topic"]))
+        truncation = self._context.control.state.truncations.get(question.topic)
         if truncation is not None:
             raise LinkRejected(ReasonCode.SOURCE_TRUNCATING, truncation.describe())
-        topic, _ = await self._verification.linked_topic(connection, str(params["topic"]))
-        cluster, place = self._context.cluster, (topic.name, int(params["partition"]))
+        topic, _ = await self._verification.linked_topic(connection, question.topic)
         try:
-            ends, log_end = await asyncio.gather(self._verification.ends(topic, place[1]), cluster.log_end(*place))
-            answer = {
-                **ends._asdict(),
-                "log_end": log_end,
-                "compacts": await self._verification.compacts(topic.name, topic.topic_id),
-                "topic_id": str(uuid.UUID(bytes=topic.topic_id)),
-            }
-            if params.get("epoch") is not None:
-                answer["epoch"], answer["epoch_end"] = await cluster.epoch_end(*place, int(params["epoch"]))
+            ends, log_end = await asyncio.gather(
+                self._verification.ends(topic, question.partition),
+                self._context.cluster.log_end(topic.name, question.partition),
+            )
+            compacts = await self._verification.compacts(topic.name, topic.topic_id)
         except (BrokerUnavailable, KafkaRefused) as error:
             raise LinkRejected("READ_FAILED", str(error)) from error
-        return answer
+        return calls.LimitsAnswer(*ends, log_end, compacts, str(uuid.UUID(bytes=topic.topic_id)))
+
+    async def on_epoch_end(self, connection: LinkConnection, question: calls.EpochEnd) -> calls.EpochEndAnswer:
+        """The same, and where an epoch ends in it."""
+        limits = await self.on_limits(connection, question)
+        try:
+            epoch, end = await self._context.cluster.epoch_end(question.topic, question.partition, question.epoch)
+        except (BrokerUnavailable, KafkaRefused) as error:
+            raise LinkRejected("READ_FAILED", str(error)) from error
+        return calls.EpochEndAnswer(**asdict(limits), epoch=epoch, epoch_end=end)
 
     # ---- the follower's side ----
 
     async def end(
         self,
-        connection: LinkConnection,
+        connection: Peer,
         topic: TopicInfo,
         record: FollowerTopic,
         succession: Succession | None,
@@ -148,7 +155,7 @@ class CommonLog(Part):
         return found
 
     async def same_latest(
-        self, connection: LinkConnection, topic: TopicInfo, record: FollowerTopic, partition: int, offset: int
+        self, connection: Peer, topic: TopicInfo, record: FollowerTopic, partition: int, offset: int
     ) -> tuple[int, bool] | None:
         """(Up to where a partition was compared, whether the latest records of all keys before that are the same).
 
@@ -187,7 +194,7 @@ class CommonLog(Part):
         if bound < log_end:
             bound = max(start, await self._whole(topic, partition, bound))
         here = await self._verification.ends(topic, partition)
-        there = Ends(source.log_start, source.high_watermark, last_stable_offset)
+        there = calls.Ends(source.log_start, source.high_watermark, last_stable_offset)
         # What is open in one of the logs may be aborted in the other by now: nothing differs yet.
         ended = min(max(start, min(here.last_stable_offset, there.last_stable_offset)), bound)
         if compacts or await self._verification.compacts(topic.name, topic.topic_id):
@@ -247,19 +254,9 @@ class CommonLog(Part):
 
     async def _latest_there(self, place: _Place, start: int, offsets: Sequence[int]) -> Mapping[int, str]:
         """For rising offsets of the source: the digest of the latest records of all keys before it."""
-        answer = await place.connection.call(
-            "digest",
-            {
-                "topic": place.topic,
-                "partition": place.partition,
-                "from": start,
-                "to": offsets[-1],
-                "level": LATEST,
-                "at": list(offsets),
-            },
-            COMPARE_TIMEOUT_S,
-        )
-        return dict(zip(offsets, answer["digests"], strict=True))
+        asked = calls.DigestsAt(place.topic, place.partition, start, offsets[-1], LATEST, tuple(offsets))
+        answer = await place.connection.call(asked, COMPARE_TIMEOUT_S)
+        return dict(zip(offsets, answer.digests, strict=True))
 
     async def _ends_with_another(self, place: _Place, topic: TopicInfo, end: int) -> bool:
         """Whether both logs have a record before an offset, and not the same, or one a record and the other a marker.
@@ -278,10 +275,10 @@ class CommonLog(Part):
 
     async def _at(self, place: _Place, topic: TopicInfo, offset: int, level: str) -> tuple[Digest, Digest]:
         """What stands for an offset here, and at the source."""
-        asked = {"topic": place.topic, "partition": place.partition, "from": offset, "to": offset + 1, "level": level}
-        answer = await place.connection.call("digest", asked, CALL_TIMEOUT_S)
+        asked = calls.Digest(place.topic, place.partition, offset, offset + 1, level)
+        answer = await place.connection.call(asked, CALL_TIMEOUT_S)
         here = await self._verification.digest(topic, place.partition, offset, offset + 1, level, None)
-        return here, Digest(str(answer["digest"]), int(answer["records"]), offset + 1)
+        return here, Digest(answer.digest, answer.records, offset + 1)
 
     async def _between(self, topic: TopicInfo, partition: int, start: int, offset: int) -> int:
         """The end of the last batch of ``[start, offset)`` that is whole before an offset: logs are cut there."""
@@ -296,7 +293,7 @@ class CommonLog(Part):
 class _Place:
     """A partition of the source, of one topic id."""
 
-    def __init__(self, connection: LinkConnection, topic: str, topic_id: str, partition: int) -> None:
+    def __init__(self, connection: Peer, topic: str, topic_id: str, partition: int) -> None:
         self.connection = connection
         self.topic = topic
         self.partition = partition
@@ -304,18 +301,17 @@ class _Place:
 
     async def limits(self) -> tuple[SourceLimits, int, bool]:
         """The log's limits, its last stable offset, and whether it is compacted."""
-        answer = await self._call()
-        limits = SourceLimits(int(answer["log_start"]), int(answer["log_end"]), int(answer["high_watermark"]))
-        return limits, int(answer["last_stable_offset"]), bool(answer["compacts"])
+        answer = await self.connection.call(calls.Limits(self.topic, self.partition), CALL_TIMEOUT_S)
+        self._check(answer)
+        limits = SourceLimits(answer.log_start, answer.log_end, answer.high_watermark)
+        return limits, answer.last_stable_offset, answer.compacts
 
     async def epoch_end(self, epoch: int) -> tuple[int, int]:
         """As ``epoch_bound`` asks it."""
-        answer = await self._call(epoch=epoch)
-        return int(answer["epoch"]), int(answer["epoch_end"])
+        answer = await self.connection.call(calls.EpochEnd(self.topic, self.partition, epoch), CALL_TIMEOUT_S)
+        self._check(answer)
+        return answer.epoch, answer.epoch_end
 
-    async def _call(self, **more: Any) -> Mapping[str, Any]:
-        asked = {"topic": self.topic, "partition": self.partition, **more}
-        answer = await self.connection.call("limits", asked, CALL_TIMEOUT_S)
-        if answer.get("topic_id", self._topic_id) != self._topic_id:  # a peer of before does not say
-            raise SourceReplaced(f"the source's {self.topic} is another topic by now: {answer['topic_id']}")
-        return answer
+    def _check(self, answer: calls.LimitsAnswer) -> None:
+        if answer.topic_id not in (self._topic_id, None):  # a peer of before does not say
+            raise SourceReplaced(f"the source's {self.topic} is another topic by now: {answer.topic_id}")

@@ -7,15 +7,15 @@ it was written first. Producer ids stay: a cluster's own index takes an id to it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from isthmus_control.truncations import PartitionCut
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.stream import FollowerStream
-from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.link.connection import LinkConnection
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.call_codec import A, Question
+from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, UNKNOWN_METHOD, LinkRejected
 from isthmus_plugins.replication.truncation.spool import Spool
 from isthmus_protocol import link
 from isthmus_protocol.records import NO_SEQUENCE, BatchHeader, seal, walk
@@ -40,7 +40,7 @@ class LocalConnection:
         self.lost = False
         self.changed = asyncio.Event()
 
-    def send(self, *frames: Any) -> None:
+    def send(self, *parts: bytes | memoryview) -> None:
         """The stream went on, or ended."""
         self.changed.set()
 
@@ -50,9 +50,14 @@ class LocalConnection:
     def write(self) -> None:
         """As ``gather``."""
 
-    async def call(self, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """No transaction has ended without a marker: what was open in the log before is open in the new one."""
-        return {"ended": []}
+    async def call(self, question: Question[A], timeout_s: float = CALL_TIMEOUT_S) -> A:
+        """No transaction has ended without a marker: what was open in the log before is open in the new one.
+
+        Nothing else is known of a source: there is none.
+        """
+        if not isinstance(question, calls.EndedTransactions):
+            raise LinkRejected(UNKNOWN_METHOD, "a topic that is refilled has no source to ask")
+        return cast(A, calls.EndedTransactionsAnswer(()))
 
     async def wait(self) -> None:
         self.changed.clear()
@@ -81,10 +86,9 @@ async def refill(
     """
     async with limit:
         local = LocalConnection(link_name)
-        connection = cast(LinkConnection, local)
-        stream = await end.open_refill(connection, topic, topic_id, cut.partition, uncertain)
+        stream = await end.open_refill(local, topic, topic_id, cut.partition, uncertain)
         try:
-            await _fill(end, spool, local, connection, stream, cut)
+            await _fill(end, spool, local, stream, cut)
         finally:
             local.lost = True
             await end.close_refill(stream)
@@ -94,7 +98,6 @@ async def _fill(
     end: FollowerEnd,
     spool: Spool,
     local: LocalConnection,
-    connection: LinkConnection,
     stream: FollowerStream,
     cut: PartitionCut,
 ) -> None:
@@ -111,11 +114,11 @@ async def _fill(
             while follower_log.queued_bytes > QUEUED_BYTES:
                 await local.wait()
                 watch.check()
-            end.on_append(connection, _append(stream, position, cut, value[start:stop]))
+            end.on_append(local, _append(stream, position, cut, value[start:stop]))
             position = header.next_offset
     # A log that was compacted may have no batch right before the cut: what is empty there ends the gap.
     last = _without_records(cut.offset - 1, timestamp) if position < cut.offset else b""
-    end.on_append(connection, _append(stream, position, cut, memoryview(last)))
+    end.on_append(local, _append(stream, position, cut, memoryview(last)))
     while follower_log.end < cut.offset or follower_log.start < cut.log_start:
         await local.wait()
         watch.check()

@@ -33,9 +33,10 @@ def test_every_part_is_there_once_and_answers_its_own_calls() -> None:
     def work() -> None:
         parts = assembled()
         assert len({id(part) for part in parts.all}) == len(parts.all) == len(vars(parts)) - 1, "all but the context"
-        answered = [method for part in parts.all for method in part.calls()]
+        answered = [answer.question for part in parts.all for answer in part.answers()]
         assert len(answered) == len(set(answered))
-        assert {"open_stream", "decide", "sync_lease", "group_offsets", "attach", "digest"} <= set(answered)
+        methods = {question.METHOD for question in answered}
+        assert {"open_stream", "decide", "sync_lease", "group_offsets", "attach", "digest"} <= methods
 
     simulated(work)
 

@@ -19,6 +19,7 @@ from isthmus_plugins.api import Client, Hold, Replace, Request
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.replication.client_views import time_offsets
 from isthmus_plugins.replication.client_views.time_offsets import MAX_TIMESTAMP, TimeOffsets
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkLost
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
@@ -37,11 +38,12 @@ class Peer:
         self.answers = answers
         self.asked: list[Any] = []
 
-    async def call(self, method: str, params: Any, timeout_s: float) -> dict[str, Any]:
-        self.asked.append((method, params))
+    async def call(self, question: calls.OffsetsForTimes, timeout_s: float) -> calls.OffsetsForTimesAnswer:
+        self.asked.append(question)
         if self.answers is None:
             raise LinkLost("gone")
-        return {"partitions": [[partition, *self.answers[time]] for partition, time in params["partitions"]]}
+        found = (calls.FoundAtTime(partition, *self.answers[time]) for partition, time in question.partitions)
+        return calls.OffsetsForTimesAnswer(tuple(found))
 
 
 class Peers:
@@ -147,7 +149,7 @@ def test_the_sources_answer_is_taken() -> None:
         for time, expected in ((250, (2, 260)), (350, (4, 360)), (MAX_TIMESTAMP, (4, 360)), (900, (-1, -1))):
             assert await offsets.answer({PLACE: time}, False) == {PLACE: expected}
         assert await offsets.answer({PLACE: 380}, False) == {PLACE: (-1, -1)}  # that record is not here yet
-        assert peer.asked[0] == ("offsets_for_times", {"topic": "local-t", "partitions": [[0, 250]]})
+        assert peer.asked[0] == calls.OffsetsForTimes("local-t", (calls.AtTime(0, 250),))
         # What read_committed consumers cannot read yet does not exist for them.
         log = replicas.b.partition("remote-t")
         log.producers[7] = Producer(transaction_start=3)

@@ -9,6 +9,7 @@ from support.replicas import LINK, Replicas
 
 from isthmus_plugins.links import BothOffsets, CommittedOffsets, GroupOnBothSides, GroupVerdict
 from isthmus_plugins.replication.comparison import groups
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
 
 SOURCE = ("local-t", 0)
@@ -78,7 +79,7 @@ def test_committed_offsets_are_listed_from_both_ends(monkeypatch: pytest.MonkeyP
     async def listed(replicas: Replicas, end: str, group: str | None = None) -> CommittedOffsets:
         chosen = replicas.ends[end]
         link = replicas.controls[end].state.links[LINK]
-        return await chosen.link_verification.groups.committed(link, chosen.peers.live[0], group)
+        return await chosen.parts.link_verification.groups.committed(link, chosen.peers.live[0], group)
 
     async def test(replicas: Replicas) -> None:
         at_source(replicas, 7)
@@ -104,8 +105,8 @@ def test_others_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         connection = replicas.ends["A"].peers.live[0]
         with pytest.raises(LinkRejected, match="in no namespace"):
-            await connection.call("committed", {"groups": ["mine"]})
+            await connection.call(calls.Committed(("mine",)))
         with pytest.raises(LinkRejected, match="in no namespace"):
-            await connection.call("high_watermarks", {"partitions": [["mine", 0]]})
+            await connection.call(calls.HighWatermarks((calls.PartitionName("mine", 0),)))
 
     in_replicas(monkeypatch, test)

@@ -19,7 +19,7 @@ from isthmus_plugins.replication.follower import follower_end as module
 from isthmus_plugins.replication.follower import writers
 from isthmus_plugins.replication.follower.log import LogState
 from isthmus_plugins.replication.follower.stream import FollowerStream
-from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link import calls, reasons
 from isthmus_protocol.records import BatchHeader, whole_header
 
 
@@ -218,11 +218,9 @@ def test_of_streams_that_are_opened_at_once_the_last_one_lasts(monkeypatch: pyte
         follower = replicas.ends["B"].follower
         connection = replicas.ends["B"].peers.live[0]
         record = replicas.controls["B"].state.follower_topics["remote-t"]
-        params = {"topic": "remote-t", "partition": 0, "source_topic_id": record.source_topic_id}
-        opened = await asyncio.gather(
-            *(follower.open_stream(connection, {**params, "stream": number}) for number in (901, 902, 903))
-        )
-        assert [each["end_offset"] for each in opened] == [1, 1, 1]
+        questions = (calls.OpenStream(number, "remote-t", record.source_topic_id, 0) for number in (901, 902, 903))
+        opened = await asyncio.gather(*(follower.open_stream(connection, question) for question in questions))
+        assert [each.end_offset for each in opened] == [1, 1, 1]
         assert stream(replicas).stream_id == 903
         assert [key[1] for key in follower._streams] == [903]
 

@@ -18,6 +18,7 @@ from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.cluster import CommittedOffset, Refused
 from isthmus_plugins.replication.groups.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Pending, Plan
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -256,18 +257,20 @@ def test_a_leader_that_was_overtaken_is_not_believed(monkeypatch: pytest.MonkeyP
         follower = replicas.ends["B"].group_follower
         connection = replicas.ends["B"].peers.live[0]
 
-        def part(epoch: int, **more: Any) -> dict[str, Any]:
-            told = [["far-app-1", "remote-t", 0, 1, "", 0]]
-            return {"partitions": 1, "parts": [{"partition": 0, "epoch": epoch, "positions": told, **more}]}
+        def part(
+            epoch: int, whole: calls.WholePart | None = None, group: str = "far-app-1", partition: int = 0
+        ) -> calls.GroupOffsets:
+            told = calls.Position(group, "remote-t", 0, 1, "", 0)
+            return calls.GroupOffsets(2, (calls.OffsetsPart(partition, epoch, (told,), whole=whole),))
 
-        await follower.group_offsets(connection, part(7, begin=True, end=True))
+        whole = calls.WholePart(begin=True, end=True)
+        await follower.group_offsets(connection, part(7, whole))
         with pytest.raises(LinkRejected, match="epoch 7"):
-            await follower.group_offsets(connection, part(6, begin=True, end=True))
+            await follower.group_offsets(connection, part(6, whole))
         with pytest.raises(LinkRejected, match="not told from its start"):
             await follower.group_offsets(connection, part(8))
-        wrong = {"partition": 1, "epoch": 0, "begin": True, "positions": [["mine", "remote-t", 0, 1, "", 0]]}
         with pytest.raises(LinkRejected, match="consumer-group mine does not follow"):
-            await follower.group_offsets(connection, {"partitions": 2, "parts": [wrong]})
+            await follower.group_offsets(connection, part(0, calls.WholePart(begin=True), "mine", 1))
 
     in_replicas(monkeypatch, test)
 
@@ -281,7 +284,7 @@ def test_a_commit_whose_data_is_known_to_be_here_goes_out_before_the_call_is_ans
         follower, taken = replicas.ends["B"].group_follower, replicas.b.commit_offsets
         connection = replicas.ends["B"].peers.live[0]
         begun: list[int] = []
-        calls: list[asyncio.Future[Any]] = []
+        under_way: list[asyncio.Future[Any]] = []
 
         async def noted(group: str, offsets: Any, retention_ms: int | None = None) -> Any:
             begun.extend(each.offset for each in offsets.values())
@@ -289,20 +292,20 @@ def test_a_commit_whose_data_is_known_to_be_here_goes_out_before_the_call_is_ans
 
         async def tell(offset: int) -> list[int]:
             begun.clear()
-            told = [["far-app-1", "remote-t", 0, offset, "", 0]]
-            epoch = replicas.a.partition(OFFSETS_TOPIC).leader_epoch
-            part = {"partition": 0, "epoch": epoch, "positions": told}
-            calls.append(asyncio.ensure_future(follower.group_offsets(connection, {"partitions": 1, "parts": [part]})))  # noqa: TID251
+            told = calls.Position("far-app-1", "remote-t", 0, offset, "", 0)
+            part = calls.OffsetsPart(0, replicas.a.partition(OFFSETS_TOPIC).leader_epoch, (told,))
+            telling = follower.group_offsets(connection, calls.GroupOffsets(1, (part,)))
+            under_way.append(asyncio.ensure_future(telling))  # noqa: TID251
             for _ in range(2):  # the call, and what it begins
                 await asyncio.sleep(0)
-            assert not calls[-1].done()
+            assert not under_way[-1].done()
             return list(begun)
 
         monkeypatch.setattr(replicas.b, "commit_offsets", noted)
         follower.data_came(PLACE, 10)
         assert await tell(10) == [10]
         assert await tell(8) == []  # one at a time
-        await asyncio.gather(*calls)
+        await asyncio.gather(*under_way)
         await until_at(replicas, {PLACE: position(8)})
         assert await tell(11) == []  # whether that is here it does not know
         assert status(replicas).reason is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from isthmus_plugins.replication.in_doubt.store import (
     merged,
 )
 from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.producer_ids import ProducerIdRange
@@ -54,21 +56,15 @@ class Scene:
         return TransactionStore(context, lambda connection: None)
 
 
-def decision(number: int, *places: tuple[str, int, int], producer_id: int = X) -> dict[str, Any]:
-    return {
-        "id": "app",
-        "producer_id": producer_id,
-        "epoch": 3,
-        "data_epoch": 3,
-        "at": [5, number],
-        "places": [list(place) for place in places],
-    }
+def decision(number: int, *places: tuple[str, int, int], producer_id: int = X) -> calls.Decision:
+    decided = tuple(calls.DecidedPlace(*place) for place in places)
+    return calls.Decision("app", producer_id, 3, 3, calls.LogPlace(5, number), decided)
 
 
-async def decide(store: TransactionStore, connection: Any, *decisions: dict[str, Any]) -> None:
-    params = {"decisions": list(decisions)}
-    store.announced(connection, params)
-    await store.on_decide(connection, params)
+async def decide(store: TransactionStore, connection: Any, *decisions: calls.Decision) -> None:
+    question = calls.Decide(decisions)
+    store.announced(connection, question)
+    await store.on_decide(connection, question)
 
 
 def run(test: Callable[[Scene], Awaitable[None]], seed: int = 1) -> None:
@@ -108,17 +104,17 @@ def test_what_is_under_way_is_known_from_its_arrival_on() -> None:
         store = TransactionStore(context, durable.append)
         store.start()
         connection = scene.connection
-        params, later = ({"decisions": [decision(number, ("t", 0, 10))]} for number in (1, 2))
-        store.announced(connection, params)
+        first, later = (calls.Decide((decision(number, ("t", 0, 10)),)) for number in (1, 2))
+        store.announced(connection, first)
         store.announced(connection, later)
         assert store.awaits(connection, X)
         assert not store.awaits(connection, X + 1)
-        await store.on_decide(connection, params)
+        await store.on_decide(connection, first)
         assert store.awaits(connection, X)
         await store.on_decide(connection, later)
         assert not store.awaits(connection, X)
         assert durable == [connection] * 2
-        store.announced(connection, params)
+        store.announced(connection, first)
         store.connection_lost(connection)
         assert not store.awaits(connection, X)
         await store.stop()
@@ -131,11 +127,11 @@ def test_what_was_refused_is_under_way_until_the_connection_ends() -> None:
         context: Any = FakeContext(scene.cluster, scene.control)
         store = TransactionStore(context, lambda connection: None)
         store.start()
-        connection, params = scene.connection, {"decisions": [decision(1, ("t", 0, 10))]}
+        connection, first = scene.connection, calls.Decide((decision(1, ("t", 0, 10)),))
         context.lease_deadline = 0.0
-        store.announced(connection, params)
+        store.announced(connection, first)
         with pytest.raises(LinkRejected, match="lease"):
-            await store.on_decide(connection, params)
+            await store.on_decide(connection, first)
         assert store.awaits(connection, X), "its marker may be behind it on the connection"
         store.connection_lost(connection)
         assert not store.awaits(connection, X)
@@ -236,9 +232,9 @@ def test_earlier_decisions_count_until_they_are_carried_out() -> None:
     async def main(scene: Scene) -> None:
         store = scene.store()
         store.start()
-        said = decision(9, ("t", 0, 50)) | {"epoch": 8, "data_epoch": 7}
-        said["places"][0].append([[4, 3, 20], [6, 5, 30]])
-        await decide(store, scene.connection, said)
+        earlier = calls.Earlier(4, 3, 20), calls.Earlier(6, 5, 30)
+        place = calls.DecidedPlace("t", 0, 50, earlier)
+        await decide(store, scene.connection, replace(decision(9), epoch=8, data_epoch=7, places=(place,)))
         found = await store.read(LINK_ID)
         for epoch, end in ((7, 50), (5, 30), (3, 20)):
             commit = found.commits(X, epoch, ("t", 0), end - 1)

@@ -8,13 +8,23 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.replication.link import connection as module
-from isthmus_plugins.replication.link.connection import Credential, LinkConnection, LinkLost, LinkRejected, Receiver
+from isthmus_plugins.replication.link.call_codec import Question, by_methods
+from isthmus_plugins.replication.link.connection import (
+    INVALID_ANSWER,
+    UNKNOWN_METHOD,
+    Credential,
+    LinkConnection,
+    LinkLost,
+    LinkRejected,
+    Receiver,
+)
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
 
@@ -224,20 +234,45 @@ def test_dialling_what_is_no_link_listener() -> None:
     over_a_listener(work)
 
 
+@dataclass(frozen=True, slots=True)
+class Doubled:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Double(Question[Doubled]):
+    METHOD = "double"
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class InOrder(Question[Doubled]):
+    METHOD = "double"
+    IN_ORDER = True
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Other(Question[Doubled]):
+    METHOD = "other"
+
+
 def test_calls_in_both_directions_at_once() -> None:
     async def work(listener: Listener) -> None:
         dialler, acceptor = await listener.pair()
 
-        async def double(connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
-            await asyncio.sleep(0.01 if params["number"] % 2 else 0)
-            return {"number": 2 * params["number"]}
+        async def double(connection: LinkConnection, question: Double) -> Doubled:
+            await asyncio.sleep(0.01 if question.number % 2 else 0)
+            return Doubled(2 * question.number)
 
         for end in (dialler, acceptor):
-            end.handlers = {"double": double}
+            end.handlers = by_methods([Double.by(double)])
         answers = await asyncio.gather(
-            *(end.call("double", {"number": number}) for number in range(20) for end in (dialler, acceptor))
+            *(end.call(Double(number)) for number in range(20) for end in (dialler, acceptor))
         )
-        assert [answer["number"] for answer in answers] == [2 * number for number in range(20) for _ in range(2)]
+        assert [answer.number for answer in answers] == [2 * number for number in range(20) for _ in range(2)]
         dialler.close()
 
     over_a_listener(work)
@@ -257,16 +292,90 @@ def test_a_call_that_fails(error: Exception, code: str) -> None:
     async def work(listener: Listener) -> None:
         dialler, acceptor = await listener.pair()
 
-        async def fail(connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        async def fail(connection: LinkConnection, question: Double) -> Doubled:
             raise error
 
-        acceptor.handlers = {"fail": fail}
+        acceptor.handlers = by_methods([Double.by(fail)])
         with pytest.raises(LinkRejected) as raised:
-            await dialler.call("fail", {})
+            await dialler.call(Double(1))
         assert raised.value.code == code
-        with pytest.raises(LinkRejected, match="no such call"):
-            await dialler.call("other", {})
+        with pytest.raises(LinkRejected, match="no such call") as raised:
+            await dialler.call(Other())
+        assert raised.value.code == UNKNOWN_METHOD
         assert not dialler.lost
+        dialler.close()
+
+    over_a_listener(work)
+
+
+@dataclass(frozen=True, slots=True)
+class DoubledText:
+    number: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleText(Question[DoubledText]):
+    """What another version takes the same call for."""
+
+    METHOD = "double"
+
+    number: int | str
+
+
+def test_what_is_not_understood_is_an_answer_and_no_end() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+
+        async def double(connection: LinkConnection, question: Double) -> Doubled:
+            return Doubled(2 * question.number)
+
+        acceptor.handlers = by_methods([Double.by(double)])
+        with pytest.raises(LinkRejected, match=r"double\.number is not a whole number") as raised:
+            await dialler.call(DoubleText("one"))
+        assert raised.value.code == "INVALID_REQUEST"
+        with pytest.raises(LinkRejected, match="the answer to double: number is not text") as raised:
+            await dialler.call(DoubleText(1))
+        assert raised.value.code == INVALID_ANSWER
+        assert (await dialler.call(Double(1))).number == 2
+        dialler.close()
+
+    over_a_listener(work)
+
+
+def test_a_call_that_others_count_on_and_that_is_not_understood_ends_the_connection() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+
+        async def decide(connection: LinkConnection, question: InOrder) -> Doubled:
+            return Doubled(question.number)
+
+        acceptor.handlers = by_methods([InOrder.by(decide)])
+        with pytest.raises(LinkLost):
+            await dialler.call(DoubleText("one"), 5)
+
+    over_a_listener(work)
+
+
+def test_calls_are_announced_in_the_order_of_frames_and_before_they_are_answered() -> None:
+    async def work(listener: Listener) -> None:
+        dialler, acceptor = await listener.pair()
+        came: list[tuple[str, Question[Any]]] = []
+
+        class Told(Receiver):
+            def on_call(self, connection: LinkConnection, question: Question[Any]) -> None:
+                came.append(("announced", question))
+
+        async def double(connection: LinkConnection, question: Double) -> Doubled:
+            came.append(("asked", question))
+            return Doubled(2 * question.number)
+
+        acceptor.receiver = Told()
+        acceptor.handlers = by_methods([Double.by(double)])
+        dialler.gather()
+        answers = [dialler.begin_call(Double(number)) for number in range(3)]
+        dialler.write()
+        assert [(await answer(5)).number for answer in answers] == [0, 2, 4]
+        assert came == [(what, Double(number)) for what in ("announced", "asked") for number in range(3)]
         dialler.close()
 
     over_a_listener(work)
@@ -277,12 +386,12 @@ def test_calls_fail_when_the_connection_is_lost() -> None:
         dialler, acceptor = await listener.pair()
         started = asyncio.Event()
 
-        async def hang(connection: LinkConnection, params: dict[str, Any]) -> dict[str, Any]:
+        async def hang(connection: LinkConnection, question: Double) -> Doubled:
             started.set()
             await asyncio.sleep(60)
-            return {}
+            return Doubled(0)
 
-        acceptor.handlers = {"hang": hang}
+        acceptor.handlers = by_methods([Double.by(hang)])
         lost: list[str] = []
 
         class Told(Receiver):
@@ -290,15 +399,15 @@ def test_calls_fail_when_the_connection_is_lost() -> None:
                 lost.append(connection.lost_reason)
 
         dialler.receiver = Told()
-        calling = asyncio.get_running_loop().create_task(dialler.call("hang", {}), name="call")
+        calling = asyncio.get_running_loop().create_task(dialler.call(Double(1)), name="call")
         await started.wait()
         with pytest.raises(TimeoutError):
-            await dialler.call("hang", {}, timeout_s=0.05)
+            await dialler.call(Double(1), timeout_s=0.05)
         await acceptor.stopped()
         with pytest.raises(LinkLost):
             await calling
         with pytest.raises(LinkLost):
-            await dialler.call("hang", {})
+            await dialler.call(Double(1))
         assert await dialler.lost_within(5)
         assert lost == ["the peer closed the connection"]
 

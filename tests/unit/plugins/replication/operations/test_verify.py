@@ -13,6 +13,8 @@ from isthmus_plugins import links
 from isthmus_plugins.cluster import KafkaRefused, TransactionMarkers
 from isthmus_plugins.replication.comparison import comparison
 from isthmus_plugins.replication.follower import follower_end
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_plugins.replication.logs import reading
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import Compression, whole_header
@@ -244,9 +246,8 @@ def test_topics_of_no_link_are_nobodys_business() -> None:
         await copied(two)
         two.clusters["B"].add_topic("private")
         connection: Any = two.a.plugin.parts.peers.connections("a-to-b")[0]
-        for method in ("ends", "digest"):
-            params = {"topic": "private", "partition": 0, "from": 0, "to": 1, "level": "records"}
-            with pytest.raises(Exception, match="no topic of this link"):
-                await connection.call(method, params)
+        for question in (calls.TopicLimits("private"), calls.Digest("private", 0, 0, 1, "records")):
+            with pytest.raises(LinkRejected, match="no topic of this link"):
+                await connection.call(question)
 
     on_a_link(work)

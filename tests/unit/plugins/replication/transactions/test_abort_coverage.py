@@ -13,6 +13,7 @@ from support.fake_cluster import FakeCluster, run_simulated
 from support.partition_log import batch
 
 from isthmus_control.model import SyncRecord, SyncState
+from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.replication.transactions import abort_coverage
@@ -73,11 +74,12 @@ class Scene:
     def connections(self, link_name: str) -> list[Any]:
         return [self]
 
-    async def call(self, method: str, params: Any) -> dict[str, Any]:
-        assert method == "high_watermarks"
+    async def call(self, question: calls.HighWatermarks) -> calls.HighWatermarksAnswer:
         self.calls += 1
         await asyncio.sleep(0.001)
-        return {"partitions": [[*place, self.there] for place in params["partitions"]]}
+        return calls.HighWatermarksAnswer(
+            tuple(calls.PartitionEnd(*place, self.there) for place in question.partitions)
+        )
 
     def concerns(self, topic: str) -> bool:
         return True

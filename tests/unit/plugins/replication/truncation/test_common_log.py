@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from support.fake_cluster import run_simulated
 from support.partition_log import Partition, batch
+from support.peers import CalledAtOnce
 from support.replicas import INDEX, LINK, Replicas
 
 from isthmus_control.model import FollowerTopic, SourceEpoch, TopicState
@@ -20,18 +21,6 @@ from isthmus_protocol import producer_ids
 from isthmus_protocol.records import TRANSACTIONAL_BIT, Compression
 
 SOURCE, TARGET, SOURCES_ID = "local-t", "remote-t", 7
-
-
-class Peer:
-    """A connection whose other end is called at once."""
-
-    link_name = LINK
-
-    def __init__(self, handlers: Mapping[str, Callable[..., Any]]) -> None:
-        self.handlers = handlers
-
-    async def call(self, method: str, params: Mapping[str, Any], timeout_s: float = 0) -> Any:
-        return await self.handlers[method](self, params)
 
 
 def common_end(
@@ -48,8 +37,7 @@ def common_end(
         source = replicas.a.add_topic(SOURCE, configs=configs).partitions[0]
         target = replicas.b.add_topic(TARGET).partitions[0]
         write(source, target)
-        limits = CommonLog(a.context, a.parts.digests).on_limits
-        peer: Any = Peer({"limits": limits, "digest": a.parts.digests.on_digest})
+        peer: Any = CalledAtOnce(LINK, [*a.parts.common_log.answers(), *a.parts.digests.answers()])
         topic = (await replicas.b.topics())[TARGET]
         ids = (str(uuid.UUID(bytes=each.topic_id)) for each in (replicas.a.found[SOURCE], replicas.b.found[TARGET]))
         record = FollowerTopic(LINK, TARGET, SOURCE, next(ids), TopicState.FOLLOWING, 0, next(ids))

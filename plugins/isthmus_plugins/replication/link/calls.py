@@ -1,0 +1,981 @@
+"""What proxies ask each other over a link, and what they answer: every call, with all that stands on the wire.
+
+After the handshake either end may ask. Each question says who asks whom, and in which version of the link protocol it
+came (``SINCE``). What is an object in JSON is a dataclass, what is a list by position a named tuple. The order of
+fields is that on the wire; names may not change, and no field may be added that an older peer needs to understand.
+Tests have the bytes of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from isthmus_control.acls import AclBinding
+from isthmus_control.model import AckTerms, LinkSettings, OffsetsForm, ResourceType, Role
+from isthmus_plugins.replication.link.call_codec import LEFT_OUT, MERGED, Question, named
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer that says no more than that it was done."""
+
+
+# ---- clusters and links ----
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """One of the proxies of a cluster."""
+
+    proxy: str
+    link_address: str | None = None
+    brokers: str | tuple[int, ...] = ()
+    """``all``, or the ids of those that it fronts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyAnswer:
+    proxies: tuple[Proxy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Topology(Question[TopologyAnswer]):
+    """Who dialled asks for the other cluster's proxies, which it dials, too."""
+
+    METHOD = "topology"
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSettingsAnswer:
+    settings: LinkSettings
+    """What the other cluster has now."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSettings(Question[MergeSettingsAnswer]):
+    """A cluster says what it has set of the link, and asks what the other one has when it has taken that."""
+
+    METHOD = "merge_settings"
+
+    settings: LinkSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TryMergeSettings(Question[Done]):
+    """A cluster asks whether the other one would take these settings of the link. Nothing changes."""
+
+    METHOD = "merge_settings"
+    WITH = "dry_run"
+
+    settings: LinkSettings
+    dry_run: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CopyChoice:
+    """In which form an offsets topic is copied."""
+
+    form: OffsetsForm
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLinkAnswer:
+    addresses: tuple[str, ...] = ()
+    producer_id_ranges: Mapping[str, int] = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLink(Question[CreateLinkAnswer]):
+    """Who creates a link asks the other cluster to record its half, over a connection made for that."""
+
+    METHOD = "create_link"
+
+    link_name: str
+    link_id: str
+    addresses: tuple[str, ...] = field(default=(), kw_only=True)
+    """Where the asking cluster's link listeners are."""
+    producer_id_ranges: Mapping[str, int] = field(kw_only=True)
+    """By cluster id: all that the asking cluster knows."""
+    offsets_topic: CopyChoice | None = field(default=None, kw_only=True)
+    """How the asking cluster's offsets topic is copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoCreateLink(Question[Done]):
+    """Who creates a link could not record its own half."""
+
+    METHOD = "undo_create_link"
+
+    link_name: str
+    link_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLink(Question[Done]):
+    """Who deletes the link has the other cluster delete its half first."""
+
+    METHOD = "delete_link"
+
+
+# ---- namespaces ----
+
+
+class Predecessor(NamedTuple):
+    """A topic that another one succeeded: both hold the same up to these offsets."""
+
+    former: str
+    successor: str
+    offsets: tuple[int, ...]
+    """By partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedTopic:
+    """A topic of the source."""
+
+    topic: str
+    topic_id: str
+    partitions: int
+    predecessors: tuple[Predecessor, ...] = ()
+    """Which topics it succeeded, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTopic:
+    """See :class:`~isthmus_plugins.links.TopicPlan`."""
+
+    topic: str
+    source_topic: str
+    action: str
+    topic_id: str | None = None
+    records_lost: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """See :class:`~isthmus_plugins.links.GroupPlan`."""
+
+    group: str
+    source_group: str
+    positions_replaced: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedVerification:
+    """See :class:`~isthmus_plugins.links.TransactionVerificationPlan`."""
+
+    setting: str
+    enabled: bool
+    action: str
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAttachAnswer:
+    topics: tuple[PlannedTopic, ...]
+    groups: tuple[PlannedGroup, ...]
+    transaction_verification: PlannedVerification
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAttach(Question[PlanAttachAnswer]):
+    """The source asks what attaching a pair of namespaces would do at the follower. Nothing changes."""
+
+    METHOD = "plan_attach"
+
+    type: ResourceType
+    local: str
+    """As the asked end calls it; ``remote`` is the asking end's name, and ``role`` the asked end's."""
+    remote: str
+    role: Role
+    truncate_target: bool = False
+    disable_transaction_verification: bool = False
+    topics: tuple[LedTopic, ...] = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(Question[Done]):
+    """Have the other end of a pair of namespaces attached; names and role are those of the asked end."""
+
+    METHOD = "attach"
+
+    type: ResourceType
+    local: str
+    remote: str
+    role: Role
+    truncate_target: bool | None = field(default=None, metadata=LEFT_OUT)
+    disable_transaction_verification: bool | None = field(default=None, metadata=LEFT_OUT)
+    truncate_topic_ids: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
+    """The topics that the operator agreed to lose."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAcls(Question[Done]):
+    """Ask whether principals could be attached: what :class:`Attach` says of them, and nothing changes."""
+
+    METHOD = "check_acls"
+
+    type: ResourceType
+    local: str
+    remote: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Detach(Question[Done]):
+    """Have the other end of a pair of namespaces detached. One that is not attached is no error."""
+
+    METHOD = "detach"
+
+    type: ResourceType
+    local: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedTopicsAnswer:
+    topics: tuple[LedTopic, ...]
+    truncating: tuple[str, ...] = ()
+    """Topics of that cluster that are being truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedTopics(Question[LedTopicsAnswer]):
+    """The follower asks for the source's topics of a namespace, attached or not."""
+
+    METHOD = "led_topics"
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettingsAnswer:
+    topics: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings(Question[TopicSettingsAnswer]):
+    """The follower asks what topics have at the source for the settings that it overrides."""
+
+    METHOD = "topic_settings"
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEnds:
+    """Where the logs of a topic end, by partition."""
+
+    topic_id: str
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEndsAnswer:
+    topics: Mapping[str, TopicEnds]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnds(Question[LogEndsAnswer]):
+    """The follower that is promoted asks where the source's logs end: attached or not, and beyond what is shown."""
+
+    METHOD = "log_ends"
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletingTransactionsAnswer:
+    transactional_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletingTransactions(Question[CompletingTransactionsAnswer]):
+    """The follower that is promoted asks for transactions that were decided, and whose markers may be missing."""
+
+    METHOD = "completing_transactions"
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseOffsetsTopic(Question[Done]):
+    """The source says in which form its offsets topic is copied; None: it is not."""
+
+    METHOD = "choose_offsets_topic"
+
+    copy: CopyChoice | None
+
+
+class NamespaceName(NamedTuple):
+    """A namespace, by its name at the follower; of a type that it may not know."""
+
+    type: str
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acls(Question[Done]):
+    """The source says which bindings the target is to have, in the target's names."""
+
+    METHOD = "acls"
+
+    namespaces: tuple[NamespaceName, ...]
+    """Those that are attached at the source."""
+    bindings: tuple[AclBinding, ...]
+
+
+# ---- topics and streams ----
+
+
+@dataclass(frozen=True, slots=True)
+class ToFill:
+    """Up to where a compacted topic is filled before the target compacts it."""
+
+    since: int
+    """What the target gave for the time since when it does not compact it."""
+    ends: tuple[int, ...]
+    """By partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedTopic:
+    """A topic of the source that the target is to have."""
+
+    topic: str
+    topic_id: str
+    remote_topic: str | None
+    partitions: int
+    replication_factor: int
+    predecessors: tuple[Predecessor, ...] | None = field(default=None, metadata=LEFT_OUT)
+    configs: Mapping[str, str] | None = field(default=None, metadata=LEFT_OUT)
+    """Where they changed, or the target may have to make the topic."""
+    to_fill: ToFill | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyTopic:
+    """The target's topic."""
+
+    remote_topic: str
+    filling: int | None = None
+    """What stands for the time since when the target does not compact it; None: it does, or never will."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTopic:
+    """What became of a topic at the target."""
+
+    ready: bool
+    made: ReadyTopic | None = field(default=None, metadata=MERGED)
+    """None: it is not ready."""
+    code: str | None = field(default=None, metadata=LEFT_OUT)
+    """Why it is not ready, or what is amiss all the same."""
+    message: str | None = field(default=None, metadata=LEFT_OUT)
+    leaders: tuple[int, ...] | None = field(default=None, metadata=LEFT_OUT)
+    """By partition: the broker that leads it, -1 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTopicsAnswer:
+    topics: Mapping[str, PreparedTopic] = field(default_factory=dict)
+    """By the source's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTopics(Question[PrepareTopicsAnswer]):
+    """The source has the target make the topics that it lacks, and asks who leads their partitions there."""
+
+    METHOD = "prepare_topics"
+
+    topics: tuple[WantedTopic, ...]
+    all: tuple[str, ...]
+    """Every led topic of the link, also those that other proxies push."""
+    truncating: tuple[str, ...] = ()
+    """Those of the source that are being truncated."""
+
+
+class LastBatch(NamedTuple):
+    """The batch before a log's end."""
+
+    base_offset: int
+    next_offset: int
+    digest: str
+    """Equal for batches that are equal as whole batches (:func:`isthmus_protocol.record_equality.batch_digest`)."""
+    control: bool
+    """Whether it is a transaction marker."""
+    holes: bool = False
+    """Whether the cleaner has taken something out of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStreamAnswer:
+    """The follower's log."""
+
+    start_offset: int | None = None
+    end_offset: int = field(kw_only=True)
+    last: LastBatch | None = None
+    epoch: int = field(kw_only=True)
+    """The source's leader epoch of its last records."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream(Question[OpenStreamAnswer]):
+    """The leader end opens a stream of one partition, and asks where the follower's log ends."""
+
+    METHOD = "open_stream"
+
+    stream: int
+    topic: str
+    source_topic_id: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStreamAnswer:
+    end_offset: int | None = field(default=None, metadata=LEFT_OUT)
+    """None: there was no such stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream(Question[CloseStreamAnswer]):
+    """The leader end closes a stream, and says why."""
+
+    METHOD = "close_stream"
+
+    stream: int
+    code: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoubtDeletions(Question[Done]):
+    """The leader end has recorded that deletions before an offset may be missing, before it sends what comes after."""
+
+    METHOD = "doubt_deletions"
+
+    stream: int
+    offset: int
+
+
+class Began(NamedTuple):
+    """An open transaction of the follower's log: where its first record stands."""
+
+    producer_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTransactionsAnswer:
+    ended: tuple[int, ...]
+    """Producer ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTransactions(Question[EndedTransactionsAnswer]):
+    """The follower end asks which of its open transactions have no records left in the source's log before a gap."""
+
+    METHOD = "ended_transactions"
+
+    stream: int
+    began: tuple[Began, ...]
+    before: int
+
+
+# ---- comparing ----
+
+
+@dataclass(frozen=True, slots=True)
+class DigestAnswer:
+    digest: str
+    records: int
+    to: int
+    """Where the reading ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest(Question[DigestAnswer]):
+    """Who compares asks what stands for the records of a range of one partition."""
+
+    METHOD = "digest"
+
+    topic: str
+    partition: int
+    offset: int = field(metadata=named("from"))
+    to: int
+    level: str
+    """See :mod:`isthmus_plugins.replication.comparison.digests`."""
+    until: int | None = field(default=None, metadata=LEFT_OUT)
+    """Of the latest records: those before it are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class DigestsAtAnswer:
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestsAt(Question[DigestsAtAnswer]):
+    """Who compares asks what stands for the latest records of all keys before each of some rising offsets."""
+
+    METHOD = "digest"
+    WITH = "at"
+
+    topic: str
+    partition: int
+    offset: int = field(metadata=named("from"))
+    to: int
+    level: str
+    at: tuple[int, ...]
+
+
+class Ends(NamedTuple):
+    """A log's limits."""
+
+    log_start: int
+    high_watermark: int
+    last_stable_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLimitsAnswer:
+    partitions: tuple[Ends, ...]
+    compacts: bool
+    """Whether the cleaner compacts the topic, or did."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLimits(Question[TopicLimitsAnswer]):
+    """Who compares asks for the limits of the logs of a topic."""
+
+    METHOD = "ends"
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsAnswer:
+    """The log of one partition of the source, and the topic that it is of."""
+
+    log_start: int
+    high_watermark: int
+    last_stable_offset: int
+    log_end: int
+    compacts: bool
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(Question[LimitsAnswer]):
+    """The follower that is truncated asks where the log of a partition of the source starts and ends."""
+
+    METHOD = "limits"
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEndAnswer(LimitsAnswer):
+    epoch: int = field(kw_only=True)
+    """The largest up to the one that was asked for, -1 for none."""
+    epoch_end: int = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd(Question[EpochEndAnswer]):
+    """As :class:`Limits`, and where a leader epoch ends."""
+
+    METHOD = "limits"
+    WITH = "epoch"
+
+    topic: str
+    partition: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountOffsetsAnswer:
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountOffsets(Question[CountOffsetsAnswer]):
+    """Who compares an offsets topic with its copy asks how many latest records before an offset leave, or are there."""
+
+    METHOD = "count_offsets"
+
+    topic: str
+    partition: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedTopicsAnswer:
+    topics: Mapping[str, int]
+    """Their numbers of partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedTopics(Question[LinkedTopicsAnswer]):
+    """Who compares asks for the other cluster's topics in the link's namespaces."""
+
+    METHOD = "linked_topics"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedGroupsAnswer:
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedGroups(Question[LinkedGroupsAnswer]):
+    """Who compares asks for the other cluster's groups in the link's namespaces."""
+
+    METHOD = "linked_groups"
+
+
+class CommittedAt(NamedTuple):
+    """What a group has committed for one partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedAnswer:
+    groups: Mapping[str, tuple[CommittedAt, ...]]
+    """Without those whose coordinators do not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Question[CommittedAnswer]):
+    """Who compares asks what groups have committed."""
+
+    METHOD = "committed"
+
+    groups: tuple[str, ...]
+
+
+class PartitionName(NamedTuple):
+    """A partition of the asked end."""
+
+    topic: str
+    partition: int
+
+
+class PartitionEnd(NamedTuple):
+    """Where a partition of the asked end ends."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class HighWatermarksAnswer:
+    partitions: tuple[PartitionEnd, ...]
+    """Without those that cannot be read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class HighWatermarks(Question[HighWatermarksAnswer]):
+    """Who compares groups, or waits for what aborted transactions left, asks where logs end for consumers."""
+
+    METHOD = "high_watermarks"
+
+    partitions: tuple[PartitionName, ...]
+
+
+class AtTime(NamedTuple):
+    """A partition, and a time in ms (-3: the latest there is)."""
+
+    partition: int
+    timestamp: int
+
+
+class FoundAtTime(NamedTuple):
+    """The first offset of a partition with such a time; -1 for none."""
+
+    partition: int
+    offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsForTimesAnswer:
+    partitions: tuple[FoundAtTime, ...]
+    """Without those that cannot be read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsForTimes(Question[OffsetsForTimesAnswer]):
+    """The follower asks for offsets by time in the source's logs, for clients of its own."""
+
+    METHOD = "offsets_for_times"
+
+    topic: str
+    partitions: tuple[AtTime, ...]
+
+
+# ---- groups ----
+
+
+NOT_KNOWN: Final = -1
+"""In the place of an offset: the newest commit cannot be read."""
+
+
+class Position(NamedTuple):
+    """What a group has committed for one partition, in the names of the follower."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int | None
+    """None: nothing any more. :data:`NOT_KNOWN`, too."""
+    metadata: str
+    age_ms: int
+    """How long ago the leader end read it."""
+
+
+class Pending(NamedTuple):
+    """What an open transaction has committed for a group, in the names of the follower."""
+
+    producer_id: int
+    epoch: int
+    group: str
+    topic: str
+    partition: int
+    offset: int | None
+    """None: it was deleted."""
+    metadata: str
+    at: int
+    """Where it stands in the offsets log."""
+
+
+class OpenSince(NamedTuple):
+    """A producer with commits of an open transaction, and where they begin."""
+
+    producer_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class WholePart:
+    """One of the calls in which a partition is told whole."""
+
+    begin: bool
+    end: bool = False
+    held_back: tuple[str, ...] = ()
+    """Topics that are not told for now."""
+    confirm: bool = False
+    """Whether the follower end is to confirm what its coordinators have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upto:
+    """What is told beside positions where the follower end confirms."""
+
+    upto: int | None
+    """Up to where in the log that is all; None: there is more up to there."""
+    settled: int = -1
+    """Where the first commit of an open transaction stands."""
+    pending: tuple[Pending, ...] = ()
+    open: tuple[OpenSince, ...] | None = None
+    """All that are open, where some may have been aborted, or positions have gone back."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsPart:
+    """What is told of one partition of the source's offsets topic."""
+
+    partition: int
+    epoch: int
+    """The source's leader epoch."""
+    positions: tuple[Position, ...]
+    gone: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
+    """Groups that exist no more."""
+    whole: WholePart | None = field(default=None, metadata=MERGED)
+    upto: Upto | None = field(default=None, metadata=MERGED)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsetsAnswer:
+    holds_back: bool = False
+    """Whether the follower end knows of topics that are not told for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets(Question[GroupOffsetsAnswer]):
+    """The leader end tells what groups have committed: first the whole of each partition, then what changed."""
+
+    METHOD = "group_offsets"
+
+    partitions: int
+    """Of the source's offsets topic."""
+    parts: tuple[OffsetsPart, ...]
+    topics: tuple[str, ...] | None = None
+    """The topic namespaces that it tells of, by the follower's names."""
+
+
+class Applied(NamedTuple):
+    """How far coordinators have what one partition of the source's offsets topic adds up to."""
+
+    partition: int
+    epoch: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupApplied(Question[Done]):
+    """The follower end confirms what its coordinators have."""
+
+    METHOD = "group_applied"
+
+    parts: tuple[Applied, ...]
+
+
+class Waiting(NamedTuple):
+    """What a group's coordinator does not have yet, summed up."""
+
+    positions: int
+    """Positions and deletions."""
+    age_ms: int
+    """Of the oldest of them."""
+    code: str | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPendingAnswer:
+    groups: Mapping[str, Waiting]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPending(Question[GroupPendingAnswer]):
+    """The leader end asks what of all that it told is not there yet."""
+
+    METHOD = "group_pending"
+
+
+@dataclass(frozen=True, slots=True)
+class EndGroupOffsets(Question[Done]):
+    """The leader end tells no more of these partitions of the offsets topic; None: of any."""
+
+    METHOD = "end_group_offsets"
+
+    partitions: tuple[int, ...] | None = None
+
+
+# ---- synchronous links ----
+
+
+class Earlier(NamedTuple):
+    """A decision before another one, which is not known to be carried out."""
+
+    epoch: int
+    """Of its markers."""
+    data_epoch: int
+    """Of its records."""
+    end: int
+
+
+class DecidedPlace(NamedTuple):
+    """A partition that a decision touches, by the follower's name."""
+
+    topic: str
+    partition: int
+    end: int
+    """Its transaction's records stand below."""
+    earlier: tuple[Earlier, ...] = ()
+
+
+class LogPlace(NamedTuple):
+    """Where something stands in the source's transaction log."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decision to commit a transaction."""
+
+    transactional_id: str = field(metadata=named("id"))
+    producer_id: int
+    epoch: int
+    """Of its markers."""
+    data_epoch: int
+    """Of its records."""
+    at: LogPlace
+    places: tuple[DecidedPlace, ...]
+    again: bool = False
+    """It must not replace what was told of its partitions before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decide(Question[Done]):
+    """The leader end tells decisions, before the markers that carry them out; the answer: they are durable."""
+
+    METHOD = "decide"
+    IN_ORDER = True
+
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOfLinks:
+    """See :class:`~isthmus_plugins.links.AnyOf`."""
+
+    count: int
+    links: Mapping[str, str]
+    until_ms: int | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSaid:
+    """See :class:`~isthmus_plugins.links.SyncStatus`."""
+
+    state: str
+    since_offset: int | None = field(default=None, metadata=LEFT_OUT)
+    since_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    until_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    any_of: AnyOfLinks | None = field(default=None, metadata=LEFT_OUT)
+    degraded_since_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    reason: str | None = field(default=None, metadata=LEFT_OUT)
+    message: str | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncLeaseAnswer:
+    in_sync: tuple[int, ...]
+    """Streams of which all that is acked is there."""
+    in_sync_any: tuple[int, ...] = ()
+    """Streams of which their terms say what is there."""
+    terms: Mapping[int, AckTerms] = field(default_factory=dict)
+    """By stream, where they say something."""
+    groups_in_sync: tuple[int, ...] = ()
+    """Partitions of the source's offsets topic."""
+    groups_in_sync_any: tuple[int, ...] = ()
+    group_terms: Mapping[int, Mapping[str, AckTerms]] = field(default_factory=dict)
+    """By partition of the offsets topic, and prefix of groups at the follower."""
+    groups_of: tuple[NamespaceName, ...] = ()
+    """The namespaces that positions are told of."""
+    lease_ms: int = field(kw_only=True)
+    """How long that counts, from when it was asked for."""
+    states: Mapping[int, SyncSaid] = field(default_factory=dict)
+    """By stream that got no lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncLease(Question[SyncLeaseAnswer]):
+    """The follower asks for leases: what it may say is In-Sync without hearing from the source."""
+
+    METHOD = "sync_lease"
+
+    streams: tuple[int, ...]
+    groups: tuple[int, ...] = ()
+    """Partitions of the source's offsets topic."""
