@@ -253,6 +253,24 @@ def test_a_java_commit_that_was_given_up_is_done_once_when_it_is_asked_for_again
     until("both sides are equal", lambda: link.verify(check=False)["equal"])
 
 
+def test_an_application_whose_groups_no_link_leads_commits_its_positions(link: Linked, topic: str) -> None:
+    """It reads, writes what follows, and commits where it has read in the same transaction."""
+    link.a.proxy.cli("link", "set-mode", link.name, "synchronous")
+    wait_in_sync(link, topic)
+    group = Consumer({"bootstrap.servers": link.a.bootstrap, "group.id": unique("free-")})
+    try:
+        producer = transactional(link, unique("txn-"))
+        for number in range(4):
+            producer.begin_transaction()
+            write(producer, topic, b"x")
+            offsets = [TopicPartition(topic, 0, number + 1)]
+            producer.send_offsets_to_transaction(offsets, group.consumer_group_metadata(), 30)
+            producer.commit_transaction(10)
+    finally:
+        group.close()
+    assert link.a.link(link.name)["state"] == "In-Sync", "what it was told of the commits ends no connection"
+
+
 def test_a_link_that_is_down_holds_no_commit_of_groups_that_it_does_not_lead(link: Linked, topic: str) -> None:
     """Groups of several links, and of none, share the partitions of the offsets topic."""
     led, alone = unique("led-") + "-", unique("not-linked-")

@@ -100,9 +100,12 @@ def said(
 
 
 def remote_topic(link: Link, topic: str) -> str | None:
-    """What a topic is called at the other end; None where the link does not lead it."""
+    """What a topic is called at the other end; None where the link does not lead it.
+
+    The offsets topic is led by links that lead groups: the other end of any other has nothing to do with it.
+    """
     if topic == OFFSETS_TOPIC:
-        return topic
+        return topic if link.leads_groups else None
     for mapping in link.mappings:
         if mapping.type is ResourceType.TOPIC and mapping.role is Role.LEADER and mapping.offsets is None:
             remote = mapping.remote_name(topic)
