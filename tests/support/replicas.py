@@ -25,7 +25,7 @@ from isthmus_plugins.replication.follower.log import FILLER_KEY
 from isthmus_plugins.replication.link.call_codec import A, Answering, Question
 from isthmus_plugins.replication.link.connection import Credential, LinkConnection, Receiver
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.link.peers import PeerState
+from isthmus_plugins.replication.link.peers import PeerState, Watched
 from isthmus_protocol.producer_ids import is_links_own
 from isthmus_protocol.record_codec import decode_control, decode_records
 from isthmus_protocol.record_equality import batch_digest
@@ -164,32 +164,18 @@ class Peers(Part):
         """Use a connection whose handshake is over."""
         connection.link_name = link_name
         connection.handlers = self.handlers
-        connection.receiver = _Live(self, self.receiver)
+        connection.receiver = Watched(self.receiver, lambda: self._gone(connection))
         self.live.append(connection)
+        self.on_change()
+
+    def _gone(self, connection: LinkConnection) -> None:
+        if connection in self.live:
+            self.live.remove(connection)
         self.on_change()
 
     async def stop(self) -> None:
         for connection in list(self.live):
             await connection.stopped()
-
-
-class _Live(Receiver):
-    """Takes a connection that is lost out of those of the proxy."""
-
-    def __init__(self, peers: Peers, inner: Receiver) -> None:
-        self._peers = peers
-        self._inner = inner
-        self.on_append = inner.on_append  # type: ignore[method-assign]
-        self.on_appended = inner.on_appended  # type: ignore[method-assign]
-        self.on_call = inner.on_call  # type: ignore[method-assign]
-        self.on_stopped = inner.on_stopped  # type: ignore[method-assign]
-        self.on_writable = inner.on_writable  # type: ignore[method-assign]
-
-    def on_lost(self, connection: LinkConnection) -> None:
-        self._inner.on_lost(connection)
-        if connection in self._peers.live:
-            self._peers.live.remove(connection)
-        self._peers.on_change()
 
 
 class End:

@@ -337,7 +337,7 @@ class LinkPeers(Part):
         if self._answers is None:
             raise NotJoined("connections come before anybody serves them")
         connection.handlers = self._answers
-        connection.receiver = _Watched(self._receiver, lambda: self._gone(link_name, state, name, connection))
+        connection.receiver = Watched(self._receiver, lambda: self._gone(link_name, state, name, connection))
         log.info("link peer connected", extra={"link": link_name, "peer": name, "dialled": connection.dialled})
         self._on_change()
 
@@ -365,7 +365,7 @@ class LinkPeers(Part):
         )
 
 
-class _Watched(Receiver):
+class Watched(Receiver):
     """A receiver that also tells the peers of a connection's end."""
 
     def __init__(self, inner: Receiver, gone: Callable[[], None]) -> None:
