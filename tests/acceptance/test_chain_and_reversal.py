@@ -72,7 +72,7 @@ def test_a_reversal(link: Linked) -> None:
     there, back = link.remote + topic, unique("home-") + "-"
     link.a.create_topic(link.local + topic)
     write(link.a, link.local + topic, 1)
-    link.wait_end(there, link.a.end(link.local + topic))
+    link.wait_end(there, link.a.decided_end(link.local + topic))
     link.detach()
     link.a.proxy.cli("link", "attach", link.name, "--local", back, "--remote", link.remote, "--role", "follower")
     end = link.b.end(there)

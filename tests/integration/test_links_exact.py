@@ -42,7 +42,7 @@ def transact(producer: Producer, topic: str, values: Sequence[bytes], commit: bo
 
 def same(link: Linked, source: str, target: str) -> None:
     """Both sides' consumers read the same, in both isolation levels, through the proxies and past them."""
-    link.wait_end(target, link.a.end(source))
+    link.wait_end(target, link.a.decided_end(source))
     for isolation in ("read_uncommitted", "read_committed"):
         expected = link.a.read(source, isolation=isolation)
         for direct in (False, True):
@@ -138,7 +138,7 @@ def test_a_compacted_topic(link: Linked) -> None:
     for number in range(6):
         transact(producer, source, [b"%d-%d" % (key, number) for key in range(5)], commit=number != 3)
     transact(producer, source, [b"last"])
-    end = link.a.end(source)
+    end = link.a.decided_end(source)
 
     def cleaned() -> bool:
         transact(producer, source, [b"roll"])  # what is in the active segment is not cleaned
@@ -147,9 +147,9 @@ def test_a_compacted_topic(link: Linked) -> None:
 
     until("the cleaner has come by", cleaned, 60, interval_s=0.5)
     link.attach()
-    link.wait_end(target, link.a.end(source))
+    link.wait_end(target, link.a.decided_end(source))
     transact(producer, source, [b"and on"])
-    link.wait_end(target, link.a.end(source))
+    link.wait_end(target, link.a.decided_end(source))
     latest = {}
     for side, topic in ((link.a, source), (link.b, target)):
         for isolation in ("read_uncommitted", "read_committed"):

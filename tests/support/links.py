@@ -217,19 +217,28 @@ class Side:
             consumer.close()
         return found
 
-    def end(self, topic: str, partition: int = 0) -> int:
-        """The high watermark, as the brokers know it."""
+    def end(self, topic: str, partition: int = 0, isolation: str = "read_uncommitted") -> int:
+        """The high watermark, as the brokers know it; of read_committed, the last stable offset."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.kafka.bootstrap_servers,
                 "group.id": "ends",
-                "isolation.level": "read_uncommitted",  # else it is the last stable offset
+                "isolation.level": isolation,
             }
         )
         try:
             return int(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)[1])
         finally:
             consumer.close()
+
+    def decided_end(self, topic: str, partition: int = 0) -> int:
+        """The high watermark when no transaction is open: a commit is answered before its markers are written."""
+
+        def decided() -> bool:
+            return self.end(topic, partition, "read_committed") == self.end(topic, partition)
+
+        until(f"no transaction is open in {topic}-{partition}", decided)
+        return self.end(topic, partition)
 
     def link(self, name: str, proxy: ProxyProcess | None = None) -> dict[str, Any]:
         """A link's status, as one proxy tells it."""
