@@ -39,6 +39,7 @@ from isthmus_plugins.replication.follower.log import (
     FollowerLog,
     LogState,
     Numbering,
+    Step,
     StopReason,
 )
 from isthmus_plugins.replication.follower.stream import FollowerStream
@@ -265,7 +266,8 @@ class FollowerEnd(Part):
         stream.follower_log.stop(reason)
         self._tell_stopped(stream)
         await stream.writers.leave(stream)
-        if (changing := stream.waits_for.get("uncompact")) is not None:  # or it might come after a promotion's settings
+        if (changing := stream.under_way.get(Step.TAKE_KEYLESS)) is not None:
+            # Else its settings might come after a promotion's.
             await asyncio.wait([changing])
 
     async def close_stream(self, connection: LinkConnection, question: calls.CloseStream) -> calls.CloseStreamAnswer:
@@ -440,24 +442,26 @@ class FollowerEnd(Part):
         self.proceed(stream)
 
     def proceed(self, stream: FollowerStream) -> None:
-        """Do what the log's state asks for: write, trim, record an epoch, read the position again, tell of its end."""
-        follower_log = stream.follower_log
-        if follower_log.ended:
-            self._tell_stopped(stream)
-        elif follower_log.next_epoch() is not None:
-            self._epochs_due[stream] = None
-            if self._epoch_task is None or self._epoch_task.done():
-                self._epoch_task = self._tasks.start("epochs", self._record_epochs())
-        elif follower_log.state is LogState.RESUMING:
-            self._start_once(stream, "resume", self._resume)
-        elif stream.keyless:
-            self._start_once(stream, "uncompact", self._uncompact)
-        elif follower_log.trim_to is not None:
-            self._start_once(stream, "trim", self._trim)
-        elif follower_log.doubtful:
-            self._start_once(stream, "ask", self._ask_ended)
-        elif follower_log.queued:
-            stream.writers.wake(stream)
+        """Do what the stream's log asks for next, unless that is under way."""
+        match stream.follower_log.next_step():
+            case Step.WRITE:
+                stream.writers.wake(stream)
+            case Step.REPORT_END:
+                self._tell_stopped(stream)
+            case Step.RECORD_EPOCH:
+                self._epochs_due[stream] = None
+                if self._epoch_task is None or self._epoch_task.done():
+                    self._epoch_task = self._tasks.start("epochs", self._record_epochs())
+            case Step.RESUME:
+                self._start_once(stream, Step.RESUME, self._resume)
+            case Step.TAKE_KEYLESS:
+                self._start_once(stream, Step.TAKE_KEYLESS, self._uncompact)
+            case Step.TRIM:
+                self._start_once(stream, Step.TRIM, self._trim)
+            case Step.ASK_ENDED:
+                self._start_once(stream, Step.ASK_ENDED, self._ask_ended)
+            case Step.AWAIT_DECISION | Step.WAIT:
+                pass
 
     def decided(self, connection: LinkConnection) -> None:
         """Decisions that came over a connection are durable: markers that waited for them may be written."""
@@ -466,20 +470,21 @@ class FollowerEnd(Part):
                 self.proceed(stream)
 
     def _start_once(
-        self, stream: FollowerStream, what: str, work: Callable[[FollowerStream], Coroutine[Any, Any, None]]
+        self, stream: FollowerStream, step: Step, work: Callable[[FollowerStream], Coroutine[Any, Any, None]]
     ) -> None:
         """Have ``work`` done for a stream, unless that is under way, and go on with the stream after."""
-        if what in stream.waits_for:
+        if step in stream.under_way:
             return
 
         async def once() -> None:
             try:
                 await work(stream)
             finally:
-                del stream.waits_for[what]
+                del stream.under_way[step]
             self.proceed(stream)
 
-        stream.waits_for[what] = self._tasks.start(f"{what}-{stream.topic}-{stream.partition}", once())
+        name = f"{step.value}-{stream.topic}-{stream.partition}"
+        stream.under_way[step] = self._tasks.start(name, once())
 
     async def _record_epochs(self) -> None:
         """Store leader epochs of the source before their first append: the target's log has only its own.
@@ -488,9 +493,7 @@ class FollowerEnd(Part):
         """
         while self._epochs_due:
             due = [
-                (stream, epoch)
-                for stream in self._epochs_due
-                if (epoch := stream.follower_log.next_epoch()) is not None
+                (stream, epoch) for stream in self._epochs_due if (epoch := stream.follower_log.due_epoch) is not None
             ]
             self._epochs_due.clear()
             try:
@@ -564,7 +567,7 @@ class FollowerEnd(Part):
         That it is not compacted is recorded first: it will be again when it has all that the source had since then.
         """
         cluster, control = self._context.cluster, self._context.control
-        while stream.keyless and not stream.follower_log.ended:
+        while stream.follower_log.next_step() is Step.TAKE_KEYLESS:
             try:
                 record = control.state.follower_topics.get(stream.topic)
                 if record is None or record.state is not TopicState.FOLLOWING or record.topic_id != stream.topic_id:
@@ -579,7 +582,7 @@ class FollowerEnd(Part):
                 if is_compacted({CLEANUP_POLICY: policy}):
                     await cluster.alter_topic_configs(stream.topic, {CLEANUP_POLICY: OVERRIDES[CLEANUP_POLICY]})
                 await asyncio.sleep(SETTINGS_SPREAD_S)
-                stream.keyless = False
+                stream.follower_log.takes_keyless()
             except (BrokerUnavailable, KafkaRefused) as error:
                 why = str(error)
                 if isinstance(error, KafkaRefused):

@@ -81,6 +81,29 @@ class LogState(enum.Enum):
     DIVERGED = "diverged"
 
 
+class Step(enum.Enum):
+    """What is to be done next with a follower's log."""
+
+    REPORT_END = "report end"
+    """It has ended: the leader end is to know why."""
+    RESUME = "resume"
+    """Read the target's log end, and its producers' states."""
+    RECORD_EPOCH = "record epoch"
+    """Record :attr:`FollowerLog.due_epoch`."""
+    TAKE_KEYLESS = "take keyless"
+    """Have the topic take records without a key, which a compacted one refuses."""
+    TRIM = "trim"
+    """Delete what is before :attr:`FollowerLog.trim_to`."""
+    ASK_ENDED = "ask ended"
+    """Ask the leader end about the transactions in :attr:`FollowerLog.doubtful`."""
+    AWAIT_DECISION = "await decision"
+    """The next batch is a marker whose decision has to be durable before."""
+    WRITE = "write"
+    """Write what :meth:`FollowerLog.take` gives."""
+    WAIT = "wait"
+    """Nothing, before an answer or a batch of the source comes."""
+
+
 class StopReason(NamedTuple):
     """Why a partition does not go on. ``code`` is a constant, ``message`` for people."""
 
@@ -162,6 +185,7 @@ class FollowerLog:
         "_filler_sequence",
         "_filling",
         "_in_flight",
+        "_keyless",
         "_known",
         "_last",
         "_marker_proved",
@@ -224,6 +248,8 @@ class FollowerLog:
         self._filler_generation = 0
         self._filling = False
         """Whether a transaction of tombstones is open."""
+        self._keyless = False
+        """Whether the next record has no key, and the topic does not take it."""
         self._records_max = FILLER_TOMBSTONES_MAX
         """Of a batch that is made here: fewer, where the target finds more too large."""
         self.state = LogState.RESUMING
@@ -336,7 +362,44 @@ class FollowerLog:
             self.accepted_end = header.next_offset
         self.accepted_end = max(self.accepted_end, self.source_start)
 
-    def next_epoch(self) -> tuple[int, int] | None:
+    # ---- what comes next ----
+
+    def next_step(self) -> Step:
+        """What is to be done next, and the only place that decides it. One thing at a time: what was begun ends first.
+
+        A batch that cannot be taken apart stops the log.
+        """
+        if self.ended:
+            return Step.REPORT_END
+        if self.state is LogState.RESUMING:
+            return Step.RESUME
+        if self._in_flight:
+            return Step.WAIT
+        if self.due_epoch is not None:
+            return Step.RECORD_EPOCH
+        if self._keyless:
+            return Step.TAKE_KEYLESS
+        if self.trim_to is not None:
+            return Step.TRIM
+        if self._queue and self._gap_end() <= self.end:
+            try:
+                self._divide(self._queue[0])
+            except BatchError as error:
+                self._refuse_batch(error)
+                return Step.REPORT_END
+        if self.doubtful:
+            return Step.ASK_ENDED
+        if self._gap_end() > self.end:
+            return Step.WRITE
+        if not self._queue:
+            return Step.WAIT
+        header = self._queue[0].header
+        if header.is_control and self._awaits is not None and self._awaits(header.producer_id):
+            return Step.AWAIT_DECISION
+        return Step.WRITE
+
+    @property
+    def due_epoch(self) -> tuple[int, int] | None:
         """(leader epoch, start offset) that must be recorded before the next append; None if there is nothing to do."""
         if self.state is LogState.WRITING and self._queue and not self._in_flight:
             header = self._queue[0].header
@@ -389,30 +452,23 @@ class FollowerLog:
         return self.numbering.filler_id if in_transaction else None
 
     def take(self) -> Operation | None:
-        """What is to be written next; it is under way from now on. None: nothing.
+        """What is to be written next; it is under way from now on. None: the next step is another one.
 
-        Raises BatchError, ProducerIdOverflow: the next batch cannot be prepared, and is still the next one.
+        A batch that cannot be prepared stops the log.
         """
-        if self.state is not LogState.WRITING or self._in_flight or self.trim_to is not None:
-            return None
-        if self._queue and self._queue[0].header.leader_epoch > self.epoch:
-            return None
-        if self._queue and self._gap_end() <= self.end:
-            self._divide(self._queue[0])
-        if self.doubtful:
+        if self.next_step() is not Step.WRITE:
             return None
         gap_end = self._gap_end()
-        if gap_end > self.end:
-            operation: Operation = self._fill(gap_end)
-        elif self._queue:
-            header = self._queue[0].header
-            if header.is_control and self._awaits is not None and self._awaits(header.producer_id):
-                return None
-            operation = self._next(self._queue[0])
-        else:
+        try:
+            operation = self._fill(gap_end) if gap_end > self.end else self._next(self._queue[0])
+        except (BatchError, producer_ids.ProducerIdOverflow) as error:
+            self._refuse_batch(error)
             return None
         self._in_flight.append(operation)
         return operation
+
+    def _refuse_batch(self, error: Exception) -> None:
+        self.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(error)))
 
     def take_more(self, recent: int) -> list[Append]:
         """What may be sent right after the append that was taken, before its answer; all of it is under way then.
@@ -738,6 +794,16 @@ class FollowerLog:
     def _read_again(self) -> None:
         if not self.ended:  # it may have been stopped while the request was under way
             self.state = LogState.RESUMING
+
+    def refused_keyless(self) -> None:
+        """The broker refused the batch that was under way for a record without a key: nothing is sent before
+        :meth:`takes_keyless`."""
+        self.not_written()
+        self._keyless = True
+
+    def takes_keyless(self) -> None:
+        """The topic is not compacted any more."""
+        self._keyless = False
 
     def too_large(self) -> None:
         """The broker finds the batch that was under way too large: send fewer records at once."""

@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from isthmus_plugins.process import Clock
-from isthmus_plugins.replication.follower.log import FollowerLog, StopReason
+from isthmus_plugins.replication.follower.log import FollowerLog, Step, StopReason
 from isthmus_plugins.replication.link.connection import Peer
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 
@@ -33,7 +33,6 @@ class FollowerStream:
         "end_age_noted",
         "follower_log",
         "held",
-        "keyless",
         "link_name",
         "partition",
         "refusals",
@@ -44,8 +43,8 @@ class FollowerStream:
         "topic",
         "topic_id",
         "trouble",
+        "under_way",
         "unverified",
-        "waits_for",
         "writers",
     )
 
@@ -82,10 +81,8 @@ class FollowerStream:
         self.refusals = 0
         self.unverified: int | None = None
         """The error that may say that the target verifies transactions, until it was asked whether it does."""
-        self.keyless = False
-        """The next record has no key, and the topic is compacted: it cannot be, for now."""
-        self.waits_for: dict[str, asyncio.Task[None]] = {}
-        """What is under way before the next record can be written: see ``FollowerEnd.proceed``."""
+        self.under_way: dict[Step, asyncio.Task[None]] = {}
+        """What is done before the next record can be written: see ``FollowerEnd.proceed``."""
         self.told_end = False
         """Whether the leader end has said where the source's log ends."""
         self.told_stopped = False

@@ -26,9 +26,7 @@ from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import written_together
 from isthmus_plugins.tasks import Tasks
-from isthmus_protocol.producer_ids import ProducerIdOverflow
 from isthmus_protocol.record_codec import decode_records
-from isthmus_protocol.records import BatchError
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -215,20 +213,16 @@ class Writer:
             del self._writers.ready[stream]
             try:
                 operation = stream.follower_log.take()
-            except (BatchError, ProducerIdOverflow) as error:
-                stream.follower_log.stop(StopReason(ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(error)))
-                self._end.proceed(stream)
-                continue
             except Exception as error:  # a bug of ours must not end this writer, which other streams share
                 log.exception("batch not prepared", extra={"topic": stream.topic, "partition": stream.partition})
                 stream.follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, repr(error)))
                 self._end.proceed(stream)
                 continue
-            if operation is None and stream.follower_log.doubtful:
+            if operation is None:
                 self._end.proceed(stream)
-            if isinstance(operation, Mark):
+            elif isinstance(operation, Mark):
                 writes[stream.place] = (stream, operation)
-            elif operation is not None:
+            else:
                 appends = [operation, *(() if recent is None else stream.follower_log.take_more(recent))]
                 writes[stream.place] = (stream, appends)
                 size += sum(len(append.data) for append in appends)
@@ -388,8 +382,7 @@ class Writer:
         elif code == INVALID_RECORD and isinstance(operation, Append) and _is_keyless(operation) and not stream.is_copy:
             stream.trouble = objection
             stream.refusals += 1
-            stream.keyless = True
-            follower_log.not_written()
+            follower_log.refused_keyless()
         elif code == OUT_OF_ORDER_SEQUENCE and not follower_log.renumbering:
             stream.refusals += 1
             follower_log.out_of_sequence()

@@ -21,10 +21,11 @@ from isthmus_plugins.replication.follower.log import (
     LogState,
     Mark,
     Numbering,
+    Step,
     StopReason,
 )
 from isthmus_plugins.replication.link import reasons
-from isthmus_protocol.producer_ids import IDS_PER_CLUSTER, ProducerIdOverflow, translate
+from isthmus_protocol.producer_ids import IDS_PER_CLUSTER, translate
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import (
     CONTROL_BIT,
@@ -33,9 +34,7 @@ from isthmus_protocol.records import (
     SEQUENCE_MAX,
     TRANSACTIONAL_BIT,
     BatchHeader,
-    CorruptBatch,
     MalformedBatch,
-    UnsupportedBatch,
     seal,
     whole_header,
 )
@@ -69,6 +68,13 @@ def header_of(log: FollowerLog) -> BatchHeader:
 def three(*base_offsets: int, **more: int) -> memoryview:
     """Batches of three records each."""
     return memoryview(b"".join(batch(offset, [b"a", b"b", b"c"], **more) for offset in base_offsets))
+
+
+def stopped_for(log: FollowerLog) -> str:
+    """The reason code of a log that has stopped, with nothing left to be written."""
+    assert (log.state, log.queued, log.next_step()) == (LogState.STOPPED, 0, Step.REPORT_END)
+    assert log.reason is not None
+    return log.reason.code
 
 
 def append_all(log: FollowerLog) -> list[int]:
@@ -417,14 +423,94 @@ def test_the_first_reason_stays() -> None:
     assert log.reason == StopReason("ONE", "")
 
 
+class TestNextStep:
+    """One place decides what comes next; what is taken agrees with it."""
+
+    def check(self, log: FollowerLog, step: Step) -> None:
+        assert log.next_step() is step
+        taken = log.take()
+        assert (taken is not None) == (step is Step.WRITE)
+
+    def test_the_log_end_is_read_first(self) -> None:
+        log = FollowerLog(NUMBERING)
+        log.offer(three(0, leader_epoch=3))
+        self.check(log, Step.RESUME)
+
+    def test_nothing_is_left_to_do(self) -> None:
+        self.check(opened(), Step.WAIT)
+
+    def test_a_batch_is_written_and_its_answer_awaited(self) -> None:
+        log = opened()
+        log.offer(three(0, 3))
+        self.check(log, Step.WRITE)
+        self.check(log, Step.WAIT)
+        log.appended(0)
+        self.check(log, Step.WRITE)
+
+    def test_an_unknown_fate_comes_before_everything_that_is_due(self) -> None:
+        log = opened()
+        log.offer(three(0))
+        log.take()
+        log.offer(three(3, leader_epoch=9), source_start=3)
+        log.unknown()
+        self.check(log, Step.RESUME)
+        log.resume(0, 3, states(2))
+        self.check(log, Step.RECORD_EPOCH)
+        log.epoch = 9
+        self.check(log, Step.TRIM)
+        log.trimmed(3)
+        self.check(log, Step.WRITE)
+
+    def test_a_record_without_a_key_waits_for_the_topic_that_refused_it(self) -> None:
+        log = opened()
+        log.offer(three(0))
+        log.take()
+        log.refused_keyless()
+        self.check(log, Step.TAKE_KEYLESS)
+        log.takes_keyless()
+        self.check(log, Step.WRITE)
+
+    def test_what_the_source_expired_is_trimmed(self) -> None:
+        log = opened(3)
+        log.offer(three(3), source_start=2)
+        self.check(log, Step.TRIM)
+
+    def test_open_transactions_are_asked_about_before_a_gap(self) -> None:
+        log = opened()
+        log.offer(three(0, producer_id=7, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL_BIT))
+        log.take()
+        log.appended(0)
+        log.offer(three(9))
+        self.check(log, Step.ASK_ENDED)
+        log.settle(tuple(log.doubtful), ())
+        self.check(log, Step.WRITE)
+
+    def test_a_marker_waits_for_its_decision(self) -> None:
+        awaited = {7}
+        log = FollowerLog(NUMBERING, awaits=awaited.__contains__)
+        log.epoch = 0
+        log.resume(0, 0, {})
+        log.offer(memoryview(control_batch(0, True, producer_id=7, producer_epoch=0)))
+        self.check(log, Step.AWAIT_DECISION)
+        awaited.clear()
+        self.check(log, Step.WRITE)
+
+    @pytest.mark.parametrize("end", [lambda log: log.stop(StopReason("ONE", "")), lambda log: log.diverge("")])
+    def test_what_has_ended_is_reported_whatever_was_due(self, end: Callable[[FollowerLog], None]) -> None:
+        log = opened()
+        log.offer(three(0, leader_epoch=3))
+        end(log)
+        self.check(log, Step.REPORT_END)
+
+
 class TestEpochs:
     def test_a_new_epoch_is_recorded_before_its_first_append(self) -> None:
         log = opened()
         log.offer(three(0, leader_epoch=0))
         log.offer(three(3, leader_epoch=4))
-        assert log.next_epoch() is None
+        assert log.due_epoch is None
         assert append_all(log) == [0]
-        assert log.next_epoch() == (4, 3)
+        assert log.due_epoch == (4, 3)
         assert log.take() is None
         log.epoch = 4
         assert append_all(log) == [3]
@@ -434,7 +520,7 @@ class TestEpochs:
         log.offer(three(0, leader_epoch=0))
         log.take()
         log.offer(three(3, leader_epoch=1))
-        assert log.next_epoch() is None
+        assert log.due_epoch is None
 
 
 class TestNobodyElseWrites:
@@ -798,9 +884,8 @@ def test_control_records_of_another_kind_are_not_copied() -> None:
     data = encode_batch([Record(0, 1, bytes((0, 0, 0, 5)), b"value")], header)
     log = opened()
     log.offer(memoryview(data))
-    with pytest.raises(UnsupportedBatch):
-        log.take()
-    assert log.queued == 1
+    assert log.take() is None
+    assert stopped_for(log) == ReasonCode.UNSUPPORTED_MESSAGE_FORMAT
 
 
 def test_damaged_batches_are_not_blessed_with_a_new_crc() -> None:
@@ -808,9 +893,8 @@ def test_damaged_batches_are_not_blessed_with_a_new_crc() -> None:
     data[-1] ^= 1
     log = opened()
     log.offer(memoryview(data))
-    with pytest.raises(CorruptBatch):
-        log.take()
-    assert log.queued == 1
+    assert log.take() is None
+    assert stopped_for(log) == ReasonCode.UNSUPPORTED_MESSAGE_FORMAT
 
 
 def test_bytes_that_are_no_batches() -> None:
@@ -821,5 +905,5 @@ def test_bytes_that_are_no_batches() -> None:
 def test_a_producer_id_beyond_the_scheme() -> None:
     log = opened()
     log.offer(three(0, producer_id=IDS_PER_CLUSTER, producer_epoch=0, base_sequence=0))
-    with pytest.raises(ProducerIdOverflow):
-        log.take()
+    assert log.take() is None
+    assert stopped_for(log) == ReasonCode.UNSUPPORTED_MESSAGE_FORMAT
