@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from isthmus_control.acl_mapping import NotMapped, counterparts, held
 from isthmus_control.acls import AclBinding, AclResource, Pattern, Permission
 from isthmus_control.commands import RecordAcls
+from isthmus_control.directions import followed, pushed
 from isthmus_control.model import INTERNAL_PREFIX, Link, NamespaceMapping, Reason, ResourceType, Role
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import PartitionState, ReasonCode
@@ -202,10 +203,7 @@ class AclLeader:
             or min(state.proxies, default="") != self._context.proxy_name
         ):
             return {}
-        leading = {
-            link.name: tuple(mapping for mapping in link.mappings if mapping.role is Role.LEADER)
-            for link in state.links.values()
-        }
+        leading = {link.name: pushed(link) for link in state.links.values()}
         return {
             name: mappings
             for name, mappings in leading.items()
@@ -300,7 +298,7 @@ class AclFollower:
 
     def status(self, link: Link) -> AclStatus | None:
         """None where this proxy was told nothing since it started, or nothing follows."""
-        mappings = _following(link)
+        mappings = followed(link)
         if link.name not in self._reasons or not any(mapping.type is ResourceType.PRINCIPAL for mapping in mappings):
             return None
         acls = self._context.control.state.acls
@@ -339,7 +337,7 @@ class AclFollower:
             raise LinkRejected(reasons.NOT_FOLLOWING, f"there is no link {link_name!r}")
         named = set(question.namespaces)
         # What only one end knows to be attached is left as it is.
-        mappings = [mapping for mapping in _following(link) if (mapping.type, mapping.local_prefix) in named]
+        mappings = [mapping for mapping in followed(link) if (mapping.type, mapping.local_prefix) in named]
         wanted = {binding for binding in question.bindings if held(binding, mappings)}
         for mapping in mappings:
             if mapping.type is ResourceType.PRINCIPAL:
@@ -399,10 +397,6 @@ class AclFollower:
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise LinkRejected(outcome.code.value.upper().replace("-", "_"), outcome.message)
-
-
-def _following(link: Link) -> list[NamespaceMapping]:
-    return [mapping for mapping in link.mappings if mapping.role is Role.FOLLOWER]
 
 
 def _only(permission: Permission, bindings: Collection[AclBinding]) -> list[AclBinding]:

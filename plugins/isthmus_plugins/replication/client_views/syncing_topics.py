@@ -15,7 +15,8 @@ from typing import Final
 
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import LinkMode, ResourceType, Role, SyncState, TopicState
+from isthmus_control.directions import followed
+from isthmus_control.model import LinkMode, ResourceType, SyncState, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable
@@ -72,8 +73,8 @@ class SyncingTopics(Part):
         following: dict[str, str] = {}
         readable: set[Place] = set()
         for link in state.links.values():
-            mappings = [each for each in link.mappings if each.type is ResourceType.TOPIC]
-            if link.mode is not LinkMode.SYNCHRONOUS or not any(each.role is Role.FOLLOWER for each in mappings):
+            mappings = followed(link, ResourceType.TOPIC)
+            if link.mode is not LinkMode.SYNCHRONOUS or not mappings:
                 continue
             following |= {
                 topic.topic: topic.topic_id
@@ -81,7 +82,7 @@ class SyncingTopics(Part):
                 if topic.link == link.name
                 and topic.state is TopicState.FOLLOWING
                 and topic.topic_id is not None
-                and any(mapping.role is Role.FOLLOWER and mapping.holds(topic.topic) for mapping in mappings)
+                and any(mapping.holds(topic.topic) for mapping in mappings)
             }
             readable |= {
                 place

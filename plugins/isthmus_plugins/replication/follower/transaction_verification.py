@@ -19,7 +19,8 @@ from typing import Final
 
 from isthmus_control.commands import HoldBrokerConfig, ReleaseBrokerConfig
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, Role
+from isthmus_control.directions import followed
+from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
@@ -145,9 +146,7 @@ class TransactionVerification(Part):
 
     def _concerned(self) -> bool:
         state = self._context.control.state
-        return bool(state.held_configs) or any(
-            mapping.role is Role.FOLLOWER for link in state.links.values() for mapping in link.mappings
-        )
+        return bool(state.held_configs) or any(followed(link) for link in state.links.values())
 
     async def reconcile(self) -> None:
         """Make the setting what the mappings ask for, as far as it is ours. Raises BrokerUnavailable, KafkaRefused."""

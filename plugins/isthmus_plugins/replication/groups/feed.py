@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple
 
-from isthmus_control.model import Link, ResourceType, Role, leads_positions, remote_name
+from isthmus_control.directions import pushed
+from isthmus_control.model import Link, ResourceType, leads_positions, remote_name
 from isthmus_plugins.replication.groups.pushed_partition import FedPartition
 from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
@@ -57,7 +58,7 @@ class Feed:
     def __init__(self, link: Link, connection: LinkConnection) -> None:
         self.link_name = link.name
         self.mappings = link.mappings
-        led = (each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.LEADER)
+        led = pushed(link, ResourceType.TOPIC)
         self.topic_prefixes = tuple(sorted(each.remote_prefix for each in led))
         """The other end's topic namespaces that positions are told of."""
         self._remote_names: dict[tuple[ResourceType, str], str | None] = {}

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from isthmus_control.directions import pushed
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_positions, local_name, remote_name
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
@@ -210,11 +211,15 @@ class GroupLeader(Part):
                 pass
 
     def _leading(self) -> dict[str, Link]:
-        return {link.name: link for link in self._context.control.state.links.values() if link.leads_groups}
+        return {
+            link.name: link
+            for link in self._context.control.state.links.values()
+            if pushed(link, ResourceType.CONSUMER_GROUP)
+        }
 
     async def _reconcile(self) -> None:
         leading = self._leading()
-        wanted = tuple(mapping for link in leading.values() for mapping in link.mappings if mapping.leads_groups)
+        wanted = tuple(mapping for link in leading.values() for mapping in pushed(link, ResourceType.CONSUMER_GROUP))
         if wanted != self._wanted:
             self._wanted = wanted
             self._sources.clear()

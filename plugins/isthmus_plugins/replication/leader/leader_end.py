@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from isthmus_control.directions import pushed_topics
 from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
@@ -156,10 +157,7 @@ class LeaderEnd(Part):
 
     def _leading(self) -> list[tuple[Link, NamespaceMapping]]:
         return [
-            (link_, mapping)
-            for link_ in self._context.control.state.links.values()
-            for mapping in link_.topic_mappings
-            if mapping.role is Role.LEADER
+            (link_, mapping) for link_ in self._context.control.state.links.values() for mapping in pushed_topics(link_)
         ]
 
     async def _reconcile(self) -> None:

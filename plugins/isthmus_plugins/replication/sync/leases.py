@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from isthmus_control.clock import Register
 from isthmus_control.commands import OffsetsClaim, PartitionClaim, RecordClaims
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType, Role
+from isthmus_control.directions import followed
+from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_control.rules.claims import supersedes
 from isthmus_plugins.cluster import BrokerUnavailable
@@ -105,8 +106,7 @@ class SyncLeases(Part):
         self._links = frozenset(
             link.name
             for link in state.links.values()
-            if link.mode is LinkMode.SYNCHRONOUS
-            and any(each.type is ResourceType.TOPIC and each.role is Role.FOLLOWER for each in link.mappings)
+            if link.mode is LinkMode.SYNCHRONOUS and followed(link, ResourceType.TOPIC)
         )
         if self._links and not self._followed.is_set():
             self._followed.set()

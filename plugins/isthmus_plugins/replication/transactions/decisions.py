@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.model import Link, Role, leads_positions
+from isthmus_control.directions import pushed
+from isthmus_control.model import Link, leads_positions
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
@@ -140,10 +141,7 @@ class Decisions(Part):
         self._work.set()
 
     def _look_at(self, state: ControlState) -> None:
-        leading = any(
-            self._needs.holds(link) and any(mapping.role is Role.LEADER for mapping in link.mappings)
-            for link in state.links.values()
-        )
+        leading = any(self._needs.holds(link) and pushed(link) for link in state.links.values())
         active = leading or self._needs.leased
         if active and not self._active:
             self._load_until = self._clock.monotonic() + LOAD_S
