@@ -462,7 +462,7 @@ class LeaderEnd(Part):
         stream = self._by_id.get((connection, appended.stream))
         if stream is None:
             return
-        was_full = stream.full
+        waited = stream.wait
         if appended.end_offset > stream.acked:
             self._went_on(stream.key)
             if self._context.link_observers:
@@ -472,7 +472,7 @@ class LeaderEnd(Part):
         stream.lateness.confirmed(stream.acked)
         if stream.blocked is not None and stream.acked >= stream.next_offset:
             stream.blocked()
-        elif was_full and not stream.full:
+        elif waited is not None and stream.wait is None:
             self.resume_tails(stream.key.link)
 
     def _observe(self, stream: LeaderStream, end_offset: int) -> None:

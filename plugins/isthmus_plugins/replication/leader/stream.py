@@ -42,6 +42,21 @@ class Lane(enum.Enum):
     OFFSETS = "offsets"
 
 
+class Wait(enum.Enum):
+    """Why a stream is read no further: the first of these that holds."""
+
+    PEER = "peer"
+    """Too much is on its way, or the connection takes no more."""
+    DECISION = "decision"
+    """What comes next waits for the decision of its transaction."""
+    DELETIONS = "deletions"
+    """The follower is being told of deletions that it may lack."""
+    LOG_START = "log start"
+    """The log's start is being read: it has passed the next offset."""
+    END = "end"
+    """Nothing more can be read: the stream ends when the follower has all before that."""
+
+
 class Flow:
     """Bytes on their way over one connection, of all its streams; the peer answers after ``round_trip_s``."""
 
@@ -261,18 +276,21 @@ class LeaderStream:
         self.in_flight_bytes = 0
 
     @property
-    def full(self) -> bool:
-        """Whether to read no further for now."""
-        return self.seeking or self.doubting or self.undecided or self.blocked is not None or self.clogged
-
-    @property
-    def clogged(self) -> bool:
-        """Whether too much is on its way."""
-        return (
+    def wait(self) -> Wait | None:
+        """Why it is read no further for now; None: it is."""
+        if (
             self.in_flight_bytes >= self.flow.stream_bytes_max
             or self.flow.in_flight_bytes >= PEER_IN_FLIGHT_BYTES_MAX
             or not self.connection.writable
-        )
+        ):
+            return Wait.PEER
+        if self.undecided:
+            return Wait.DECISION
+        if self.doubting:
+            return Wait.DELETIONS
+        if self.seeking:
+            return Wait.LOG_START
+        return None if self.blocked is None else Wait.END
 
     @property
     def lag(self) -> int:

@@ -26,7 +26,7 @@ from isthmus_control.model import LinkMode
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Lane, LeaderStream
+from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Lane, LeaderStream, Wait
 from isthmus_plugins.replication.leader.tombstone_window import hole_end
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import written_together
@@ -136,7 +136,7 @@ class Tail:
             elif lane is Lane.BUSY:
                 self._take_over_stirred()
             of_lane = [stream for stream in self._streams.values() if stream.lane is lane]
-            streams = [stream for stream in of_lane if not stream.full]
+            streams = [stream for stream in of_lane if stream.wait is None]
             if lane is Lane.BUSY:
                 self._busy_read = bool(streams)
             if not streams:
@@ -153,7 +153,7 @@ class Tail:
                 connection = await self._context.cluster.fetch_connection(
                     self._broker_id, f"tail-{self._link_name}-{lane.value}"
                 )
-                clogged = len(streams) < len(of_lane) and any(stream.clogged for stream in of_lane)
+                clogged = len(streams) < len(of_lane) and any(stream.wait is Wait.PEER for stream in of_lane)
                 wait_ms = CLOGGED_WAIT_MS if clogged else TAIL_WAIT_MS
                 await self._read(connection, streams[turn:] + streams[:turn], lane, wait_ms)
             except (BrokerUnavailable, KafkaRefused) as error:

@@ -26,6 +26,7 @@ from isthmus_plugins.replication.leader.stream import (
     SEEN_INTERVAL_S,
     Flow,
     LeaderStream,
+    Wait,
 )
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.partitions import LedPartition
@@ -47,17 +48,29 @@ def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
     flow = Flow()
     one, other = a_stream(flow), a_stream(flow)
     one.sent(11, IN_FLIGHT_BYTES_MIN)
-    assert one.full
-    assert not other.full
+    assert one.wait is Wait.PEER
+    assert other.wait is None
     one.confirmed(11)
-    assert not one.full
+    assert one.wait is None
     assert (one.in_flight_bytes, flow.in_flight_bytes) == (0, 0)
     one.sent(12, PEER_IN_FLIGHT_BYTES_MAX)
-    assert other.full
+    assert other.wait is Wait.PEER
     one.closed()
-    assert not other.full
+    assert other.wait is None
     other.connection.writable = False  # type: ignore[misc]
-    assert other.full
+    assert other.wait is Wait.PEER
+
+
+def test_a_stream_has_one_reason_to_wait() -> None:
+    stream = a_stream()
+    stream.blocked = lambda: None
+    waits = [stream.wait]
+    for begin in ("seeking", "doubting", "undecided"):
+        setattr(stream, begin, True)
+        waits.append(stream.wait)
+    stream.sent(11, IN_FLIGHT_BYTES_MAX)
+    waits.append(stream.wait)
+    assert waits == [Wait.END, Wait.LOG_START, Wait.DELETIONS, Wait.DECISION, Wait.PEER]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +79,9 @@ def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
 def test_more_is_in_flight_to_a_peer_that_is_far_away(round_trip_s: float, most: int) -> None:
     stream = a_stream(Flow(round_trip_s))
     stream.sent(11, int(0.97 * most))
-    assert not stream.full
+    assert stream.wait is None
     stream.sent(12, int(0.04 * most))
-    assert stream.full
+    assert stream.wait is Wait.PEER
 
 
 def test_a_follower_is_close_when_it_has_had_all_and_lacks_what_is_young() -> None:
