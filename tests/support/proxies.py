@@ -1,21 +1,21 @@
 """Proxies in front of real clusters, for tests.
 
-The session-scoped ones are shared, like the clusters behind them (see ``support.kafka``): use topics and groups of your
-own. A proxy claims its brokers in the control topic of their cluster, so these clusters are not those of
-``support.kafka``'s other fixtures, where tests start proxies of their own.
+They are shared, like the clusters behind them (see ``support.kafka``): use topics and groups of your own. A proxy
+claims its brokers in the control topic of their cluster, so these clusters are not those of ``support.kafka``'s other
+fixtures, where tests start proxies of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
-from support.kafka import VERSIONS, Clusters
+from support.kafka import VERSIONS, Clusters, end_with
 
 HEARTBEATS: Final = {
     "group.consumer.min.heartbeat.interval.ms": "300",
@@ -49,36 +49,38 @@ SharedProxies = Callable[..., Proxied]
 """Takes the fields of ClusterSpec, returns a cluster with a proxy in front; the same for the same fields."""
 
 
-@pytest.fixture(scope="session")
-def shared_proxied(shared_kafka: Clusters) -> Iterator[SharedProxies]:
+_running: Final[WeakKeyDictionary[KafkaCluster, ProxyProcess]] = WeakKeyDictionary()
+"""The proxy in front of each shared cluster that has one; it ends with its cluster."""
+
+
+@pytest.fixture(scope="module")
+def shared_proxied(shared_kafka: Clusters) -> SharedProxies:
     """Clusters with a proxy in front, shared by the session: the same arguments give the same ones."""
-    running: dict[str, Proxied] = {}
-    with ExitStack() as stack:
 
-        def proxied(**chosen: Any) -> Proxied:
-            key = repr(sorted(chosen.items()))
-            if key not in running:
-                cluster = shared_kafka(role="proxied", settings=HEARTBEATS, **chosen)
-                proxy = ProxyProcess(cluster.bootstrap_servers, name=f"proxy-{len(running) + 1}")
-                running[key] = Proxied(cluster, stack.enter_context(proxy))
-            return running[key]
+    def proxied(**chosen: Any) -> Proxied:
+        cluster = shared_kafka(role="proxied", settings=HEARTBEATS, **chosen)
+        if cluster not in _running:
+            proxy = ProxyProcess(cluster.bootstrap_servers, name=f"proxy-{len(_running) + 1}")
+            end_with(cluster, proxy)
+            _running[cluster] = proxy
+        return Proxied(cluster, _running[cluster])
 
-        yield proxied
+    return proxied
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def proxied(shared_proxied: SharedProxies) -> Proxied:
     """One broker of the newest version, and its proxy."""
     return shared_proxied()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def proxied_three(shared_proxied: SharedProxies) -> Proxied:
     """Three brokers of the newest version, and one proxy in front of all."""
     return shared_proxied(brokers=3)
 
 
-@pytest.fixture(scope="session", params=VERSIONS)
+@pytest.fixture(scope="module", params=VERSIONS)
 def proxied_of_each_version(request: pytest.FixtureRequest, shared_proxied: SharedProxies) -> Proxied:
     """One broker and its proxy, of each version that must work in turn."""
     version: str = request.param
