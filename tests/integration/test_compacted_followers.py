@@ -155,6 +155,7 @@ def test_a_topic_that_becomes_compacted_and_is_not_any_more(link: Linked) -> Non
     assert [each.value for each in link.b.read(target)] == [each.value for each in link.a.read(source)]
 
 
+@pytest.mark.one_in_ci("stories", of="cleaned followers")
 def test_what_the_cleaner_took_for_a_rogue_record_is_there_after_the_truncation(link: Linked) -> None:
     """The rogue's record has a key of the source: the follower's own cleaner takes the source's record for it."""
     source, target = link.names("rogue")
@@ -191,6 +192,7 @@ def committed(side: Side, topic: str) -> dict[bytes | None, Read]:
     return {key: each for key, each in found.items() if each.value is not None}
 
 
+@pytest.mark.one_in_ci("stories", of="cleaned followers")
 def test_a_chain_whose_middle_was_cleaned_before_and_is_while_it_goes_on(link: Linked) -> None:
     source, middle = link.names("chain")
     with taking_transactions(link.b), KafkaCluster(name="chain-c") as kafka, whole(kafka) as proxy:

@@ -15,6 +15,7 @@ from isthmus_bench.demo.disaster import MEASURED, WRITTEN_MIN
 pytestmark = pytest.mark.brokers
 
 
+@pytest.mark.one_in_ci("stories", of="the first steps of a user")
 def test_every_acked_record_survives_its_cluster(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -128,6 +128,7 @@ def test_three_brokers_come_back_after_all_were_killed(kafka_cluster: Clusters) 
     assert cluster.live_brokers() == {1, 2, 3}
 
 
+@pytest.mark.one_in_ci("stories", of="clusters of tests")
 def test_two_brokers_and_settings_of_one(kafka_cluster: Clusters) -> None:
     cluster = kafka_cluster(brokers=2, broker_settings={2: {"broker.rack": "far"}}, settings={"num.partitions": "7"})
     produce(cluster.librdkafka_properties(), "made-by-writing", "x")
@@ -200,6 +201,7 @@ def test_a_wrong_setting_is_named(kafka_cluster: Clusters) -> None:
         kafka_cluster(settings={"num.io.threads": "many"})
 
 
+@pytest.mark.one_in_ci("stories", of="clusters of tests")
 def test_works_from_async_code() -> None:
     async def started() -> set[int]:
         cluster = KafkaCluster()
@@ -212,6 +214,7 @@ def test_works_from_async_code() -> None:
     assert asyncio.run(started()) == {1}
 
 
+@pytest.mark.one_in_ci("stories", of="clusters of tests")
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     directory = tmp_path / "gone"
     with KafkaCluster(directory) as cluster:
@@ -221,6 +224,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.one_in_ci("stories", of="clusters of tests")
 def test_a_killed_owner_takes_its_cluster_along(tmp_path: Path) -> None:
     directory = tmp_path / "orphan"
     script = (
@@ -241,6 +245,7 @@ def test_a_killed_owner_takes_its_cluster_along(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
+@pytest.mark.one_in_ci("stories", of="clusters of tests")
 def test_the_command_line_keeps_clusters_in_the_background(tmp_path: Path) -> None:
     runner = CliRunner()
     where = ["--dir", str(tmp_path)]

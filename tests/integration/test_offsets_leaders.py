@@ -203,7 +203,7 @@ def kill_a_leader(scene: Scene, side: Side, committers: Committers) -> None:
 Move = Callable[[Scene, Side, Committers], None]
 
 
-@pytest.mark.one_in_ci("stories")
+@pytest.mark.one_in_ci("stories", of="offsets and their leaders")
 @pytest.mark.parametrize("move", [move_by_election, kill_a_leader], ids=lambda move: str(move.__name__))
 @pytest.mark.parametrize("where", ["source", "target"])
 def test_positions_and_copy_follow(scene: Scene, where: str, move: Move) -> None:
@@ -232,6 +232,7 @@ def test_positions_and_copy_follow(scene: Scene, where: str, move: Move) -> None
     }
 
 
+@pytest.mark.one_in_ci("stories", of="offsets and their leaders")
 def test_positions_that_nobody_changes_outlive_the_retention(scene: Scene) -> None:
     b = scene.pair.b
     until("the retention of all is over", lambda: not positions(b, scene.own, [scene.own]), 90, 0.3)

@@ -183,6 +183,7 @@ def test_whole_cluster_serves_every_broker_and_bootstraps_from_every_port(three:
         assert {each["broker_id"] for each in proxy.get("/v1/status")["process"]["brokers"]} == {1, 2, 3}
 
 
+@pytest.mark.one_in_ci("stories", of="restarts under load")
 def test_sidecars_together_serve_the_cluster(three: KafkaCluster) -> None:
     topic = create_topic(three)
     with sidecars(three) as proxies:

@@ -247,6 +247,7 @@ def test_tls_that_does_not_fit(brokers: KafkaCluster, proxy: ProxyProcess) -> No
     assert "certificate verify failed" in str(told)
 
 
+@pytest.mark.one_in_ci("stories", of="TLS of a proxy")
 def test_plain_text_towards_clients_and_secrets_from_the_environment(
     brokers: KafkaCluster, proxy: ProxyProcess
 ) -> None:
@@ -289,6 +290,7 @@ def test_plain_text_towards_clients_and_secrets_from_the_environment(
         proxy.start()
 
 
+@pytest.mark.one_in_ci("stories", of="TLS of a proxy")
 def test_certificates_of_the_proxy_and_of_clients(brokers: KafkaCluster, proxy: ProxyProcess, tmp_path: Path) -> None:
     """The proxy is ``admin`` by its certificate. That is not lent to clients: to the broker, they are anonymous."""
     tls = brokers.authority.directory

@@ -90,6 +90,7 @@ def pasted(blocks: list[str], directory: Path) -> list[str]:
     return said.split("=== end of block\n")
 
 
+@pytest.mark.one_in_ci("stories", of="the first steps of a user")
 def test_what_stands_there_is_what_happens(tmp_path: Path) -> None:
     blocks = by_hand()
     stand_in(tmp_path)

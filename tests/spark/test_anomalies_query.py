@@ -169,6 +169,7 @@ def metrics(port: int) -> dict[str, float]:
     return {name.removeprefix("isthmus_anomalies_"): float(value) for name, value in pairs}
 
 
+@pytest.mark.one_in_ci("stories", of="Spark at work")
 def test_the_command_runs_until_it_is_told_to_end(setup: Setup) -> None:
     source = ("--from", setup.servers, "--topic", setup.topic)
     (port,) = pick("127.0.0.1", 1)
@@ -262,6 +263,7 @@ def about(alert: dict[str, Any]) -> tuple[str, str, str]:
     return alert["rule"], alert["subject"]["client_id"], alert["subject"]["topic"]
 
 
+@pytest.mark.one_in_ci("stories", of="Spark at work")
 def test_traffic_of_real_clients_has_the_one_anomaly_that_was_planted(
     setup: Setup, kafka: KafkaCluster, tmp_path: Path
 ) -> None:
@@ -276,6 +278,7 @@ def test_traffic_of_real_clients_has_the_one_anomaly_that_was_planted(
     assert about(alert) == ("refused write", "stray", prefix + "t")
 
 
+@pytest.mark.one_in_ci("stories", of="Spark at work")
 def test_what_proxies_write_to_a_topic_is_judged_while_clients_go_on(
     setup: Setup, kafka: KafkaCluster, tmp_path: Path
 ) -> None:

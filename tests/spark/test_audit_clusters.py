@@ -97,6 +97,7 @@ def states(audited: Audited) -> list[tuple[Any, ...]]:
     return [tuple(each[name] for name in columns) for each in audited.partitions.collect()]
 
 
+@pytest.mark.one_in_ci("stories", of="audits of clusters")
 def test_equal_topics_and_one_that_is_behind(spark_kafka: SparkSession, kafka_pair: Pair) -> None:
     prefix = unique("orders-")
     for cluster, theirs in zip(kafka_pair, ("", "A."), strict=True):
@@ -162,6 +163,7 @@ def test_planted_differences_are_found_and_no_others(spark_kafka: SparkSession, 
     assert states(ranges) == [(0, "different", 211, 230, 19, 19, 0)]
 
 
+@pytest.mark.one_in_ci("stories", of="audits of clusters")
 def test_what_became_of_transactions(spark_kafka: SparkSession, kafka_pair: Pair) -> None:
     topic = unique("transactions-")
     left, right = kafka_pair
@@ -201,6 +203,7 @@ def test_what_was_deleted_on_one_side_is_told_and_not_compared(spark_kafka: Spar
     assert findings(run(spark_kafka, kafka_pair, topic, from_offset=6)) == []
 
 
+@pytest.mark.one_in_ci("stories", of="audits of clusters")
 def test_of_compacted_topics_the_latest_record_of_each_key_counts(spark_kafka: SparkSession, kafka_pair: Pair) -> None:
     topic = unique("compacted-")
     left, right = kafka_pair
@@ -238,6 +241,7 @@ def test_topics_and_partitions_that_one_side_does_not_have(spark_kafka: SparkSes
         run(spark_kafka, kafka_pair, f"{prefix}both", partitions=(7,))
 
 
+@pytest.mark.one_in_ci("stories", of="audits of clusters")
 def test_groups_are_compared_by_what_they_have_committed(spark_kafka: SparkSession, kafka_pair: Pair) -> None:
     topic, group = unique("topic-"), unique("app-")
     left, right = kafka_pair

@@ -125,6 +125,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(said[1], env, wheel, submit, directory)
 
 
+@pytest.mark.one_in_ci("stories", of="Spark at work")
 def test_all_jobs_of_captured_traffic(cluster: Cluster, tmp_path: Path) -> None:
     capture = tmp_path / "capture"
     planted = {

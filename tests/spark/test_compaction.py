@@ -170,6 +170,7 @@ def test_what_killed_writers_left_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.brokers
+@pytest.mark.one_in_ci("stories", of="Spark at work")
 def test_the_command_keeps_what_it_is_told_to(tmp_path: Path) -> None:
     capture, to = tmp_path / "capture", tmp_path / "compacted"
     write_files(capture / "topic=pay-", files=2, rows=5)

@@ -120,13 +120,15 @@ _shared: Final = SharedClusters()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long and waits much, tests with brokers, comes first: at the end all workers have short files left.
 
-    Modules that share clusters follow each other, so that these need not be started again.
+    Modules that share clusters follow each other, so that these need not be started again. Spark's, which one worker
+    runs one after the other, come first of all.
     """
     shared: dict[str, set[str]] = defaultdict(set)
     for item in items:
         shared[item.nodeid.partition("::")[0]] |= SHARED.intersection(getattr(item, "fixturenames", ()))
     items.sort(
         key=lambda item: (
+            not item.nodeid.startswith("tests/spark/"),
             item.get_closest_marker("brokers") is None,
             sorted(shared[item.nodeid.partition("::")[0]]),
         )

@@ -18,13 +18,14 @@ import re
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 CI: Final = "ci"
 ALL: Final = "all"
 ROOT: Final = Path(__file__).parents[2]
+SPARK: Final = "tests/spark/"
 PASSED: Final = ROOT / ".cache" / "passed"
 
 
@@ -42,6 +43,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_in_ci(*names): CI runs one of its cases, these suites run all")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Notes(config), "passed-notes")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``, all files of Spark's tests are one worker's: each starts a Spark of its own."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SPARK if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
