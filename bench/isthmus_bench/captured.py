@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from isthmus_plugins.capture.blocks import REQUESTS, sealed_block
+from isthmus_protocol.error_codes import INVALID_REQUEST, NOT_LEADER_OR_FOLLOWER
 from isthmus_protocol.schema import ApiKey
 
 Say = Callable[[str], None]
@@ -45,7 +46,6 @@ CLIENTS: Final = 20
 """Of each namespace; the first half produce, the others consume."""
 PRODUCERS: Final = CLIENTS // 2
 RETRIED: Final = 0.001
-NOT_LEADER: Final = 6
 FOLLOWER_TOPIC: Final = "log-mirrored"
 STRAY: Final = "stray-writer"
 STRAY_WRITES: Final = 25
@@ -232,7 +232,7 @@ class Stream:
         rows["compression"][at] = 4 * (producer % 2)
         rows["producer_id"][at], rows["producer_epoch"][at] = 1000 * (self._number + 1) + producer, 0
         rows["base_sequence"][at], rows["base_offset"][at] = sequence, np.where(failed, -1, offset)
-        rows["error_code"][at] = np.where(failed, NOT_LEADER, 0)
+        rows["error_code"][at] = np.where(failed, NOT_LEADER_OR_FOLLOWER, 0)
 
     def _times(self, rows: Rows, request: Numbers) -> None:
         """Where the time went, the same for all parts of a request."""
@@ -294,7 +294,14 @@ class Stream:
         """Fetches become writes to a topic that follows, which the proxy refuses."""
         at = np.flatnonzero((rows["api_key"] == ApiKey.FETCH) & (rows["parts"] == 1))[:STRAY_WRITES]
         said = {"api_key": ApiKey.PRODUCE, "client_id": CLIENTS, "client_address": CLIENTS, "topic": TOPICS}
-        refused = {"partition": 0, "error_code": 42, "broker_us": -1, "gate_us": 0, "base_offset": -1, "acks": -1}
+        refused = {
+            "partition": 0,
+            "error_code": INVALID_REQUEST,
+            "broker_us": -1,
+            "gate_us": 0,
+            "base_offset": -1,
+            "acks": -1,
+        }
         sizes = {"request_bytes": 600, "response_bytes": 60, "batch_bytes": 500, "records": 1, "batches": 1}
         for name, value in (said | refused | sizes).items():
             rows[name][at] = value

@@ -9,6 +9,12 @@ from typing import Any, Final
 
 from isthmus_bench.load import CLIENT_ID, LoadError, RawClient
 from isthmus_protocol import peeks
+from isthmus_protocol.error_codes import (
+    CONCURRENT_TRANSACTIONS,
+    COORDINATOR_LOAD_IN_PROGRESS,
+    COORDINATOR_NOT_AVAILABLE,
+    NOT_COORDINATOR,
+)
 from isthmus_protocol.messages import decode_response
 from isthmus_protocol.record_requests import produce_body
 from isthmus_protocol.records import BatchHeader, seal
@@ -19,7 +25,9 @@ ADD_PARTITIONS_VERSION: Final = 3
 END_TXN_VERSION: Final = 3
 """The newest without KIP-890's second part, as at brokers of every version."""
 TIMEOUT_MS: Final = 30_000
-RETRIABLE: Final = frozenset({14, 15, 16, 51})
+RETRIABLE: Final = frozenset(
+    {COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT_TRANSACTIONS}
+)
 """A coordinator that loads, moves or still completes the transaction before."""
 PATIENCE_S: Final = 30.0
 _HEAD: Final = struct.Struct(">ihhih")

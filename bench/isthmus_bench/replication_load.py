@@ -27,6 +27,7 @@ from isthmus_bench import small_load
 from isthmus_bench.children import cpu_seconds
 from isthmus_bench.load import CLIENT_ID, Flow, LoadError, RawClient, Target, batch, newest_versions, topic_id
 from isthmus_protocol import peeks
+from isthmus_protocol.error_codes import LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION
 from isthmus_protocol.messages import build_request, decode_response, encode_request
 from isthmus_protocol.records import walk
 from isthmus_protocol.schema import ApiKey
@@ -39,7 +40,7 @@ IN_FLIGHT_MAX: Final = 5
 """As many as an idempotent Java producer allows itself."""
 FETCH_WAIT_MS: Final = 500
 FETCH_BYTES_MAX: Final = 8 << 20
-NOT_THERE: Final = frozenset({3, 5, 6})
+NOT_THERE: Final = frozenset({UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER})
 """The target's topic is not made yet, or has no leader yet."""
 
 

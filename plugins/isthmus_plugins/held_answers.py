@@ -16,11 +16,11 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from isthmus_plugins.api import Gate
 from isthmus_protocol import peeks
 from isthmus_protocol.error_answers import Cause, error_answer
+from isthmus_protocol.error_codes import DUPLICATE_SEQUENCE_NUMBER
 from isthmus_protocol.produce_answers import Place, Writes, refused_in
 from isthmus_protocol.refusals import Refusal
 from isthmus_protocol.schema import ApiKey
 
-DUPLICATE_SEQUENCE: Final = 46
 NOT_TOLD: Final = 2**63 - 1
 """Where a batch ends that the broker has, without saying where."""
 
@@ -126,7 +126,7 @@ class HeldAnswers:
             if name is None:
                 continue
             for partition, code, base_offset in results:
-                if code in (0, DUPLICATE_SEQUENCE):
+                if code in (0, DUPLICATE_SEQUENCE_NUMBER):
                     told = code == 0 and base_offset >= 0
                     end = base_offset + written.records.get((topic, partition), 1) if told else NOT_TOLD
                     self._wait(answer, (name, partition), (topic, partition), end)

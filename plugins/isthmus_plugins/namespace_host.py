@@ -31,13 +31,18 @@ from isthmus_plugins.namespace_plugins import (
 from isthmus_plugins.plugin_operations import PluginOffer, PluginStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.error_codes import (
+    COORDINATOR_LOAD_IN_PROGRESS,
+    KAFKA_STORAGE_ERROR,
+    NOT_ENOUGH_REPLICAS,
+    UNKNOWN_SERVER_ERROR,
+)
 from isthmus_protocol.schema import ApiKey
 
 log = logging.getLogger("isthmus_plugins.namespaces")
 
 CAUSE: Final = "plugin_failed"
 
-NOT_ENOUGH_REPLICAS, COORDINATOR_LOAD_IN_PROGRESS, KAFKA_STORAGE_ERROR, UNKNOWN_SERVER_ERROR = 19, 14, 56, -1
 CODES: Final = {
     ApiKey.PRODUCE: NOT_ENOUGH_REPLICAS,
     ApiKey.FETCH: KAFKA_STORAGE_ERROR,

@@ -31,6 +31,7 @@ from isthmus_plugins.namespace_plugins import NamespacePlugin
 from isthmus_plugins.process import PluginContext
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
+from isthmus_protocol.error_codes import UNKNOWN_TOPIC_OR_PARTITION
 from isthmus_protocol.messages import (
     ResponsePayload,
     build_request,
@@ -46,7 +47,6 @@ from isthmus_protocol.schema import ApiKey
 PRODUCE_VERSION, FETCH_VERSION = 9, 12
 """Those that name topics by their names."""
 BROKER_ID = 1
-UNKNOWN_TOPIC_OR_PARTITION = 3
 NAME = "plugin"
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Final
 
+from isthmus_protocol.error_codes import COORDINATOR_NOT_AVAILABLE
 from isthmus_protocol.locate import EntityLocator, Skimmer, Want, entity_locator, locator, response_skimmer
 from isthmus_protocol.schema import ApiKey, EntitySpec, FieldSpec, message_spec
 from isthmus_protocol.wire import VARINT_BYTES_MAX, Frame, MalformedFrame, read_uvarint, write_uvarint
@@ -41,7 +42,6 @@ NeedMore where it was not whole."""
 TAIL_BYTES_MAX: Final = 1 << 20
 """The most that is kept back of a streamed response. Real node endpoints are at most some hundred entries."""
 
-COORDINATOR_NOT_AVAILABLE: Final = 15
 _ENDPOINT_TYPE_BROKER: Final = 1
 
 _Edit = tuple[int, int, bytes]

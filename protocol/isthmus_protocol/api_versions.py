@@ -11,11 +11,10 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from isthmus_protocol.error_codes import UNSUPPORTED_VERSION
 from isthmus_protocol.locate import Want, entity_locator
 from isthmus_protocol.schema import ApiKey, message_spec, supported
 from isthmus_protocol.wire import MalformedFrame, write_uvarint
-
-UNSUPPORTED_VERSION: Final = 35
 
 _BODY: Final = 8
 """Where the body starts: behind the size and the correlation id."""

@@ -25,8 +25,18 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from kio.schema.errors import ErrorCode
-
+from isthmus_protocol.error_codes import (
+    COORDINATOR_LOAD_IN_PROGRESS,
+    INVALID_REQUEST,
+    NOT_ENOUGH_REPLICAS,
+    NOT_LEADER_OR_FOLLOWER,
+    OFFSET_NOT_AVAILABLE,
+    POLICY_VIOLATION,
+    REQUEST_TIMED_OUT,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_SERVER_ERROR,
+    UNSUPPORTED_VERSION,
+)
 from isthmus_protocol.refusals import Refusal
 from isthmus_protocol.schema import ApiKey
 
@@ -60,21 +70,21 @@ COORDINATOR_APIS: Final = frozenset(
 """Answered by a coordinator: clients treat a timeout there as a reason to look for another one, or as fatal."""
 
 _CODES: Final = {
-    Cause.READ_ONLY: ErrorCode.invalid_request,
-    Cause.RESERVED: ErrorCode.policy_violation,
-    Cause.REPLICATED_GROUP: ErrorCode.topic_authorization_failed,
-    Cause.NOT_REPLICATED: ErrorCode.not_enough_replicas,
-    Cause.NOT_CONFIRMED: ErrorCode.request_timed_out,
-    Cause.FENCED: ErrorCode.not_leader_or_follower,
-    Cause.NOT_READY: ErrorCode.offset_not_available,
-    Cause.INTERNAL_TOPIC: ErrorCode.topic_authorization_failed,
-    Cause.UNSUPPORTED: ErrorCode.unsupported_version,
-    Cause.BUG: ErrorCode.unknown_server_error,
+    Cause.READ_ONLY: INVALID_REQUEST,
+    Cause.RESERVED: POLICY_VIOLATION,
+    Cause.REPLICATED_GROUP: TOPIC_AUTHORIZATION_FAILED,
+    Cause.NOT_REPLICATED: NOT_ENOUGH_REPLICAS,
+    Cause.NOT_CONFIRMED: REQUEST_TIMED_OUT,
+    Cause.FENCED: NOT_LEADER_OR_FOLLOWER,
+    Cause.NOT_READY: OFFSET_NOT_AVAILABLE,
+    Cause.INTERNAL_TOPIC: TOPIC_AUTHORIZATION_FAILED,
+    Cause.UNSUPPORTED: UNSUPPORTED_VERSION,
+    Cause.BUG: UNKNOWN_SERVER_ERROR,
 }
 
 _COORDINATOR_CODES: Final = {
-    Cause.NOT_REPLICATED: ErrorCode.coordinator_load_in_progress,
-    Cause.NOT_CONFIRMED: ErrorCode.coordinator_load_in_progress,
+    Cause.NOT_REPLICATED: COORDINATOR_LOAD_IN_PROGRESS,
+    Cause.NOT_CONFIRMED: COORDINATOR_LOAD_IN_PROGRESS,
 }
 
 _MESSAGES: Final = {
@@ -100,4 +110,4 @@ def error_answer(cause: Cause, api_key: int, subject: str, reason: str = "") -> 
     code = _CODES[cause]
     if api_key in COORDINATOR_APIS:
         code = _COORDINATOR_CODES.get(cause, code)
-    return Refusal(int(code), _MESSAGES[cause].format(subject=subject, reason=reason))
+    return Refusal(code, _MESSAGES[cause].format(subject=subject, reason=reason))

@@ -1,6 +1,6 @@
 """Whether two clusters' logs hold the same: batches compared whole where they can be, record by record where not.
 
-Two levels, as ARCHITECTURE.md defines "equal":
+Two levels, as docs/operations.md defines "equal":
 
 - a batch copied whole has the same offsets, attributes, record count, base and max timestamp, producer and compressed
   bytes. Allowed to differ: leader epoch, CRC, the producer id by its translation, for plain batches all about the

@@ -28,10 +28,10 @@ from kio.serial._introspect import EntityTupleField, classify_field
 
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import blank, error_code
+from isthmus_protocol.error_codes import OPERATION_NOT_ATTEMPTED
 from isthmus_protocol.messages import RequestHead, RequestPayload, ResponsePayload, encode_response
 from isthmus_protocol.schema import ApiKey
 
-OPERATION_NOT_ATTEMPTED: Final = 55
 _WITHOUT_TOPICS: Final = frozenset(
     {ApiKey.DELETE_GROUPS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS, ApiKey.ALTER_CLIENT_QUOTAS}
 )

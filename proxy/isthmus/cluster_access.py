@@ -39,6 +39,7 @@ from isthmus_plugins.cluster import (
     TransactionMarkers,
 )
 from isthmus_protocol import peeks
+from isthmus_protocol.error_codes import UNKNOWN_TOPIC_ID
 from isthmus_protocol.messages import build_request
 from isthmus_protocol.record_requests import fetch_body, produce_body
 from isthmus_protocol.schema import ApiKey
@@ -58,7 +59,6 @@ COMPLETING: Final = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 CLUSTER_WIDE: Final = ""
 """The BROKER resource that stands for all brokers."""
 OFFSETS_RETENTION: Final = "offsets.retention.minutes"
-UNKNOWN_TOPIC_ID: Final = 100
 TOPIC_SOURCE: Final = 1
 """ConfigSource of a topic's own settings."""
 

@@ -52,6 +52,13 @@ from isthmus_control.model import INTERNAL_PREFIX, BrokerClaim
 from isthmus_control.outcome import Accepted, Change, Duplicate, Outcome, Rejected, Rejection
 from isthmus_control.replica import Applied, Halted, Replica
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.error_codes import (
+    INVALID_REPLICATION_FACTOR,
+    OFFSET_OUT_OF_RANGE,
+    REQUEST_TIMED_OUT,
+    TOPIC_ALREADY_EXISTS,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import MAGIC, BatchError, BatchHeader, verify_crc, walk
 
@@ -84,12 +91,6 @@ SNAPSHOT_DELAY_S_MAX: Final = 2.0
 OUTCOMES_MAX: Final = 1024
 INTERNAL_ERROR: Final = "internal-error"
 TOPIC_REPLACED: Final = "topic-replaced"
-
-_TOPIC_ALREADY_EXISTS: Final = 36
-_INVALID_REPLICATION_FACTOR: Final = 38
-_UNKNOWN_TOPIC: Final = 3
-_OFFSET_OUT_OF_RANGE: Final = 1
-_REQUEST_TIMED_OUT: Final = 7
 
 _PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
 """A batch of no producer, uncompressed."""
@@ -270,12 +271,12 @@ class ControlLog:
         backoff = Backoff()
         while TOPIC not in await self._client.refresh([TOPIC]):
             error = await self._create_topic()
-            if error is not None and error.code not in (_TOPIC_ALREADY_EXISTS, _REQUEST_TIMED_OUT):
+            if error is not None and error.code not in (TOPIC_ALREADY_EXISTS, REQUEST_TIMED_OUT):
                 # Fewer brokers answer than metadata said a moment ago: they are starting, or stopping.
-                if not (error.retriable or error.code == _INVALID_REPLICATION_FACTOR) or time.monotonic() > deadline:
+                if not (error.retriable or error.code == INVALID_REPLICATION_FACTOR) or time.monotonic() > deadline:
                     raise error
             elif time.monotonic() > deadline:
-                raise KafkaError(_UNKNOWN_TOPIC, f"{TOPIC} was created and does not appear")
+                raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, f"{TOPIC} was created and does not appear")
             await asyncio.sleep(backoff.next_s())
         info = await self._client.topic(TOPIC)
         self._topic_id = info.topic_id
@@ -291,7 +292,7 @@ class ControlLog:
         except KafkaError as error:
             return error
         except PeerFault:
-            return KafkaError(_REQUEST_TIMED_OUT)  # it may exist now: look
+            return KafkaError(REQUEST_TIMED_OUT)  # it may exist now: look
         result = created[TOPIC]
         if result.error is None:
             log.info("control topic created", extra={"topic": TOPIC, "replication_factor": factor})
@@ -387,7 +388,7 @@ class ControlLog:
         if info is not None and info.topic_id != self._topic_id:
             self._halt(Halted(TOPIC_REPLACED, f"{TOPIC} was deleted and created again: the control state is lost"))
         if fetched.error is not None:
-            if fetched.error.code == _OFFSET_OUT_OF_RANGE:
+            if fetched.error.code == OFFSET_OUT_OF_RANGE:
                 self._halt(Halted(replicas.RECORDS_MISSING, f"{TOPIC} has no record at offset {offset} any more"))
             raise fetched.error
         records: list[tuple[int, bytes | None]] = []

@@ -2,8 +2,8 @@
 
 Every case is a topic written by real producers, cleaned by a real log cleaner, its head deleted by DeleteRecords. All
 are made first, then followed. Raw batches from both sides, what read_committed and read_uncommitted consumers see,
-and the logs' limits have to be equal by ARCHITECTURE.md's definition: once when the backlog is copied, and again when
-more was written and the open transactions were ended.
+and the logs' limits have to be equal by the definition of docs/operations.md: once when the backlog is copied, and
+again when more was written and the open transactions were ended.
 
 ``make test`` runs those of a pairwise selection that two versions of brokers have, ``make test-matrix``
 (ISTHMUS_MATRIX=full) the full product.

@@ -15,7 +15,7 @@ from support.links import Linked, linked, taking_transactions, truncated, until
 from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_plugins.replication.client_views.truncating_topics import COORDINATOR_LOAD_IN_PROGRESS
+from isthmus_protocol.error_codes import COORDINATOR_LOAD_IN_PROGRESS
 from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers

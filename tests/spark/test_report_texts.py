@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import Any, Final
 
 import pytest
+from kio.schema.errors import ErrorCode
 
+from isthmus_spark.jobs.names import ERROR_NAMES
 from isthmus_spark.report import Report, Section
 from isthmus_spark.reports import latency_report
 
@@ -43,3 +45,7 @@ def test_numbers_that_name_something_stand_as_in_logs() -> None:
     page = Report("r", {}, [section]).html()
     cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
     assert cells == ["4001", "6244", "6,244", "2026-01-01 00:00:02.499"]
+
+
+def test_codes_have_the_names_that_kafka_gives_them() -> None:
+    assert {code: ErrorCode(code).name.upper() for code in ERROR_NAMES} == ERROR_NAMES

@@ -1,4 +1,4 @@
-"""Whether a follower's log equals its source's, raw batches from both sides, by ARCHITECTURE.md's definition."""
+"""Whether a follower's log equals its source's, raw batches of both, as docs/operations.md defines it."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.error_codes import SECURITY_DISABLED
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -48,7 +49,6 @@ SEEN_POLL_S: Final = 0.02
 SEEN_TRIES: Final = 250
 """A controller takes a change, and brokers learn of it a moment later."""
 RECORDED_AT_ONCE: Final = 1_000
-SECURITY_DISABLED: Final = 54
 NOBODYS: Final = AclBinding(
     AclResource.TOPIC, INTERNAL_PREFIX, Pattern.LITERAL, "User:", "127.0.0.1", 3, Permission.DENY
 )

@@ -37,17 +37,18 @@ from isthmus_plugins.reservation.verdicts import (
 )
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
+from isthmus_protocol.error_codes import (
+    COORDINATOR_LOAD_IN_PROGRESS,
+    INVALID_REQUEST,
+    NOT_ENOUGH_REPLICAS,
+    POLICY_VIOLATION,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request, encode_request
 from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
-
-UNKNOWN_TOPIC_OR_PARTITION: Final = 3
-COORDINATOR_LOAD_IN_PROGRESS: Final = 14
-NOT_ENOUGH_REPLICAS: Final = 19
-INVALID_REQUEST: Final = 42
-POLICY_VIOLATION: Final = 44
-UNKNOWN_TOPIC_ID: Final = 100
 
 ALLOWED_MAX: Final = 100_000
 """Topics remembered as writable. When there are more, they are looked up anew."""

@@ -42,17 +42,18 @@ from isthmus_plugins.reservation.verdicts import (
 )
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
+from isthmus_protocol.error_codes import (
+    COORDINATOR_LOAD_IN_PROGRESS,
+    GROUP_AUTHORIZATION_FAILED,
+    POLICY_VIOLATION,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_ID,
+)
 from isthmus_protocol.messages import decode_request
 from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
 
 log = logging.getLogger("isthmus_plugins.reservation")
-
-COORDINATOR_LOAD_IN_PROGRESS: Final = 14
-TOPIC_AUTHORIZATION_FAILED: Final = 29
-GROUP_AUTHORIZATION_FAILED: Final = 30
-POLICY_VIOLATION: Final = 44
-UNKNOWN_TOPIC_ID: Final = 100
 
 CAUSE_REPLICATED: Final = "replicated_group"
 TOLD_MAX: Final = 10_000

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from isthmus_control.model import INTERNAL_PREFIX
 from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
+from isthmus_protocol.error_codes import POLICY_VIOLATION
 from isthmus_protocol.messages import decode_request, decode_response, encode_response
 from isthmus_protocol.refusals import Refusal, refuse_all
 from isthmus_protocol.schema import ApiKey
 
-POLICY_VIOLATION: Final = 44
 CAUSE: Final = "internal_topic"
 UNCLEAN: Final = 1
 """ElectionType of ElectLeaders: a replica that may lack records."""

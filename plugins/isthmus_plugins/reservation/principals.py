@@ -27,13 +27,10 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message
 from isthmus_plugins.verdicts import verdict_of
+from isthmus_protocol.error_codes import NOT_ENOUGH_REPLICAS, POLICY_VIOLATION, SECURITY_DISABLED
 from isthmus_protocol.messages import RequestHead, RequestPayload, decode_request
 from isthmus_protocol.refusals import Part, Refusal, parts_of, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
-
-NOT_ENOUGH_REPLICAS: Final = 19
-POLICY_VIOLATION: Final = 44
-SECURITY_DISABLED: Final = 54
 
 CHANGES: Final = (
     ApiKey.CREATE_ACLS,

@@ -24,6 +24,7 @@ from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, Req
 from isthmus.kafka.sasl import PlainExchange, SaslExchange, ScramExchange
 from isthmus.kafka.security import SecuritySpec
 from isthmus_protocol import schema
+from isthmus_protocol.error_codes import UNSUPPORTED_VERSION
 from isthmus_protocol.messages import (
     MalformedFrame,
     RequestPayload,
@@ -45,7 +46,7 @@ SOFTWARE_VERSION: Final = "0.1.0"
 
 _SIZE: Final = struct.Struct(">i")
 _SIZE_AND_CORRELATION: Final = struct.Struct(">ii")
-_UNSUPPORTED_VERSION: Final = (35).to_bytes(2, "big")
+_UNSUPPORTED_VERSION: Final = UNSUPPORTED_VERSION.to_bytes(2, "big")
 
 
 class _Pending:

@@ -19,6 +19,20 @@ from isthmus.errors import ConnectionLost, KafkaError, PeerFault, RequestTimedOu
 from isthmus.kafka.broker_connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, SOFTWARE_NAME, BrokerConnection
 from isthmus.kafka.results import Broker, PartitionInfo, TopicInfo, TopicPartition
 from isthmus.kafka.security import SecuritySpec
+from isthmus_protocol.error_codes import (
+    BROKER_NOT_AVAILABLE,
+    FENCED_LEADER_EPOCH,
+    KAFKA_STORAGE_ERROR,
+    LEADER_NOT_AVAILABLE,
+    NETWORK_EXCEPTION,
+    NOT_LEADER_OR_FOLLOWER,
+    OFFSET_NOT_AVAILABLE,
+    REPLICA_NOT_AVAILABLE,
+    REQUEST_TIMED_OUT,
+    UNKNOWN_LEADER_EPOCH,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 from isthmus_protocol.messages import build_request
 from isthmus_protocol.schema import ApiKey
 
@@ -36,24 +50,20 @@ RESPONSE_HEAD_BYTES: Final = 8
 
 _STALE_METADATA: Final = frozenset(
     {
-        3,  # UNKNOWN_TOPIC_OR_PARTITION: also while a new topic spreads
-        5,  # LEADER_NOT_AVAILABLE
-        6,  # NOT_LEADER_OR_FOLLOWER
-        8,  # BROKER_NOT_AVAILABLE
-        9,  # REPLICA_NOT_AVAILABLE
-        13,  # NETWORK_EXCEPTION
-        56,  # KAFKA_STORAGE_ERROR
-        74,  # FENCED_LEADER_EPOCH
-        75,  # UNKNOWN_LEADER_EPOCH
-        78,  # OFFSET_NOT_AVAILABLE: a new leader does not know its high watermark yet
-        100,  # UNKNOWN_TOPIC_ID
+        UNKNOWN_TOPIC_OR_PARTITION,  # also while a new topic spreads
+        LEADER_NOT_AVAILABLE,
+        NOT_LEADER_OR_FOLLOWER,
+        BROKER_NOT_AVAILABLE,
+        REPLICA_NOT_AVAILABLE,
+        NETWORK_EXCEPTION,
+        KAFKA_STORAGE_ERROR,
+        FENCED_LEADER_EPOCH,
+        UNKNOWN_LEADER_EPOCH,
+        OFFSET_NOT_AVAILABLE,  # a new leader does not know its high watermark yet
+        UNKNOWN_TOPIC_ID,
     }
 )
 """Read the metadata again, and try again."""
-_UNKNOWN_TOPIC: Final = 3
-_LEADER_NOT_AVAILABLE: Final = 5
-_REQUEST_TIMED_OUT: Final = 7
-_NETWORK_EXCEPTION: Final = 13
 
 
 class _HasError(Protocol):
@@ -228,9 +238,9 @@ class ClusterConnections:
         found: dict[str, TopicInfo] = {}
         gone: set[str] = set()
         for topic in answer.topics:
-            if topic.error_code in (0, _LEADER_NOT_AVAILABLE):
+            if topic.error_code in (0, LEADER_NOT_AVAILABLE):
                 found[topic.name] = self._topic_info(topic)
-            elif topic.error_code == _UNKNOWN_TOPIC:
+            elif topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
                 gone.add(topic.name)
         self._topics = found if wanted is None else {**self._topics, **found}
         for name in gone:
@@ -265,7 +275,7 @@ class ClusterConnections:
         """A topic, from the cache or read now. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
         info = self._topics.get(name) or (await self.refresh([name])).get(name)
         if info is None:
-            raise KafkaError(_UNKNOWN_TOPIC, name)
+            raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, name)
         return info
 
     async def leader(self, topic: str, partition: int) -> PartitionInfo:
@@ -279,7 +289,7 @@ class ClusterConnections:
                 return info
             if attempt == 0:
                 await self.refresh([topic])
-        raise KafkaError(_UNKNOWN_TOPIC if info is None else _LEADER_NOT_AVAILABLE, f"{topic}-{partition}")
+        raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION if info is None else LEADER_NOT_AVAILABLE, f"{topic}-{partition}")
 
     # --- Connections ---
 
@@ -447,7 +457,7 @@ class ClusterConnections:
             except (ConnectionLost, RequestTimedOut) as error:
                 if repeat:
                     raise
-                code = _NETWORK_EXCEPTION if isinstance(error, ConnectionLost) else _REQUEST_TIMED_OUT
+                code = NETWORK_EXCEPTION if isinstance(error, ConnectionLost) else REQUEST_TIMED_OUT
                 results.update(dict.fromkeys(asked, failed(KafkaError(code, str(error)))))
 
         async def attempt() -> None:

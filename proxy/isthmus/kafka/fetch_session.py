@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from isthmus_plugins.cluster import FetchPartition
+from isthmus_protocol.error_codes import (
+    FETCH_SESSION_ID_NOT_FOUND,
+    FETCH_SESSION_TOPIC_ID_ERROR,
+    INVALID_FETCH_SESSION_EPOCH,
+)
 
 NO_SESSION: Final = (0, -1)
 """Session id and epoch of a request outside of any session."""
-FORGOTTEN: Final = frozenset({70, 71, 106})
-"""FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR."""
+FORGOTTEN: Final = frozenset({FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR})
 _NO_ID: Final = 0
 _FIRST_EPOCH: Final = 0
 _EPOCH_MAX: Final = 2**31 - 1

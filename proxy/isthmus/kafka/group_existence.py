@@ -7,13 +7,11 @@ from typing import Any, Final
 from isthmus.errors import KafkaError
 from isthmus.kafka.broker_connection import BrokerConnection
 from isthmus.kafka.client import ClusterClient
+from isthmus_protocol.error_codes import GROUP_ID_NOT_FOUND, UNSUPPORTED_VERSION
 from isthmus_protocol.schema import ApiKey
 
 EXISTS_DEADLINE_S: Final = 5.0
 """A client waits for the answer, and its connection with it."""
-UNSUPPORTED_VERSION: Final = 35
-"""The coordinator knows the API, and groups of this type are switched off: there are none."""
-GROUP_ID_NOT_FOUND: Final = 69
 DEAD: Final = "Dead"
 """The state of a classic group that there is not, in versions that have no error for it."""
 _DESCRIBING: Final = (
@@ -45,6 +43,7 @@ async def _describes(
         api_key, {field: [group], "include_authorized_operations": False}, timeout=client.request_timeout_s
     )
     [described] = answer.groups
+    # UNSUPPORTED_VERSION: the coordinator knows the API, and groups of this type are switched off.
     if described.error_code in (GROUP_ID_NOT_FOUND, UNSUPPORTED_VERSION):
         return False
     if described.error_code:

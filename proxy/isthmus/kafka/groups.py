@@ -13,6 +13,12 @@ from isthmus.kafka.broker_connection import BrokerConnection
 from isthmus.kafka.client import ClusterClient
 from isthmus_plugins.cluster import CommittedOffset, Refused
 from isthmus_protocol import peeks
+from isthmus_protocol.error_codes import (
+    COORDINATOR_LOAD_IN_PROGRESS,
+    COORDINATOR_NOT_AVAILABLE,
+    GROUP_ID_NOT_FOUND,
+    NOT_COORDINATOR,
+)
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import write_uvarint
 
@@ -36,9 +42,8 @@ _NOBODY: Final = struct.pack(">qhi", -1, -1, NO_GENERATION) + b"\x01\x00"
 _OFFSET: Final = struct.Struct(">iqi")
 _NO_LEADER_EPOCH: Final = -1
 
-_MOVED: Final = frozenset({14, 15, 16})
-"""COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR: look for it again, try again."""
-_GROUP_ID_NOT_FOUND: Final = 69
+_MOVED: Final = frozenset({COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR})
+"""Look for it again, try again."""
 
 Place = tuple[str, int]
 
@@ -98,7 +103,7 @@ class GroupClient:
             self._forget(groups)
             return
         for group in answer.groups:
-            if group.error_code == _GROUP_ID_NOT_FOUND:
+            if group.error_code == GROUP_ID_NOT_FOUND:
                 found[group.group_id] = {}
             elif group.error_code:
                 self._forget([group.group_id])
@@ -154,7 +159,7 @@ class GroupClient:
         """Delete positions; what was refused."""
         topics = _by_topic((place, {"partition_index": place[1]}) for place in partitions)
         answer = await self._call(group, ApiKey.OFFSET_DELETE, {"group_id": group, "topics": topics})
-        if answer.error_code == _GROUP_ID_NOT_FOUND:
+        if answer.error_code == GROUP_ID_NOT_FOUND:
             return {}
         self._check(group, answer.error_code)
         return self._refused(group, answer.topics)

@@ -25,11 +25,11 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, without_session
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
+from isthmus_protocol.error_codes import OFFSET_NOT_AVAILABLE
 from isthmus_protocol.messages import decode_request, decode_response, encode_request, encode_response
 from isthmus_protocol.records import walk
 from isthmus_protocol.schema import ApiKey
 
-OFFSET_NOT_AVAILABLE: Final = 78
 LATEST: Final = -1
 EARLIEST: Final = -2
 UNKNOWN: Final = -1

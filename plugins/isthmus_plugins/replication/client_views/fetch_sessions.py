@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from isthmus_plugins.api import Answer, Hold, Request, Verdict
 from isthmus_plugins.verdicts import verdict_of
+from isthmus_protocol.error_codes import FETCH_SESSION_ID_NOT_FOUND
 from isthmus_protocol.messages import build_response, decode_request, encode_response
 from isthmus_protocol.refusals import Part, Refusal, refuse
 from isthmus_protocol.schema import ApiKey
 
-FETCH_SESSION_ID_NOT_FOUND: Final = 70
 NO_SESSION: Final = 0
 NO_SESSION_EPOCH: Final = -1
 WAIT_S_MAX: Final = 0.5

@@ -26,6 +26,7 @@ from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
+from isthmus_protocol.error_codes import OFFSET_NOT_AVAILABLE
 from isthmus_protocol.messages import decode_request
 from isthmus_protocol.refusals import Part as RequestPart
 from isthmus_protocol.refusals import Refusal, refuse
@@ -33,7 +34,6 @@ from isthmus_protocol.schema import ApiKey
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-OFFSET_NOT_AVAILABLE: Final = 78
 CAUSE: Final = "syncing_topic"
 
 Place = tuple[str, int]

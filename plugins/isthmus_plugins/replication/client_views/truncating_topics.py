@@ -30,6 +30,7 @@ from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.bodies import error_code
+from isthmus_protocol.error_codes import COORDINATOR_LOAD_IN_PROGRESS, OFFSET_NOT_AVAILABLE
 from isthmus_protocol.messages import (
     build_response,
     decode_request,
@@ -40,8 +41,6 @@ from isthmus_protocol.refusals import Part as RequestPart
 from isthmus_protocol.refusals import Refusal, refuse
 from isthmus_protocol.schema import ApiKey
 
-COORDINATOR_LOAD_IN_PROGRESS: Final = 14
-OFFSET_NOT_AVAILABLE: Final = 78
 NO_EPOCH: Final = -1
 CAUSE: Final = "truncating_topic"
 

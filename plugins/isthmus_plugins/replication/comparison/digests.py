@@ -1,6 +1,6 @@
 """Digests of this cluster's partitions: what stands for the records of a range, so that a link carries 16 bytes.
 
-"Equal" is the project's one definition (ARCHITECTURE.md). Each side's cleaner comes by when it likes: of compacted
+"Equal" is the project's one definition (docs/operations.md). Each side's cleaner comes by when it likes: of compacted
 topics, the latest record of each key counts. Copies of offsets topics that are not whole are counted
 (``offsets_topic.counting``).
 """

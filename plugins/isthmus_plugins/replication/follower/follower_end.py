@@ -44,7 +44,7 @@ from isthmus_plugins.replication.follower.log import (
 )
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.follower.transaction_verification import ASK
-from isthmus_plugins.replication.follower.writers import NOT_ENOUGH_REPLICAS, Writers
+from isthmus_plugins.replication.follower.writers import Writers
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
@@ -52,6 +52,7 @@ from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, OVERRIDES, is_compacted
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
+from isthmus_protocol.error_codes import NOT_ENOUGH_REPLICAS
 from isthmus_protocol.link import MessageType
 from isthmus_protocol.records import BatchError
 from isthmus_protocol.wire import MalformedFrame

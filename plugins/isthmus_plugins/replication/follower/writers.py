@@ -26,6 +26,27 @@ from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import written_together
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.error_codes import (
+    DUPLICATE_SEQUENCE_NUMBER,
+    INVALID_PRODUCER_ID_MAPPING,
+    INVALID_RECORD,
+    INVALID_TXN_STATE,
+    KAFKA_STORAGE_ERROR,
+    LEADER_NOT_AVAILABLE,
+    MESSAGE_TOO_LARGE,
+    NETWORK_EXCEPTION,
+    NOT_ENOUGH_REPLICAS,
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    NOT_LEADER_OR_FOLLOWER,
+    OUT_OF_ORDER_SEQUENCE_NUMBER,
+    REQUEST_TIMED_OUT,
+    THROTTLING_QUOTA_EXCEEDED,
+    TRANSACTION_COORDINATOR_FENCED,
+    UNKNOWN_PRODUCER_ID,
+    UNKNOWN_SERVER_ERROR,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 from isthmus_protocol.record_codec import decode_records
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -45,25 +66,22 @@ error that says so may pass, too."""
 TRANSACTIONAL_ID_PREFIX: Final = "isthmus-"
 """Brokers want a transactional id with transactional batches, and ask for WRITE on it; they do nothing else with it."""
 
-MESSAGE_TOO_LARGE: Final = 10
-NOT_ENOUGH_REPLICAS: Final = 19
-INVALID_RECORD: Final = 87
-OUT_OF_ORDER_SEQUENCE: Final = 45
-TRANSACTION_COORDINATOR_FENCED: Final = 52
-_UNVERIFIED: Final = frozenset({NOT_ENOUGH_REPLICAS, 48, 49})
-"""NOT_ENOUGH_REPLICAS, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING: what the verification of KIP-890 answers."""
-_NOT_STORED: Final = frozenset(
+_UNVERIFIED: Final = frozenset({NOT_ENOUGH_REPLICAS, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING})
+"""What the verification of KIP-890 answers."""
+_NOT_STORED: Final = frozenset({NOT_ENOUGH_REPLICAS, LEADER_NOT_AVAILABLE, THROTTLING_QUOTA_EXCEEDED})
+"""Refused before the append."""
+_MOVED: Final = frozenset({UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_ID})
+"""The leader end looks for the leader again."""
+_FATE_UNKNOWN: Final = frozenset(
     {
-        NOT_ENOUGH_REPLICAS,  # refused before the append
-        5,  # LEADER_NOT_AVAILABLE
-        89,  # THROTTLING_QUOTA_EXCEEDED
+        REQUEST_TIMED_OUT,
+        NETWORK_EXCEPTION,
+        NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KAFKA_STORAGE_ERROR,
+        UNKNOWN_SERVER_ERROR,
     }
 )
-_MOVED: Final = frozenset({3, 6, 100})
-"""UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_ID: the leader end looks for the leader again."""
-_FATE_UNKNOWN: Final = frozenset({7, 13, 20, 56, -1})
-"""Timed out, connection trouble, too few replicas after the append, storage error."""
-_DOUBTFUL: Final = frozenset({45, 46, 59})
+_DOUBTFUL: Final = frozenset({OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID})
 """Sequence trouble: passes if a request of ours landed that we took for lost, else it is an objection."""
 
 
@@ -383,7 +401,7 @@ class Writer:
             stream.trouble = objection
             stream.refusals += 1
             follower_log.refused_keyless()
-        elif code == OUT_OF_ORDER_SEQUENCE and not follower_log.renumbering:
+        elif code == OUT_OF_ORDER_SEQUENCE_NUMBER and not follower_log.renumbering:
             stream.refusals += 1
             follower_log.out_of_sequence()
         elif code == TRANSACTION_COORDINATOR_FENCED and isinstance(operation, Mark):

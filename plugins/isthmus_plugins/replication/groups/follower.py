@@ -47,6 +47,7 @@ from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol import error_codes
 from isthmus_protocol.offsets_log import partition_of
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -71,14 +72,17 @@ DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
 RENEWALS: Final = 4
 """Positions are committed again so often within the time after which the coordinator drops them."""
 
-_NOT_AVAILABLE: Final = 15
-_COORDINATOR: Final = frozenset({14, _NOT_AVAILABLE, 16})
-_MEMBERS: Final = frozenset({22, 25, 113})
-"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH: the group has members."""
-_UNKNOWN_TOPIC: Final = 3
-_SUBSCRIBED: Final = 86
-_NON_EMPTY_GROUP: Final = 68
-_GROUP_ID_NOT_FOUND: Final = 69
+_COORDINATOR: Final = frozenset(
+    {
+        error_codes.COORDINATOR_LOAD_IN_PROGRESS,
+        error_codes.COORDINATOR_NOT_AVAILABLE,
+        error_codes.NOT_COORDINATOR,
+    }
+)
+_MEMBERS: Final = frozenset(
+    {error_codes.ILLEGAL_GENERATION, error_codes.UNKNOWN_MEMBER_ID, error_codes.STALE_MEMBER_EPOCH}
+)
+"""The group has members."""
 
 
 class _Feed(NamedTuple):
@@ -606,7 +610,7 @@ class GroupFollower(Part):
                     return  # since it was planned: it is planned again
                 refused = await self._requests(group, plan)
             # A coordinator that verifies answers commits in a group's place as if it were not there.
-            unavailable = any(answer.error_code == _NOT_AVAILABLE for answer in refused.values())
+            unavailable = any(answer.error_code == error_codes.COORDINATOR_NOT_AVAILABLE for answer in refused.values())
             verifies = (
                 unavailable
                 and "true" in (await self._context.cluster.broker_configs(TRANSACTION_VERIFICATION)).values()
@@ -661,7 +665,7 @@ class GroupFollower(Part):
             try:
                 await cluster.delete_group(group.group)
             except KafkaRefused as error:
-                if error.error_code != _GROUP_ID_NOT_FOUND:
+                if error.error_code != error_codes.GROUP_ID_NOT_FOUND:
                     raise
             if not group.wanted:
                 self._groups.pop((group.link, group.group), None)
@@ -679,14 +683,14 @@ class GroupFollower(Part):
         delays = []
         for place, (code, name) in refused:
             where = group.group if place is None else text_of(place)
-            if code in (_SUBSCRIBED, _NON_EMPTY_GROUP):
+            if code in (error_codes.GROUP_SUBSCRIBED_TO_TOPIC, error_codes.NON_EMPTY_GROUP):
                 message = f"{where}: the source has deleted it, and the group has members here: {name}"
                 pending, delay = Pending(MEMBERS_SUBSCRIBED, message), RETRY_MAX_S
-            elif code == _NOT_AVAILABLE and verifies:
+            elif code == error_codes.COORDINATOR_NOT_AVAILABLE and verifies:
                 why = f"the brokers verify transactions (KIP-890: {TRANSACTION_VERIFICATION})"
                 message = f"{where}: the coordinator answers {name}, as {why}"
                 pending, delay = Pending(ReasonCode.TRANSACTION_VERIFICATION_ENABLED, message), RETRY_MAX_S
-            elif code in _COORDINATOR or code == _UNKNOWN_TOPIC:
+            elif code in _COORDINATOR or code == error_codes.UNKNOWN_TOPIC_OR_PARTITION:
                 delay = min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(group.failures, 8))
                 pending = Pending(COORDINATOR_NOT_AVAILABLE, f"{where}: the coordinator answers {name}")
             else:

@@ -28,6 +28,7 @@ from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace, SyncPlace
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.error_codes import OFFSET_OUT_OF_RANGE
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Group, OffsetKey, OffsetsLog
 from isthmus_protocol.records import BatchError, BatchHeader, Frame, walk
 
@@ -49,8 +50,6 @@ PENDING_INTERVAL_S: Final = 1.0
 RETRY_DELAY_S: Final = 0.5
 BROKEN_RETRY_S: Final = 10.0
 LANE: Final = "group-offsets"
-
-OFFSET_OUT_OF_RANGE: Final = 1
 
 
 class GroupLeader(Part):

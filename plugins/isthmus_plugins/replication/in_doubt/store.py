@@ -35,6 +35,7 @@ from isthmus_plugins.replication.link.connection import LinkConnection, LinkReje
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.error_codes import TOPIC_ALREADY_EXISTS
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
 from isthmus_protocol.records import MAGIC, BatchHeader
@@ -57,7 +58,6 @@ LOST_REQUEST_MARGIN_S: Final = 2.0
 """After its connection broke, a request may still be taken up by the broker; no longer than this after it answers."""
 RETRY_S: Final = 0.2
 CREATE_TIMEOUT_S: Final = 30.0
-TOPIC_ALREADY_EXISTS: Final = 36
 
 _PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
 

@@ -33,6 +33,18 @@ from isthmus_plugins.replication.link.connection import written_together
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
+from isthmus_protocol.error_codes import (
+    FENCED_LEADER_EPOCH,
+    INCONSISTENT_TOPIC_ID,
+    LEADER_NOT_AVAILABLE,
+    NOT_LEADER_OR_FOLLOWER,
+    OFFSET_OUT_OF_RANGE,
+    REPLICA_NOT_AVAILABLE,
+    UNKNOWN_LEADER_EPOCH,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    UNSUPPORTED_COMPRESSION_TYPE,
+)
 from isthmus_protocol.offsets_cipher import KeyringError
 from isthmus_protocol.records import BatchError, BatchHeader, Frame, as_committed, walk
 from isthmus_protocol.transactions import AbortedTransactions
@@ -52,11 +64,17 @@ GATHERING_OF_ROUND_TRIP: Final = 1 / 20
 READS_AT_ONCE: Final = 8
 """So many may follow each other without a pause: a producer's requests that come together."""
 FETCH_BYTES_MAX: Final = 16 * 1024 * 1024
-OFFSET_OUT_OF_RANGE: Final = 1
-_RESOLVE_AGAIN: Final = frozenset({3, 5, 6, 9, 74, 75, 76, 100, 103})
+_GONE: Final = frozenset({UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID})
+_RESOLVE_AGAIN: Final = _GONE | {
+    LEADER_NOT_AVAILABLE,
+    NOT_LEADER_OR_FOLLOWER,
+    REPLICA_NOT_AVAILABLE,
+    FENCED_LEADER_EPOCH,
+    UNKNOWN_LEADER_EPOCH,
+    UNSUPPORTED_COMPRESSION_TYPE,
+    INCONSISTENT_TOPIC_ID,
+}
 """Errors of a Fetch after which the partition's leader is looked for again."""
-_GONE: Final = frozenset({3, 100})
-"""UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID."""
 
 
 class TailOwner(Protocol):

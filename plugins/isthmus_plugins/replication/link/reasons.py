@@ -13,6 +13,11 @@ from isthmus_control.model import FollowerTopic, Reason
 from isthmus_control.states import PartitionState, ReasonCode
 from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import KafkaRefused
+from isthmus_protocol.error_codes import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    GROUP_AUTHORIZATION_FAILED,
+    TOPIC_AUTHORIZATION_FAILED,
+)
 
 MOVED: Final = "MOVED"
 """The follower partition is led by another broker, or its log was cut: the leader end looks for it again."""
@@ -53,8 +58,9 @@ STOPPED: Final = frozenset(
 )
 
 
-_NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
-"""TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED."""
+_NOT_AUTHORIZED: Final = frozenset(
+    {TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED}
+)
 
 
 def refused(error: KafkaRefused, operation: str, resource: str) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, FetchPartition, TopicInfo
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
+from isthmus_protocol.error_codes import FENCED_LEADER_EPOCH
 from isthmus_protocol.records import BatchHeader, walk
 from isthmus_protocol.transactions import AbortedTransactions
 
@@ -17,7 +18,6 @@ READ_WAIT_MS: Final = 500
 READ_TRIES_MAX: Final = 20
 READ_RETRY_S: Final = 0.2
 LANE: Final = "verify"
-FENCED_LEADER_EPOCH: Final = 74
 
 
 async def read_batches(

@@ -11,6 +11,7 @@ from typing import Final, Generic, TypeVar
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.error_codes import OFFSET_OUT_OF_RANGE
 from isthmus_protocol.records import BatchError, BatchHeader, Frame, walk
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -21,7 +22,6 @@ TAIL_WAIT_MS: Final = 500
 FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
 PARTITION_BYTES_MAX: Final = 1024 * 1024
 RETRY_DELAY_S: Final = 0.1
-OFFSET_OUT_OF_RANGE: Final = 1
 
 
 class TailPart:

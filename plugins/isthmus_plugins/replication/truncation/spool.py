@@ -11,6 +11,12 @@ from isthmus_control.truncations import PartitionCut, Truncation
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.logs.reading import read_batches
+from isthmus_protocol.error_codes import (
+    LEADER_NOT_AVAILABLE,
+    NOT_LEADER_OR_FOLLOWER,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 from isthmus_protocol.record_equality import RecordsDigest
 from isthmus_protocol.records import verify_crc, walk
 from isthmus_protocol.spool import Manifest, decode_manifest, encode_manifest, spool_batch, spooled
@@ -23,8 +29,10 @@ MESSAGE_BYTES_MAX: Final = 2**31 - 1
 PRODUCE_TIMEOUT_MS: Final = 30_000
 LEADERS_WAIT_S: Final = 10.0
 POLL_S: Final = 0.05
-NEW_TOPIC: Final = frozenset({3, 5, 6, 100})
-"""UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_ID: it spreads still."""
+NEW_TOPIC: Final = frozenset(
+    {UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_ID}
+)
+"""It spreads still."""
 CONFIGS: Final = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",

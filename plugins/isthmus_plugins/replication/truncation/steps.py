@@ -55,6 +55,12 @@ from isthmus_plugins.replication.truncation.refill import RefillFailed, refill
 from isthmus_plugins.replication.truncation.salvage import SalvageFailed, write_salvage
 from isthmus_plugins.replication.truncation.spool import Spool, SpoolDamaged
 from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.error_codes import (
+    COORDINATOR_LOAD_IN_PROGRESS,
+    ILLEGAL_GENERATION,
+    NOT_COORDINATOR,
+    UNKNOWN_MEMBER_ID,
+)
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 from isthmus_protocol.records import BatchError
 from isthmus_protocol.salvage import SalvageHead
@@ -83,10 +89,9 @@ FROZEN: Final = "0"
 FREEZING: Final = {MESSAGE_BYTES_MAX: FROZEN, CLEANUP_POLICY: "delete"}
 """Nothing is appended, and no cleaner takes anything out."""
 NO_EXPIRY_OF_ITS_OWN: Final = -1
-NOT_A_MEMBER: Final = frozenset({22, 25})
-"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID: the group has members."""
-COORDINATOR_MOVES: Final = frozenset({14, 16})
-"""COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR."""
+NOT_A_MEMBER: Final = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID})
+"""The group has members."""
+COORDINATOR_MOVES: Final = frozenset({COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR})
 DIVERGENCES: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
 WAITS: Final = frozenset({ReasonCode.SOURCE_TRUNCATING})
 """What a peer answers that is no failure, and passes."""
