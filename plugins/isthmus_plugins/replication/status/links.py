@@ -101,7 +101,7 @@ class LinkStatuses:
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
         found = []
         now = self._clock.monotonic()
-        for key, prepared in sorted(self._leader_end.led.items()):
+        for key, prepared in sorted(self._leader_end.discovery.led.items()):
             if key.link != link.name:
                 continue
             stream = self._leader_end.stream(key)

@@ -161,8 +161,8 @@ def test_settings_that_the_target_refuses_show_and_records_go_on() -> None:
         await replicas.until("refused", lambda: "remote-t" in refused)
         assert refused["remote-t"].code == "TARGET_REFUSES_SETTINGS"
         assert "not so many bytes" in refused["remote-t"].message
-        leader = replicas.ends["A"].leader
-        await replicas.until("A knows", lambda: all(told is not None and told.code for told in leader.led.values()))
+        discovery = replicas.ends["A"].leader.discovery
+        await replicas.until("A knows", lambda: all(told is not None and told.code for told in discovery.led.values()))
         replicas.a.partition("local-t").write_values(b"x")
         await replicas.until("copied", replicas.equal)
         replicas.b.alter_topic_configs = alter  # type: ignore[method-assign]
