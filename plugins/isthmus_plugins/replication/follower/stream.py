@@ -85,7 +85,7 @@ class FollowerStream:
         self.keyless = False
         """The next record has no key, and the topic is compacted: it cannot be, for now."""
         self.waits_for: dict[str, asyncio.Task[None]] = {}
-        """What is under way before the next record can be written: see ``FollowerEnd.proceed``."""
+        """What is under way before the next record can be written: see ``Prerequisites``."""
         self.told_end = False
         """Whether the leader end has said where the source's log ends."""
         self.told_stopped = False
