@@ -1,7 +1,6 @@
 """The follower's topics: made for a link, adopted, or refused; always with the intent recorded first.
 
-A topic that exists and holds other records is never written: it is refused, with the reason, until provenance shows
-that its records are the source's, or the operator has agreed to lose them.
+What is to be done with each is decided in ``topic_plans``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from isthmus_control.commands import (
     CloseProvenance,
@@ -26,7 +25,6 @@ from isthmus_control.model import (
     FollowerTopic,
     NamespaceMapping,
     OffsetsCopy,
-    ProvenanceRange,
     Reason,
     ResourceType,
     Role,
@@ -34,10 +32,12 @@ from isthmus_control.model import (
 )
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
-from isthmus_control.truncations import Succession, succession
+from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower import topic_plans
+from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
@@ -53,18 +53,6 @@ SETTLE_S: Final = 0.2
 SETTLE_TRIES: Final = 25
 CLOSED_AT_ONCE: Final = 10_000
 """Partitions in one command: some 150 bytes each."""
-
-
-SourceTopic: TypeAlias = calls.LedTopic | calls.WantedTopic
-"""A topic of the source, as it says itself."""
-
-
-class Refusal(Exception):
-    """A topic cannot follow (yet). ``code`` is a constant, the message says what to do."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class FollowerTopics(Part):
@@ -347,20 +335,22 @@ class FollowerTopics(Part):
                 reasons.NOT_FOLLOWING, f"no namespace of this cluster follows {source_topic} over {link_name}"
             )
         local = counterpart.local_name
-        partitions = wanted.partitions
         record = state.follower_topics.get(local)
         existing = topics.get(local)
-        if record is not None and record.state is TopicState.FOLLOWING and record.link == link_name:
-            self._check_source(record, wanted, existing)
-            return local, await self._check_following(record, partitions, existing)
-        if existing is not None and record is not None and _to_be_lost(record, link_name, existing):
-            log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
-            await self._context.cluster.delete_topic(local)
-            existing = None
-        if existing is not None:
-            await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
-            return local, True
-        await self._create(link_name, wanted, local)
+        match topic_plans.next_step(record, link_name, existing):
+            case Step.GO_ON:
+                assert record is not None
+                self._check_source(record, wanted, existing)
+                return local, await self._go_on(record, wanted.partitions, existing)
+            case Step.CREATE:
+                await self._create(link_name, wanted, local)
+            case Step.REPLACE:
+                log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
+                await self._context.cluster.delete_topic(local)
+                await self._create(link_name, wanted, local)
+            case Step.ADOPT:
+                assert existing is not None
+                await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
         return local, True
 
     def _check_source(self, record: FollowerTopic, wanted: calls.WantedTopic, existing: TopicInfo | None) -> None:
@@ -372,42 +362,21 @@ class FollowerTopics(Part):
         truncation = self._context.control.state.truncations.get(record.topic)
         if truncation is not None and not truncation.follows:
             raise Refusal(ReasonCode.TRUNCATING, truncation.describe())
-        source_id = wanted.topic_id
         self.succeeded.pop(record.topic, None)
-        if record.source_topic_id == source_id:
-            return
-        found = succession(_chain(wanted), record.source_topic_id, source_id)
-        if found is not None and _is(record, existing):
+        found = topic_plans.successor(record, wanted, existing)
+        if found is not None:
             self.succeeded[record.topic] = found
             raise Refusal(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, found))
-        if found is not None:
-            return  # what is the matter with the topic here comes first
-        raise Refusal(
-            ReasonCode.SOURCE_TOPIC_ID_CHANGED,
-            f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
-            f"records: `isthmus topic recreate {record.topic}` loses them and follows the new one",
-        )
 
-    async def _check_following(self, record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> bool:
-        if existing is None or not _is(record, existing):
-            raise Refusal(
-                ReasonCode.TARGET_TOPIC_MAY_BE_DELETED if existing is None else ReasonCode.TARGET_TOPIC_ID_CHANGED,
-                f"{record.topic} was deleted here behind the link's back: `isthmus topic recreate {record.topic}` "
-                "follows the source's from its start",
-            )
+    async def _go_on(self, record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> bool:
+        """Give a topic that follows the partitions that its source has got; whether there were some."""
+        existing = topic_plans.going_on(record, partitions, existing)
         there = len(existing.partitions)
-        if there > partitions:
-            raise Refusal(
-                ReasonCode.SOURCE_PARTITIONS_DECREASED,
-                f"{record.topic} has {there} partitions here, the source's {record.source_topic} has {partitions}",
-            )
         if there < partitions:
             await self._context.cluster.create_partitions(record.topic, partitions)
         # A proxy that was killed in the middle may have left partitions whose provenance was never opened.
         history = self._context.control.state.histories.get(record.topic)
-        known = history.partitions if history is not None and history.topic_id == record.topic_id else {}
-        unopened = [p for p in range(partitions) if not known.get(p) or known[p][-1].end_offset is not None]
-        if unopened:
+        if unopened := topic_plans.not_opened(record, history, partitions):
             ends = {p: await self._context.cluster.log_end(record.topic, p) if p < there else 0 for p in unopened}
             await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
         return there < partitions
@@ -462,71 +431,22 @@ class FollowerTopics(Part):
     async def plan(
         self,
         mapping: NamespaceMapping,
-        wanted: SourceTopic,
+        source: SourceTopic,
         local: str,
-        existing: TopicInfo | None,
+        info: TopicInfo | None,
         truncate: bool = False,
     ) -> tuple[TopicPlan, dict[int, int]]:
-        """What attaching does with one topic, and the log ends of its partitions. Changes nothing.
+        """What attaching does with one topic (see :func:`topic_plans.plan`), and the log ends of its partitions.
 
-        ``truncate``: as if the operator had agreed to lose what the topic holds.
+        Changes nothing. Raises BrokerUnavailable, KafkaRefused.
         """
-        source = wanted.topic
-        if existing is None:
-            return TopicPlan(topic=local, source_topic=source, action="create"), {}
-        cluster = self._context.cluster
-        partitions = range(len(existing.partitions))
-        ends = dict(
-            zip(partitions, await asyncio.gather(*(cluster.log_end(local, p) for p in partitions)), strict=True)
-        )
-        starts = await asyncio.gather(*(cluster.log_start(local, p) for p in partitions))
-        records = sum(ends.values()) - sum(starts)
-        too_many = len(existing.partitions) > wanted.partitions
-        if not too_many and (not any(ends.values()) or self._provenance_matches(local, existing, wanted, ends)):
-            return TopicPlan(topic=local, source_topic=source, action="follow"), ends
-        topic_id = str(uuid.UUID(bytes=existing.topic_id))
-        if truncate or topic_id in mapping.truncate_topic_ids:
-            return (
-                TopicPlan(topic=local, source_topic=source, action="truncate", topic_id=topic_id, records_lost=records),
-                ends,
-            )
-        what = (
-            f"has {len(existing.partitions)} partitions, the source's topic {wanted.partitions}"
-            if too_many
-            else f"holds {records} records that are not known to be the source's"
-        )
-        return (
-            TopicPlan(
-                topic=local,
-                source_topic=source,
-                action="refuse",
-                topic_id=topic_id,
-                records_lost=records,
-                reason=f"{local} exists and {what}: attach again with --truncate-target, or `isthmus topic recreate "
-                f"{local}`, to lose them",
-            ),
-            ends,
-        )
-
-    def _provenance_matches(
-        self, local: str, existing: TopicInfo, wanted: SourceTopic, ends: Mapping[int, int]
-    ) -> bool:
-        """Whether all that the topic holds came from the same topic of the source, and nothing was written since.
-
-        What came from a topic that the source's one succeeded counts where the source has it still.
-        """
-        history = self._context.control.state.histories.get(local)
-        if history is None or history.topic_id != str(uuid.UUID(bytes=existing.topic_id)):
-            return False
-        for partition, end in ends.items():
-            ranges = history.partitions.get(partition, ())
-            if not ranges and not end:
-                continue
-            if not ranges or not all(_has(wanted, partition, known, end) for known in ranges):
-                return False
-            if ranges[-1].end_offset is not None and ranges[-1].end_offset != end:
-                return False
-        return True
+        if info is None:
+            return topic_plans.plan(mapping, source, local, None, truncate), {}
+        cluster, partitions = self._context.cluster, range(len(info.partitions))
+        ends = await asyncio.gather(*(cluster.log_end(local, partition) for partition in partitions))
+        starts = await asyncio.gather(*(cluster.log_start(local, partition) for partition in partitions))
+        existing = Existing(info, self._context.control.state.histories.get(local), starts, ends)
+        return topic_plans.plan(mapping, source, local, existing, truncate), dict(enumerate(ends))
 
     # ---- detaching ----
 
@@ -550,7 +470,7 @@ class FollowerTopics(Part):
         ids: dict[tuple[str, int], str] = {}
         for record, existing in stopped:
             history = self._context.control.state.histories.get(record.topic)
-            if history is not None and history.topic_id == str(uuid.UUID(bytes=existing.topic_id)):
+            if history is not None and history.topic_id == topic_plans.id_of(existing):
                 for partition in history.partitions:
                     if history.open_range(partition) is not None:
                         ids[record.topic, partition] = history.topic_id
@@ -625,32 +545,3 @@ class FollowerTopics(Part):
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
-
-
-def _is(record: FollowerTopic, existing: TopicInfo | None) -> bool:
-    """Whether a local topic is the one that was recorded, and no other of its name."""
-    return existing is not None and str(uuid.UUID(bytes=existing.topic_id)) == record.topic_id
-
-
-def _chain(wanted: SourceTopic) -> list[Succession]:
-    """Which topics the source's one succeeded, oldest first, as the source states it; a peer of before does not."""
-    return [Succession(*each) for each in wanted.predecessors or ()]
-
-
-def _has(wanted: SourceTopic, partition: int, known: ProvenanceRange, end: int) -> bool:
-    """Whether the source's topic has what a range of a follower's partition came from."""
-    source_id = wanted.topic_id
-    if known.source_topic_id == source_id:
-        return True
-    found = succession(_chain(wanted), known.source_topic_id, source_id)
-    to = end if known.end_offset is None else known.end_offset
-    return found is not None and partition < len(found.offsets) and to <= found.offsets[partition]
-
-
-def _to_be_lost(record: FollowerTopic, link_name: str, existing: TopicInfo) -> bool:
-    """Whether the operator agreed to lose this very topic for one that follows."""
-    return (
-        record.link == link_name
-        and record.state is TopicState.CREATING
-        and record.topic_id == str(uuid.UUID(bytes=existing.topic_id))
-    )
