@@ -1,6 +1,6 @@
 """The follower's topics: made for a link, adopted, or refused; always with the intent recorded first.
 
-What is to be done with each is decided in ``topic_plans``.
+What is to be done with each is decided in ``topic_plans``; those that follow get their ``settings``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Final
 
 from isthmus_control.commands import (
     CloseProvenance,
-    CompactFollowerTopic,
     ForgetFollowerTopic,
     OpenProvenance,
     PartitionOffset,
@@ -24,7 +23,6 @@ from isthmus_control.model import (
     INTERNAL_PREFIX,
     FollowerTopic,
     NamespaceMapping,
-    OffsetsCopy,
     Reason,
     ResourceType,
     Role,
@@ -37,6 +35,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower import topic_plans
+from isthmus_plugins.replication.follower.settings import FollowerSettings
 from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -67,10 +66,7 @@ class FollowerTopics(Part):
         """By topic: why it does not go on with the source's, as of the leader end's last call."""
         self.succeeded: dict[str, Succession] = {}
         """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
-        self.settings_refused: dict[str, Reason] = {}
-        """By topic: why it does not have the source's settings."""
-        self.settings_waiting: dict[str, Reason] = {}
-        """By topic: what it will have of the source's settings by itself, and when."""
+        self.settings = FollowerSettings(context)
 
     # ---- the leader end's call ----
 
@@ -88,20 +84,14 @@ class FollowerTopics(Part):
             answers: dict[str, calls.PreparedTopic] = {}
             ready: dict[str, str] = {}
             changed = False
-            effective = await self._effective(connection.link_name, question.topics, topics)
-            filled = await self._filled(connection.link_name, question.topics, topics)
+            found = await self.settings.read(connection.link_name, question.topics, topics)
             for wanted in question.topics:
                 name = wanted.topic
                 try:
                     local, created = await self._prepare(connection.link_name, wanted, topics)
                     refused = None
-                    if (configs := wanted.configs) is not None and local in topics:
-                        if (settings := effective.get(local)) is None:
-                            refused = self._unreadable(local)
-                        else:
-                            await self._decide_compaction(local, configs, filled.get(local))
-                            refused = await self._follow_configs(configs, topics[local], settings)
-                            await self._record_settings(local, configs)
+                    if wanted.configs is not None and local in topics:
+                        refused = await self.settings.follow(wanted.configs, topics[local], found)
                 except Refusal as refusal:
                     self._refused(connection.link_name, name, refusal)
                     answers[name] = calls.PreparedTopic(False, None, refusal.code, str(refusal))
@@ -112,7 +102,7 @@ class FollowerTopics(Part):
                     answers[name] = calls.PreparedTopic(False, None, reasons.BROKER_UNAVAILABLE, str(error))
                 else:
                     self.refused.pop(local, None)
-                    made = calls.ReadyTopic(local, self._filling(local))
+                    made = calls.ReadyTopic(local, self.settings.filling(local))
                     amiss = (None, None) if refused is None else (refused.code, refused.message)
                     answers[name] = calls.PreparedTopic(True, made, *amiss)
                     ready[name] = local
@@ -139,161 +129,6 @@ class FollowerTopics(Part):
         counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, source_topic)
         if counterpart is not None:
             self.refused[counterpart.local_name] = Reason(refusal.code, str(refusal))
-
-    async def _effective(
-        self, link_name: str, requests: Sequence[calls.WantedTopic], topics: Mapping[str, TopicInfo]
-    ) -> Mapping[str, Mapping[str, str | None]]:
-        """The settings of those local topics that exist and for which the source told its own."""
-        lookup = self._context.control.state.lookup
-        told = [
-            counterpart.local_name
-            for wanted in requests
-            if wanted.configs is not None
-            and (counterpart := lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic))
-            and counterpart.local_name in topics
-        ]
-        found: dict[str, Mapping[str, str | None]] = {}
-        for start in range(0, len(told), topic_settings.DESCRIBED_AT_ONCE):
-            some = told[start : start + topic_settings.DESCRIBED_AT_ONCE]
-            _, described = await self._context.cluster.effective_configs(some)
-            found |= described or {}
-        return found
-
-    def _unreadable(self, local: str) -> Reason:
-        """Note that the brokers do not tell a topic's settings."""
-        reason = self.settings_refused[local] = Reason(
-            ReasonCode.TARGET_REFUSES_SETTINGS,
-            f"the settings of {local} cannot be read (the proxy's own identity needs ALLOW DescribeConfigs on topic "
-            f"{local}): they are not followed",
-        )
-        return reason
-
-    # ---- compaction ----
-
-    def _filling(self, local: str) -> int | None:
-        """What stands for the time since when a topic is not compacted here; None: it is, or never will be."""
-        record = self._context.control.state.follower_topics.get(local)
-        following = record is not None and record.state is TopicState.FOLLOWING
-        if record is None or not following or record.compacts or self._copy(local) is not None:
-            return None
-        return record.compacts_since_offset
-
-    async def _filled(
-        self, link_name: str, requests: Sequence[calls.WantedTopic], topics: Mapping[str, TopicInfo]
-    ) -> Mapping[str, int]:
-        """Local topics that have all that the source had when they were not compacted here: with that time.
-
-        The source's ends were read after it was known to be compacted: beyond them every record has a key.
-        """
-        lookup = self._context.control.state.lookup
-        ends: dict[tuple[str, int], int] = {}
-        since: dict[str, int] = {}
-        for wanted in requests:
-            counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)
-            info = None if counterpart is None else topics.get(counterpart.local_name)
-            to_fill = wanted.to_fill
-            if info is not None and to_fill is not None and len(to_fill.ends) == len(info.partitions):
-                since[info.name] = to_fill.since
-                ends |= {(info.name, partition): end for partition, end in enumerate(to_fill.ends)}
-        if not ends:
-            return {}
-        try:
-            here = await self._context.cluster.log_ends(list(ends))
-        except BrokerUnavailable:
-            return {}
-        lacking = {topic for (topic, partition), end in ends.items() if here.get((topic, partition), -1) < end}
-        return {topic: offset for topic, offset in since.items() if topic not in lacking}
-
-    async def _decide_compaction(self, local: str, source: Mapping[str, str], filled_since: int | None) -> None:
-        """Record that a topic is compacted here from now on, or is not any more: as its source, once it was filled.
-
-        A topic that was only just made compacted may have records without a key, which a compacted one refuses; and
-        those before the source's start are filled with what is deleted after. What has been decided stands in the
-        control log, and the topic's settings come after it.
-        """
-        record = self._context.control.state.follower_topics.get(local)
-        if record is None or record.state is not TopicState.FOLLOWING or self._copy(local) is not None:
-            return
-        compacts = topic_settings.is_compacted(source)
-        if record.compacts != compacts and (not compacts or filled_since == record.compacts_since_offset):
-            body = CompactFollowerTopic(local, record.topic_id or "", compacts, record.compacts_since_offset)
-            if not isinstance(await self._context.control.append(body), Rejected):
-                log.info("follower topic compaction", extra={"topic": local, "compacts": compacts})
-        record = self._context.control.state.follower_topics.get(local)
-        if record is not None and compacts and not record.compacts and record.cleaned:
-            self.settings_waiting[local] = Reason(
-                ReasonCode.NOT_COMPACTED_YET,
-                f"the source's {record.source_topic} is compacted, and {local} again once it has what the source has "
-                "now: brokers refuse records without a key in a compacted topic",
-            )
-        else:
-            self.settings_waiting.pop(local, None)
-
-    async def _follow_configs(
-        self, source: Mapping[str, str], existing: TopicInfo, effective: Mapping[str, str | None]
-    ) -> Reason | None:
-        """Give a follower topic the settings that its source has now; why the brokers refuse, if they do."""
-        local, factor = existing.name, existing.replication_factor
-        if topic_settings.follows(effective, source, factor, self._overrides(local, source)):
-            self.settings_refused.pop(local, None)
-            return None
-        own = await self._context.cluster.topic_configs(local)
-        changes = topic_settings.changes(own, await self._configs(local, source, factor))
-        truncation = self._context.control.state.truncations.get(local)
-        if truncation is not None and not truncation.follows:  # it is frozen, or not there, and gets them back
-            return None
-        try:
-            await self._context.cluster.alter_topic_configs(local, changes)
-        except KafkaRefused as error:
-            # Its records can follow all the same.
-            why = reasons.refused(error, "AlterConfigs", f"topic {local}")
-            reason = Reason(
-                ReasonCode.TARGET_REFUSES_SETTINGS,
-                f"the target refuses settings of {local} ({', '.join(sorted(changes))}): {why}",
-            )
-            self.settings_refused[local] = reason
-            return reason
-        self.settings_refused.pop(local, None)
-        log.info("follower topic configured", extra={"topic": local, "settings": sorted(changes)})
-        return None
-
-    async def _record_settings(self, local: str, source: Mapping[str, str]) -> None:
-        """Have the control log know what a topic gets back when it follows no more, also when its source is gone."""
-        record = self._context.control.state.follower_topics.get(local)
-        settings = topic_settings.overridden(source)
-        if record is None or record.state is not TopicState.FOLLOWING or record.settings == settings:
-            return
-        body = SetFollowerTopic(
-            record.link,
-            local,
-            record.source_topic,
-            record.source_topic_id,
-            record.state,
-            record.topic_id,
-            settings=settings,
-        )
-        try:
-            await self._append(body)
-        except Refusal as refusal:  # it is being truncated, say: with the next change, or connection
-            log.warning("settings not recorded", extra={"topic": local, "detail": str(refusal)})
-
-    def overrides(self, local: str) -> Mapping[str, str]:
-        """The settings that a topic has instead of its source's because it follows."""
-        record = self._context.control.state.follower_topics.get(local)
-        return self._overrides(local, {}) if record is not None and record.state is TopicState.FOLLOWING else {}
-
-    def _overrides(self, local: str, source: Mapping[str, str]) -> Mapping[str, str]:
-        copy = self._copy(local)
-        if copy is not None:
-            return topic_settings.offsets_overrides(copy, source)
-        record = self._context.control.state.follower_topics.get(local)
-        following = record is not None and record.state is TopicState.FOLLOWING
-        return topic_settings.overrides(record is not None and following and record.compacts)
-
-    def _copy(self, local: str) -> OffsetsCopy | None:
-        """How an offsets topic is copied, if the topic is such a copy."""
-        counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, local)
-        return counterpart.mapping.offsets if counterpart is not None else None
 
     def source_is_gone(self, record: FollowerTopic) -> bool:
         """Whether the source has no such topic (any more), as far as it has told."""
@@ -386,7 +221,7 @@ class FollowerTopics(Part):
         cluster = self._context.cluster
         factor = min(wanted.replication_factor, await cluster.broker_count())
         topic_id = await cluster.create_topic(
-            local, wanted.partitions, factor, await self._configs(local, wanted.configs or {}, factor)
+            local, wanted.partitions, factor, await self.settings.wanted(local, wanted.configs or {}, factor)
         )
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
@@ -423,7 +258,7 @@ class FollowerTopics(Part):
         if len(existing.partitions) < partitions:
             await cluster.create_partitions(local, partitions)
             ends |= dict.fromkeys(range(len(existing.partitions), partitions), 0)
-        configs = await self._configs(local, wanted.configs or {}, existing.replication_factor)
+        configs = await self.settings.wanted(local, wanted.configs or {}, existing.replication_factor)
         await cluster.alter_topic_configs(local, topic_settings.changes(await cluster.topic_configs(local), configs))
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
         await self._open_provenance(link_name, local, existing.topic_id, ends)
@@ -504,11 +339,6 @@ class FollowerTopics(Part):
         return settled
 
     # ---- records of the control log ----
-
-    async def _configs(self, local: str, source: Mapping[str, str], replication_factor: int) -> dict[str, str]:
-        """The settings to give a follower topic so that its effective configuration is the source's, with overrides."""
-        defaults = await self._context.cluster.topic_configs(CONTROL_TOPIC)
-        return topic_settings.wanted(source, defaults, replication_factor, self._overrides(local, source))
 
     async def _record(
         self,
