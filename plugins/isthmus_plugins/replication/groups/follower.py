@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
+from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import (
     BEYOND_FOLLOWER_END,
     COMPARE_INTERVAL_S,
@@ -35,16 +35,11 @@ from isthmus_plugins.replication.groups.followed_group import (
     Plan,
     text_of,
 )
-from isthmus_plugins.replication.in_doubt.pending_offsets import (
-    PendingName,
-    PendingPosition,
-    PreparedPositions,
-    StillOpen,
-)
+from isthmus_plugins.replication.in_doubt.pending_offsets import PendingPosition
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
-from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import partition_of
@@ -101,16 +96,14 @@ class GroupFollower(Part):
     def __init__(self, context: PluginContext, store: TransactionStore) -> None:
         self._context = context
         self._clock = context.clock
-        self._prepared = PreparedPositions(context, store)
         self._tasks = Tasks("group-follower")
+        self.confirmations = Confirmations(context, store, self._tasks)
         self._feeds: dict[tuple[str, int], _Feed] = {}
         """By link and partition of the source's offsets topic."""
         self._groups: dict[tuple[str, str], FollowedGroup] = {}
         """By link and local group."""
         self._telling: dict[tuple[str, int], set[tuple[str, Place]]] = {}
         """Positions named so far by a leader end that is telling a whole partition."""
-        self._applied: dict[tuple[str, int], AppliedPositions] = {}
-        """By link and partition: of synchronous links, how far this cluster's coordinators have what was told."""
         self._certain_from: dict[tuple[str, int], float] = {}
         """By link and partition: from when on no request of whoever was told before is carried out any more."""
         self._ends: dict[Place, int] = {}
@@ -155,7 +148,7 @@ class GroupFollower(Part):
         topics = None if question.topics is None else frozenset(question.topics)
         for part in question.parts:
             self._take(connection, question.partitions, topics, part, now)
-        self._tell_applied((connection.link_name, part.partition) for part in question.parts)
+        self.confirmations.tell((connection.link_name, part.partition) for part in question.parts)
         await asyncio.sleep(ANSWERED_AFTER_S)
         return calls.GroupOffsetsAnswer(holds_back=True)
 
@@ -175,9 +168,9 @@ class GroupFollower(Part):
         if whole is not None and whole.begin:
             self._feeds[key] = _Feed(connection, epoch, partitions, topics, frozenset(whole.held_back))
             self._telling[key] = set()
-            self._applied.pop(key, None)
+            self.confirmations.end(key)
             if whole.confirm:
-                self._applied[key] = AppliedPositions()
+                self.confirmations.begin(key, connection, epoch, partitions)
             if feed is None or feed.connection is not connection:
                 # Another proxy may have been told before, and its last request be carried out late.
                 self._certain_from[key] = now + LOST_REQUEST_MARGIN_S
@@ -207,10 +200,14 @@ class GroupFollower(Part):
                 group.deleting = True
                 self._active[group] = None
                 self._changed.set()
-        if key in self._applied:
-            self._take_applied(connection, key, part.upto or calls.Upto(None), waited)
+        if key in self.confirmations:
+            upto = part.upto or calls.Upto(None)
+            pending = [PendingPosition.of(each) for each in upto.pending]
+            for each in pending:
+                self._check(link_name, each.group)
+            self.confirmations.told(key, upto, pending, waited)
             for name in {name for name, _ in told}:
-                self._settle(self._groups[link_name, name])
+                self.confirmations.settle(self._groups[link_name, name])
         if key in self._telling:
             self._told_whole(key, told, whole is not None and whole.end, now)
             self._changed.set()
@@ -220,90 +217,6 @@ class GroupFollower(Part):
                 self._begin_if_known(group, now)
                 if not group.busy:  # else it is looked at when that is done
                     self._changed.set()
-
-    # ---- what is confirmed ----
-
-    def _take_applied(
-        self,
-        connection: LinkConnection,
-        key: tuple[str, int],
-        said: calls.Upto,
-        waited: Iterable[tuple[str, Place]],
-    ) -> None:
-        """Note what is to be there before a part is applied; have what is pending at the source stored."""
-        applied = self._applied[key]
-        pending = [PendingPosition.of(each) for each in said.pending]
-        for each in pending:
-            self._check(connection.link_name, each.group)
-        names = [(each.group, each.name) for each in pending]
-        applied.told([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
-        if pending:
-            number = applied.number
-            self._tasks.start("prepare", self._prepare(connection, key[1], applied, number, pending))
-
-    async def _prepare(
-        self,
-        connection: LinkConnection,
-        partition: int,
-        applied: AppliedPositions,
-        number: int,
-        pending: Sequence[PendingPosition],
-    ) -> None:
-        await self._prepared.store(connection, partition, pending)
-        for each in pending:
-            applied.has(each.group, each.name, number)
-        self._tell_applied([(connection.link_name, partition)])
-
-    def _settle(self, group: FollowedGroup) -> None:
-        """Note what the coordinator has of a group as it is wanted."""
-        applied = self._applied.get((group.link, group.source_partition))
-        if applied is not None:
-            applied.settle(group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what))
-
-    def _tell_applied(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Tell leader ends how far their commits are here. ``keys``: links and partitions that may have moved."""
-        parts: dict[LinkConnection, list[calls.Applied]] = {}
-        for key in keys:
-            applied = self._applied.get(key)
-            if applied is None:
-                continue
-            moved = applied.advance()
-            if (known := applied.to_store()) is not None:
-                self._tasks.start("still-open", self._store_open(self._feeds[key].connection, key[1], applied, *known))
-            if moved:
-                feed = self._feeds[key]
-                parts.setdefault(feed.connection, []).append(calls.Applied(key[1], feed.epoch, applied.upto))
-                entries = self._prepared.settled(feed.connection, key[1], applied.settled)
-                if entries:
-                    self._tasks.start("settled", self._prepared.forget(entries))
-        for connection, told in parts.items():
-            if not connection.lost:  # or whoever tells next tells all
-                answer = connection.begin_call(calls.GroupApplied(tuple(told)))
-                self._tasks.start("applied", self._told_applied(connection, answer(CALL_TIMEOUT_S)))
-
-    async def _store_open(
-        self, connection: LinkConnection, partition: int, applied: AppliedPositions, upto: int, still_open: StillOpen
-    ) -> None:
-        await self._prepared.still_open(connection, partition, upto, still_open)
-        applied.stored()
-        self._tell_applied([(connection.link_name, partition)])
-
-    @staticmethod
-    async def _told_applied(connection: LinkConnection, answer: Awaitable[calls.Done]) -> None:
-        try:
-            await answer
-        except (LinkRejected, LinkLost, TimeoutError) as error:
-            log.info("commits not confirmed", extra={"link": connection.link_name, "detail": str(error)})
-
-    def settled(self, link_name: str, partition: int) -> int:
-        """Before which offset of a source's offsets topic all transactions have ended, and what they committed is here;
-        -1: not known."""
-        applied = self._applied.get((link_name, partition))
-        return -1 if applied is None else applied.settled
-
-    def confirmed_over(self) -> Iterator[tuple[LinkConnection, int, int]]:
-        """The partitions of sources' offsets topics that are confirmed: to whom, and how many the topic has."""
-        return ((self._feeds[key].connection, key[1], self._feeds[key].partitions) for key in self._applied)
 
     def data_came(self, place: Place, end: int) -> None:
         """A partition of this cluster has more than it had, up to ``end``."""
@@ -320,7 +233,7 @@ class GroupFollower(Part):
             return
         del self._telling[key]
         for group in self._groups.values():
-            if (group.link, group.source_partition) == key:
+            if group.source == key:
                 for place in {*group.wanted, *group.unknown}:
                     if (group.group, place) not in named:
                         if self._silence(group, place[0]) is None:
@@ -339,7 +252,7 @@ class GroupFollower(Part):
         groups do not have.
         """
         following = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
-        feed = self._feeds.get((group.link, group.source_partition))
+        feed = self._feeds.get(group.source)
         if following is None or following.link.name != group.link:
             return Pending(
                 TOPICS_DIFFER, f"{topic} is told of by the source, and does not follow over link {group.link}"
@@ -351,7 +264,7 @@ class GroupFollower(Part):
         return None
 
     def _note_silence(self, group: FollowedGroup) -> None:
-        by = self._context.control.state.lookup, self._feeds.get((group.link, group.source_partition))
+        by = self._context.control.state.lookup, self._feeds.get(group.source)
         if group.silent_by == by:
             return
         places = {*group.wanted, *group.unknown, *(group.has or ())}
@@ -369,11 +282,7 @@ class GroupFollower(Part):
         """What of what this leader end told is not there yet, by group."""
         now = self._clock.monotonic()
         mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
-        open_groups = (
-            group
-            for group in self._groups.values()
-            if (group.link, group.source_partition) in mine and not group.settled
-        )
+        open_groups = (group for group in self._groups.values() if group.source in mine and not group.settled)
         told = islice(open_groups, PENDING_TOLD_MAX)
         return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in told})
 
@@ -398,10 +307,10 @@ class GroupFollower(Part):
             if feed.connection is connection and (partitions is None or key[1] in partitions):
                 del self._feeds[key]
                 self._telling.pop(key, None)
-                self._applied.pop(key, None)
+                self.confirmations.end(key)
                 self._certain_from.pop(key, None)
                 for name, group in list(self._groups.items()):
-                    if (group.link, group.source_partition) == key:
+                    if group.source == key:
                         del self._groups[name]
 
     def control_changed(self, state: ControlState) -> None:
@@ -509,7 +418,7 @@ class GroupFollower(Part):
         """Begin what there is to do for a group. ``ends``, ``log_ends``: see :meth:`FollowedGroup.plan`."""
         topics = {topic for topic, _ in group.to_plan(now)}
         objections = {topic: why for topic in topics if (why := self._objection(topic))}
-        whole = (group.link, group.source_partition) not in self._telling
+        whole = group.source not in self._telling
         plan = group.plan(ends, objections, now, log_ends, whole)
         self._awaited -= plan.commit.keys()
         if plan:
@@ -592,12 +501,12 @@ class GroupFollower(Part):
             if known is not None and known.code == COORDINATOR_NOT_AVAILABLE:
                 del group.pending[None]
             group.found(mapped, len(mapped) < len(positions), now, self._renewal_s or 0.0, asked_at)
-            self._settle(group)
+            self.confirmations.settle(group)
             if not group.wanted and not group.unknown:
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
                 if not group.deleting:  # nothing of it is the link's
                     self._groups.pop((group.link, group.group), None)
-        self._tell_applied({(group.link, group.source_partition) for group in due})
+        self.confirmations.tell({group.source for group in due})
 
     async def _carry_out(self, group: FollowedGroup, plan: Plan) -> None:
         try:
@@ -632,16 +541,12 @@ class GroupFollower(Part):
         refused: dict[Place, Refused] = {}
         answers: Mapping[Place, Refused]
         if plan.commit:
-            key = group.link, group.source_partition
-            applied = self._applied.get(key)
-            number = 0 if applied is None else applied.number
+            told = self.confirmations.told_so_far(group.source)
             wanted = {place for place, position in plan.commit.items() if group.wanted.get(place) == position}
             answers = await cluster.commit_offsets(group.group, plan.commit)
             done = {place: position for place, position in plan.commit.items() if place not in answers}
-            if applied is not None and group.certain:  # told first: clients wait for it
-                for place in wanted & done.keys():
-                    applied.has(group.group, place, number)
-                self._tell_applied([key])
+            if told is not None and group.certain:  # told first: clients wait for it
+                self.confirmations.has(told, group, wanted & done.keys())
             group.committed(done, self._clock.monotonic(), renewal_s)
             self.commits += len(done)
             refused.update(answers)
