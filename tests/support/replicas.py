@@ -407,7 +407,7 @@ class Replicas:
                 for s in self.ends["B"].follower.streams()
             ]
         if "A" in self.ends:
-            lines += [f"leader {key}: {prepared}" for key, prepared in self.ends["A"].leader.led.items()]
+            lines += [f"leader {key}: {prepared}" for key, prepared in self.ends["A"].leader.discovery.led.items()]
             lines += [f"stopped {key}: {why}" for key, why in self.ends["A"].leader.stopped.items()]
         return "\n".join(lines)
 

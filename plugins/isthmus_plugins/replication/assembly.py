@@ -147,7 +147,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     parts = Parts(
         context=context,
         store=store,
-        sweep=TransactionSweep(context, store, group_follower.settled),
+        sweep=TransactionSweep(context, store, group_follower.confirmations.settled),
         follower_end=follower_end,
         group_follower=group_follower,
         peers=peers,

@@ -9,50 +9,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from isthmus_control.commands import (
-    CompactFollowerTopic,
-    DoubtDeletions,
-    PartitionEpoch,
-    PartitionOffset,
-    RecordSourceEpochs,
-)
+from isthmus_control.commands import DoubtDeletions, PartitionOffset
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Counterpart
-from isthmus_control.model import (
-    TRANSACTION_VERIFICATION,
-    FollowerTopic,
-    NamespaceMapping,
-    ResourceType,
-    TopicState,
-)
+from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.last_batch import last_batch
-from isthmus_plugins.replication.follower.log import (
-    FollowerLog,
-    LogState,
-    Numbering,
-    Step,
-    StopReason,
-)
+from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Numbering, Step, StopReason
+from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S, read_position
+from isthmus_plugins.replication.follower.prerequisites import Prerequisites
 from isthmus_plugins.replication.follower.stream import FollowerStream
-from isthmus_plugins.replication.follower.transaction_verification import ASK
 from isthmus_plugins.replication.follower.writers import Writers
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
 from isthmus_plugins.replication.link.part import Part, not_joined
-from isthmus_plugins.replication.logs.topic_settings import CLEANUP_POLICY, OVERRIDES, is_compacted
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
-from isthmus_protocol.error_codes import NOT_ENOUGH_REPLICAS
 from isthmus_protocol.link import MessageType
 from isthmus_protocol.records import BatchError
 from isthmus_protocol.wire import MalformedFrame
@@ -65,22 +46,10 @@ RECENT_S: Final = 3 * 3600.0
 """Batches with older records wait for each other's answers: those of a source whose clock is an hour behind do not.
 Brokers must remember producers for twice as long at least, or all do."""
 EXPIRATION_INTERVAL_S: Final = 60.0
-LOST_REQUEST_MARGIN_S: Final = 2.0
-"""After its connection broke, a request may still be taken up by the broker. From when the broker answers again, it is
-not sent again before this time."""
-SETTINGS_SPREAD_S: Final = 0.2
-"""A broker hears of a topic's new settings a moment after they were made."""
-RETRY_S: Final = 5.0
-"""After a trim, or a question about transactions, that failed."""
-COMMIT_WAIT_S: Final = 10.0
-"""How long the in-sync replicas may take to have a log end that was found."""
-COMMIT_POLL_S: Final = 0.05
 QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of one stream. A leader end keeps far below (its limit, and one read more); one that does not is cut off."""
 CHECK_INTERVAL_S: Final = 5.0
 """How often the ends of logs on which nothing happens are looked at: nobody else may write them."""
-EPOCHS_AT_ONCE: Final = 1000
-"""In one command of the control log, which must stay below a record's size."""
 EPOCH_MAX: Final = 2**31 - 1
 
 
@@ -98,8 +67,7 @@ class FollowerEnd(Part):
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
         self._writers: dict[int, Writers] = {}
-        self._epochs_due: dict[FollowerStream, None] = {}
-        self._epoch_task: asyncio.Task[None] | None = None
+        self._prerequisites = Prerequisites(context, self._tasks, self.proceed, self.tell_appended)
         self._seen: tuple[object, ...] = (None, None, None)
         self._alone_from = context.clock.monotonic() + LOST_REQUEST_MARGIN_S
         """From then on no request of a process that was here before can land any more."""
@@ -190,7 +158,7 @@ class FollowerEnd(Part):
             self._clock,
         )
         uncertain = any(before is not None and before.follower_log.uncertain for before in (dropped, old))
-        await self._read_position(stream, uncertain or self._clock.monotonic() < self._alone_from)
+        await read_position(self._context, stream, uncertain or self._clock.monotonic() < self._alone_from)
         if self._dropped.get((topic, partition)) is dropped:
             self._dropped.pop((topic, partition), None)
         if old is not None:
@@ -232,34 +200,6 @@ class FollowerEnd(Part):
             )
         return record, counterpart
 
-    async def _read_position(self, stream: FollowerStream, uncertain: bool) -> None:
-        """Read the log's limits and the states of its producers from the partition's leader.
-
-        ``uncertain``: a request of ours may still be on its way into the log. The broker has it by the time that it
-        answers anything, and a while later it has either appended or dropped it. Raises BrokerUnavailable.
-        """
-        cluster = self._context.cluster
-        if uncertain:
-            await cluster.log_end(stream.topic, stream.partition)
-            await asyncio.sleep(LOST_REQUEST_MARGIN_S)
-        log_end = await self._committed_end(stream)
-        log_start = await cluster.log_start(stream.topic, stream.partition)
-        stream.follower_log.resume(log_start, log_end, await cluster.producers(stream.topic, stream.partition))
-
-    async def _committed_end(self, stream: FollowerStream) -> int:
-        """The log end, once all before it is in the in-sync replicas: a new leader may have more than it can keep."""
-        cluster = self._context.cluster
-        deadline = self._clock.monotonic() + COMMIT_WAIT_S
-        while True:
-            log_end = await cluster.log_end(stream.topic, stream.partition)
-            if await cluster.high_watermark(stream.topic, stream.partition) >= log_end:
-                return log_end
-            if self._clock.monotonic() > deadline:
-                raise BrokerUnavailable(
-                    f"{stream.topic}-{stream.partition} ends at {log_end}, and its in-sync replicas do not get there"
-                )
-            await asyncio.sleep(COMMIT_POLL_S)
-
     async def _end(self, stream: FollowerStream, reason: StopReason) -> None:
         """End a stream; when this returns, none of its requests is under way."""
         self._streams.pop((stream.connection, stream.stream_id), None)
@@ -267,9 +207,7 @@ class FollowerEnd(Part):
         stream.follower_log.stop(reason)
         self._tell_stopped(stream)
         await stream.writers.leave(stream)
-        if (changing := stream.under_way.get(Step.TAKE_KEYLESS)) is not None:
-            # Else its settings might come after a promotion's.
-            await asyncio.wait([changing])
+        await self._prerequisites.leave(stream)
 
     async def close_stream(self, connection: LinkConnection, question: calls.CloseStream) -> calls.CloseStreamAnswer:
         """Close a stream: the leader moved, the namespace was detached, or the leader end cannot go on (``code``)."""
@@ -315,7 +253,7 @@ class FollowerEnd(Part):
         stream = FollowerStream(
             connection, partition, topic, topic_id, topic, partition, leader, follower_log, writers, self._clock
         )
-        await self._read_position(stream, uncertain)
+        await read_position(self._context, stream, uncertain)
         self._streams[connection, partition] = stream
         return stream
 
@@ -443,211 +381,22 @@ class FollowerEnd(Part):
         self.proceed(stream)
 
     def proceed(self, stream: FollowerStream) -> None:
-        """Do what the stream's log asks for next, unless that is under way."""
+        """Do what the stream's log asks for next."""
         match stream.follower_log.next_step():
             case Step.WRITE:
                 stream.writers.wake(stream)
             case Step.REPORT_END:
                 self._tell_stopped(stream)
-            case Step.RECORD_EPOCH:
-                self._epochs_due[stream] = None
-                if self._epoch_task is None or self._epoch_task.done():
-                    self._epoch_task = self._tasks.start("epochs", self._record_epochs())
-            case Step.RESUME:
-                self._start_once(stream, Step.RESUME, self._resume)
-            case Step.TAKE_KEYLESS:
-                self._start_once(stream, Step.TAKE_KEYLESS, self._uncompact)
-            case Step.TRIM:
-                self._start_once(stream, Step.TRIM, self._trim)
-            case Step.ASK_ENDED:
-                self._start_once(stream, Step.ASK_ENDED, self._ask_ended)
             case Step.AWAIT_DECISION | Step.WAIT:
                 pass
+            case step:
+                self._prerequisites.begin(stream, step)
 
     def decided(self, connection: LinkConnection) -> None:
         """Decisions that came over a connection are durable: markers that waited for them may be written."""
         for stream in self._streams.values():
             if stream.connection is connection and stream.follower_log.queued:
                 self.proceed(stream)
-
-    def _start_once(
-        self, stream: FollowerStream, step: Step, work: Callable[[FollowerStream], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Have ``work`` done for a stream, unless that is under way, and go on with the stream after."""
-        if step in stream.under_way:
-            return
-
-        async def once() -> None:
-            try:
-                await work(stream)
-            finally:
-                del stream.under_way[step]
-            self.proceed(stream)
-
-        name = f"{step.value}-{stream.topic}-{stream.partition}"
-        stream.under_way[step] = self._tasks.start(name, once())
-
-    async def _record_epochs(self) -> None:
-        """Store leader epochs of the source before their first append: the target's log has only its own.
-
-        Whatever is due at the same time goes into one command, and if that is refused each into its own.
-        """
-        while self._epochs_due:
-            due = [
-                (stream, epoch) for stream in self._epochs_due if (epoch := stream.follower_log.due_epoch) is not None
-            ]
-            self._epochs_due.clear()
-            try:
-                for start in range(0, len(due), EPOCHS_AT_ONCE):
-                    some = due[start : start + EPOCHS_AT_ONCE]
-                    if await self._append_epochs(some) is not None:
-                        for one in some:
-                            await self._append_epochs([one], final=True)
-            except BrokerUnavailable as error:
-                log.warning("source epochs not recorded", extra={"detail": str(error)})
-                await asyncio.sleep(LOST_REQUEST_MARGIN_S)
-                self._epochs_due |= {stream: None for stream, _ in due if not stream.follower_log.ended}
-
-    async def _append_epochs(
-        self, due: Sequence[tuple[FollowerStream, tuple[int, int]]], final: bool = False
-    ) -> Rejected | None:
-        """Record epochs in one command, and go on with their streams. ``final``: stop those that are refused."""
-        entries = tuple(
-            PartitionEpoch(stream.topic, stream.topic_id, stream.partition, epoch, start)
-            for stream, (epoch, start) in due
-            if stream.follower_log.epoch < epoch
-        )
-        outcome = await self._context.control.append(RecordSourceEpochs(entries)) if entries else None
-        if isinstance(outcome, Rejected) and not final:
-            return outcome
-        for stream, (epoch, _) in due:
-            if isinstance(outcome, Rejected):
-                stream.follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, outcome.message))
-            else:
-                stream.follower_log.epoch = max(stream.follower_log.epoch, epoch)
-            self.proceed(stream)
-        return None
-
-    async def _ask_ended(self, stream: FollowerStream) -> None:
-        """Ask the leader end which transactions have ended without a marker, before a gap is filled."""
-        follower_log = stream.follower_log
-        while (began := follower_log.doubtful) and not stream.connection.lost:
-            try:
-                answer = await stream.connection.call(
-                    calls.EndedTransactions(
-                        stream.stream_id, tuple(calls.Began(*each) for each in began.items()), follower_log.end
-                    )
-                )
-                follower_log.settle(began, answer.ended)
-            except Exception as error:  # also what a peer answers that it should not: nothing goes on before
-                log.warning(
-                    "ended transactions not known",
-                    extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
-                )
-                await asyncio.sleep(RETRY_S)
-
-    async def _trim(self, stream: FollowerStream) -> None:
-        """Delete what the source has expired: a follower has no retention of its own."""
-        follower_log = stream.follower_log
-        while (before := follower_log.trim_to) is not None:
-            try:
-                log_start = await self._context.cluster.delete_records(stream.topic, stream.partition, before)
-                follower_log.trimmed(log_start)
-                stream.trouble = None
-            except (BrokerUnavailable, KafkaRefused) as error:
-                stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, f"not trimmed to {before}: {error}")
-                log.warning(
-                    "follower not trimmed",
-                    extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
-                )
-                await asyncio.sleep(RETRY_S)
-
-    async def _uncompact(self, stream: FollowerStream) -> None:
-        """Have a topic take records without a key, which its source has from before it was compacted.
-
-        That it is not compacted is recorded first: it will be again when it has all that the source had since then.
-        """
-        cluster, control = self._context.cluster, self._context.control
-        while stream.follower_log.next_step() is Step.TAKE_KEYLESS:
-            try:
-                record = control.state.follower_topics.get(stream.topic)
-                if record is None or record.state is not TopicState.FOLLOWING or record.topic_id != stream.topic_id:
-                    stream.follower_log.stop(StopReason(reasons.CLOSED, "the topic does not follow any more"))
-                    return
-                if record.compacts:
-                    body = CompactFollowerTopic(stream.topic, stream.topic_id, False, record.compacts_since_offset)
-                    await control.append(body)
-                    log.info("follower topic compaction", extra={"topic": stream.topic, "compacts": False})
-                    continue
-                policy = (await cluster.topic_configs(stream.topic))[CLEANUP_POLICY][0]
-                if is_compacted({CLEANUP_POLICY: policy}):
-                    await cluster.alter_topic_configs(stream.topic, {CLEANUP_POLICY: OVERRIDES[CLEANUP_POLICY]})
-                await asyncio.sleep(SETTINGS_SPREAD_S)
-                stream.follower_log.takes_keyless()
-            except (BrokerUnavailable, KafkaRefused) as error:
-                why = str(error)
-                if isinstance(error, KafkaRefused):
-                    why = reasons.refused(error, "AlterConfigs", f"topic {stream.topic}")
-                stream.trouble = StopReason(
-                    ReasonCode.TARGET_REFUSES_SETTINGS,
-                    f"offset {stream.follower_log.end} has no key, which a compacted topic does not take, and "
-                    f"{CLEANUP_POLICY}={OVERRIDES[CLEANUP_POLICY]} cannot be set: {why}",
-                )
-                await asyncio.sleep(RETRY_S)
-
-    async def _resume(self, stream: FollowerStream) -> None:
-        """The fate of a request is unknown: wait until it can no longer land, read the log end, go on from there."""
-        follower_log = stream.follower_log
-        try:
-            while follower_log.state is LogState.RESUMING and not stream.connection.lost:
-                try:
-                    leader = await self._context.cluster.leader_of(stream.topic, stream.partition)
-                    if leader != stream.broker_id:
-                        where = "has no leader now" if leader is None else f"is led by broker {leader} now"
-                        follower_log.stop(StopReason(reasons.MOVED, f"the partition {where}"))
-                        break
-                    if stream.unverified is not None and (objection := await self._objection(stream)) is not None:
-                        follower_log.stop(objection)
-                        break
-                    await self._read_position(stream, follower_log.uncertain or stream.trouble is not None)
-                    if not follower_log.queued:
-                        stream.trouble = None
-                except BrokerUnavailable as error:
-                    stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
-                    log.warning(
-                        "follower position not read",
-                        extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
-                    )
-                    await asyncio.sleep(LOST_REQUEST_MARGIN_S)
-        except KafkaRefused as error:
-            follower_log.stop(StopReason(ReasonCode.TARGET_REFUSES_RECORDS, f"its position cannot be read: {error}"))
-        if not follower_log.ended:
-            self.tell_appended(stream)
-
-    async def _objection(self, stream: FollowerStream) -> StopReason | None:
-        """Why the target refuses transactional batches again and again, None if that passes. Raises BrokerUnavailable.
-
-        NOT_ENOUGH_REPLICAS is what brokers say that cannot verify a transaction, and those that lack replicas.
-        """
-        assert stream.unverified is not None
-        end = stream.follower_log.end
-        try:
-            verifies = (await self._context.cluster.broker_configs(TRANSACTION_VERIFICATION)).get(stream.broker_id)
-        except KafkaRefused as error:
-            return StopReason(
-                ReasonCode.TARGET_REFUSES_RECORDS,
-                f"offset {end} is part of a transaction; the target refuses it, and {TRANSACTION_VERIFICATION} cannot "
-                f"be read: {error}",
-            )
-        if verifies == "true":
-            return StopReason(
-                ReasonCode.TRANSACTION_VERIFICATION_ENABLED,
-                f"offset {end} is part of a transaction, and the target's brokers verify transactions: {ASK}",
-            )
-        code, stream.unverified, stream.refusals = stream.unverified, None, 0
-        if code == NOT_ENOUGH_REPLICAS or stream.trouble is None:
-            return None
-        return stream.trouble
 
     def tell_appended(self, stream: FollowerStream) -> None:
         self.on_stored(stream.place, stream.follower_log.end)

@@ -1,7 +1,6 @@
 """The follower's topics: made for a link, adopted, or refused; always with the intent recorded first.
 
-A topic that exists and holds other records is never written: it is refused, with the reason, until provenance shows
-that its records are the source's, or the operator has agreed to lose them.
+What is to be done with each is decided in ``topic_plans``; those that follow get their ``settings``.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from isthmus_control.commands import (
     CloseProvenance,
-    CompactFollowerTopic,
     ForgetFollowerTopic,
     OpenProvenance,
     PartitionOffset,
@@ -25,8 +23,6 @@ from isthmus_control.model import (
     INTERNAL_PREFIX,
     FollowerTopic,
     NamespaceMapping,
-    OffsetsCopy,
-    ProvenanceRange,
     Reason,
     ResourceType,
     Role,
@@ -34,10 +30,13 @@ from isthmus_control.model import (
 )
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
-from isthmus_control.truncations import Succession, succession
+from isthmus_control.truncations import Succession
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.follower import topic_plans
+from isthmus_plugins.replication.follower.settings import FollowerSettings
+from isthmus_plugins.replication.follower.topic_plans import Existing, Refusal, SourceTopic, Step
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection
@@ -55,18 +54,6 @@ CLOSED_AT_ONCE: Final = 10_000
 """Partitions in one command: some 150 bytes each."""
 
 
-SourceTopic: TypeAlias = calls.LedTopic | calls.WantedTopic
-"""A topic of the source, as it says itself."""
-
-
-class Refusal(Exception):
-    """A topic cannot follow (yet). ``code`` is a constant, the message says what to do."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class FollowerTopics(Part):
     """What this cluster's topics in follower namespaces are and become."""
 
@@ -79,10 +66,7 @@ class FollowerTopics(Part):
         """By topic: why it does not go on with the source's, as of the leader end's last call."""
         self.succeeded: dict[str, Succession] = {}
         """By topic: which topic of the source succeeded the one that it follows, as of the leader end's last call."""
-        self.settings_refused: dict[str, Reason] = {}
-        """By topic: why it does not have the source's settings."""
-        self.settings_waiting: dict[str, Reason] = {}
-        """By topic: what it will have of the source's settings by itself, and when."""
+        self.settings = FollowerSettings(context)
 
     # ---- the leader end's call ----
 
@@ -100,20 +84,14 @@ class FollowerTopics(Part):
             answers: dict[str, calls.PreparedTopic] = {}
             ready: dict[str, str] = {}
             changed = False
-            effective = await self._effective(connection.link_name, question.topics, topics)
-            filled = await self._filled(connection.link_name, question.topics, topics)
+            found = await self.settings.read(connection.link_name, question.topics, topics)
             for wanted in question.topics:
                 name = wanted.topic
                 try:
                     local, created = await self._prepare(connection.link_name, wanted, topics)
                     refused = None
-                    if (configs := wanted.configs) is not None and local in topics:
-                        if (settings := effective.get(local)) is None:
-                            refused = self._unreadable(local)
-                        else:
-                            await self._decide_compaction(local, configs, filled.get(local))
-                            refused = await self._follow_configs(configs, topics[local], settings)
-                            await self._record_settings(local, configs)
+                    if wanted.configs is not None and local in topics:
+                        refused = await self.settings.follow(wanted.configs, topics[local], found)
                 except Refusal as refusal:
                     self._refused(connection.link_name, name, refusal)
                     answers[name] = calls.PreparedTopic(False, None, refusal.code, str(refusal))
@@ -124,7 +102,7 @@ class FollowerTopics(Part):
                     answers[name] = calls.PreparedTopic(False, None, reasons.BROKER_UNAVAILABLE, str(error))
                 else:
                     self.refused.pop(local, None)
-                    made = calls.ReadyTopic(local, self._filling(local))
+                    made = calls.ReadyTopic(local, self.settings.filling(local))
                     amiss = (None, None) if refused is None else (refused.code, refused.message)
                     answers[name] = calls.PreparedTopic(True, made, *amiss)
                     ready[name] = local
@@ -151,161 +129,6 @@ class FollowerTopics(Part):
         counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, source_topic)
         if counterpart is not None:
             self.refused[counterpart.local_name] = Reason(refusal.code, str(refusal))
-
-    async def _effective(
-        self, link_name: str, requests: Sequence[calls.WantedTopic], topics: Mapping[str, TopicInfo]
-    ) -> Mapping[str, Mapping[str, str | None]]:
-        """The settings of those local topics that exist and for which the source told its own."""
-        lookup = self._context.control.state.lookup
-        told = [
-            counterpart.local_name
-            for wanted in requests
-            if wanted.configs is not None
-            and (counterpart := lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic))
-            and counterpart.local_name in topics
-        ]
-        found: dict[str, Mapping[str, str | None]] = {}
-        for start in range(0, len(told), topic_settings.DESCRIBED_AT_ONCE):
-            some = told[start : start + topic_settings.DESCRIBED_AT_ONCE]
-            _, described = await self._context.cluster.effective_configs(some)
-            found |= described or {}
-        return found
-
-    def _unreadable(self, local: str) -> Reason:
-        """Note that the brokers do not tell a topic's settings."""
-        reason = self.settings_refused[local] = Reason(
-            ReasonCode.TARGET_REFUSES_SETTINGS,
-            f"the settings of {local} cannot be read (the proxy's own identity needs ALLOW DescribeConfigs on topic "
-            f"{local}): they are not followed",
-        )
-        return reason
-
-    # ---- compaction ----
-
-    def _filling(self, local: str) -> int | None:
-        """What stands for the time since when a topic is not compacted here; None: it is, or never will be."""
-        record = self._context.control.state.follower_topics.get(local)
-        following = record is not None and record.state is TopicState.FOLLOWING
-        if record is None or not following or record.compacts or self._copy(local) is not None:
-            return None
-        return record.compacts_since_offset
-
-    async def _filled(
-        self, link_name: str, requests: Sequence[calls.WantedTopic], topics: Mapping[str, TopicInfo]
-    ) -> Mapping[str, int]:
-        """Local topics that have all that the source had when they were not compacted here: with that time.
-
-        The source's ends were read after it was known to be compacted: beyond them every record has a key.
-        """
-        lookup = self._context.control.state.lookup
-        ends: dict[tuple[str, int], int] = {}
-        since: dict[str, int] = {}
-        for wanted in requests:
-            counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)
-            info = None if counterpart is None else topics.get(counterpart.local_name)
-            to_fill = wanted.to_fill
-            if info is not None and to_fill is not None and len(to_fill.ends) == len(info.partitions):
-                since[info.name] = to_fill.since
-                ends |= {(info.name, partition): end for partition, end in enumerate(to_fill.ends)}
-        if not ends:
-            return {}
-        try:
-            here = await self._context.cluster.log_ends(list(ends))
-        except BrokerUnavailable:
-            return {}
-        lacking = {topic for (topic, partition), end in ends.items() if here.get((topic, partition), -1) < end}
-        return {topic: offset for topic, offset in since.items() if topic not in lacking}
-
-    async def _decide_compaction(self, local: str, source: Mapping[str, str], filled_since: int | None) -> None:
-        """Record that a topic is compacted here from now on, or is not any more: as its source, once it was filled.
-
-        A topic that was only just made compacted may have records without a key, which a compacted one refuses; and
-        those before the source's start are filled with what is deleted after. What has been decided stands in the
-        control log, and the topic's settings come after it.
-        """
-        record = self._context.control.state.follower_topics.get(local)
-        if record is None or record.state is not TopicState.FOLLOWING or self._copy(local) is not None:
-            return
-        compacts = topic_settings.is_compacted(source)
-        if record.compacts != compacts and (not compacts or filled_since == record.compacts_since_offset):
-            body = CompactFollowerTopic(local, record.topic_id or "", compacts, record.compacts_since_offset)
-            if not isinstance(await self._context.control.append(body), Rejected):
-                log.info("follower topic compaction", extra={"topic": local, "compacts": compacts})
-        record = self._context.control.state.follower_topics.get(local)
-        if record is not None and compacts and not record.compacts and record.cleaned:
-            self.settings_waiting[local] = Reason(
-                ReasonCode.NOT_COMPACTED_YET,
-                f"the source's {record.source_topic} is compacted, and {local} again once it has what the source has "
-                "now: brokers refuse records without a key in a compacted topic",
-            )
-        else:
-            self.settings_waiting.pop(local, None)
-
-    async def _follow_configs(
-        self, source: Mapping[str, str], existing: TopicInfo, effective: Mapping[str, str | None]
-    ) -> Reason | None:
-        """Give a follower topic the settings that its source has now; why the brokers refuse, if they do."""
-        local, factor = existing.name, existing.replication_factor
-        if topic_settings.follows(effective, source, factor, self._overrides(local, source)):
-            self.settings_refused.pop(local, None)
-            return None
-        own = await self._context.cluster.topic_configs(local)
-        changes = topic_settings.changes(own, await self._configs(local, source, factor))
-        truncation = self._context.control.state.truncations.get(local)
-        if truncation is not None and not truncation.follows:  # it is frozen, or not there, and gets them back
-            return None
-        try:
-            await self._context.cluster.alter_topic_configs(local, changes)
-        except KafkaRefused as error:
-            # Its records can follow all the same.
-            why = reasons.refused(error, "AlterConfigs", f"topic {local}")
-            reason = Reason(
-                ReasonCode.TARGET_REFUSES_SETTINGS,
-                f"the target refuses settings of {local} ({', '.join(sorted(changes))}): {why}",
-            )
-            self.settings_refused[local] = reason
-            return reason
-        self.settings_refused.pop(local, None)
-        log.info("follower topic configured", extra={"topic": local, "settings": sorted(changes)})
-        return None
-
-    async def _record_settings(self, local: str, source: Mapping[str, str]) -> None:
-        """Have the control log know what a topic gets back when it follows no more, also when its source is gone."""
-        record = self._context.control.state.follower_topics.get(local)
-        settings = topic_settings.overridden(source)
-        if record is None or record.state is not TopicState.FOLLOWING or record.settings == settings:
-            return
-        body = SetFollowerTopic(
-            record.link,
-            local,
-            record.source_topic,
-            record.source_topic_id,
-            record.state,
-            record.topic_id,
-            settings=settings,
-        )
-        try:
-            await self._append(body)
-        except Refusal as refusal:  # it is being truncated, say: with the next change, or connection
-            log.warning("settings not recorded", extra={"topic": local, "detail": str(refusal)})
-
-    def overrides(self, local: str) -> Mapping[str, str]:
-        """The settings that a topic has instead of its source's because it follows."""
-        record = self._context.control.state.follower_topics.get(local)
-        return self._overrides(local, {}) if record is not None and record.state is TopicState.FOLLOWING else {}
-
-    def _overrides(self, local: str, source: Mapping[str, str]) -> Mapping[str, str]:
-        copy = self._copy(local)
-        if copy is not None:
-            return topic_settings.offsets_overrides(copy, source)
-        record = self._context.control.state.follower_topics.get(local)
-        following = record is not None and record.state is TopicState.FOLLOWING
-        return topic_settings.overrides(record is not None and following and record.compacts)
-
-    def _copy(self, local: str) -> OffsetsCopy | None:
-        """How an offsets topic is copied, if the topic is such a copy."""
-        counterpart = self._context.control.state.lookup.following(ResourceType.TOPIC, local)
-        return counterpart.mapping.offsets if counterpart is not None else None
 
     def source_is_gone(self, record: FollowerTopic) -> bool:
         """Whether the source has no such topic (any more), as far as it has told."""
@@ -347,20 +170,22 @@ class FollowerTopics(Part):
                 reasons.NOT_FOLLOWING, f"no namespace of this cluster follows {source_topic} over {link_name}"
             )
         local = counterpart.local_name
-        partitions = wanted.partitions
         record = state.follower_topics.get(local)
         existing = topics.get(local)
-        if record is not None and record.state is TopicState.FOLLOWING and record.link == link_name:
-            self._check_source(record, wanted, existing)
-            return local, await self._check_following(record, partitions, existing)
-        if existing is not None and record is not None and _to_be_lost(record, link_name, existing):
-            log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
-            await self._context.cluster.delete_topic(local)
-            existing = None
-        if existing is not None:
-            await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
-            return local, True
-        await self._create(link_name, wanted, local)
+        match topic_plans.next_step(record, link_name, existing):
+            case Step.GO_ON:
+                assert record is not None
+                self._check_source(record, wanted, existing)
+                return local, await self._go_on(record, wanted.partitions, existing)
+            case Step.CREATE:
+                await self._create(link_name, wanted, local)
+            case Step.REPLACE:
+                log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
+                await self._context.cluster.delete_topic(local)
+                await self._create(link_name, wanted, local)
+            case Step.ADOPT:
+                assert existing is not None
+                await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
         return local, True
 
     def _check_source(self, record: FollowerTopic, wanted: calls.WantedTopic, existing: TopicInfo | None) -> None:
@@ -372,42 +197,21 @@ class FollowerTopics(Part):
         truncation = self._context.control.state.truncations.get(record.topic)
         if truncation is not None and not truncation.follows:
             raise Refusal(ReasonCode.TRUNCATING, truncation.describe())
-        source_id = wanted.topic_id
         self.succeeded.pop(record.topic, None)
-        if record.source_topic_id == source_id:
-            return
-        found = succession(_chain(wanted), record.source_topic_id, source_id)
-        if found is not None and _is(record, existing):
+        found = topic_plans.successor(record, wanted, existing)
+        if found is not None:
             self.succeeded[record.topic] = found
             raise Refusal(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, found))
-        if found is not None:
-            return  # what is the matter with the topic here comes first
-        raise Refusal(
-            ReasonCode.SOURCE_TOPIC_ID_CHANGED,
-            f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
-            f"records: `isthmus topic recreate {record.topic}` loses them and follows the new one",
-        )
 
-    async def _check_following(self, record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> bool:
-        if existing is None or not _is(record, existing):
-            raise Refusal(
-                ReasonCode.TARGET_TOPIC_MAY_BE_DELETED if existing is None else ReasonCode.TARGET_TOPIC_ID_CHANGED,
-                f"{record.topic} was deleted here behind the link's back: `isthmus topic recreate {record.topic}` "
-                "follows the source's from its start",
-            )
+    async def _go_on(self, record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> bool:
+        """Give a topic that follows the partitions that its source has got; whether there were some."""
+        existing = topic_plans.going_on(record, partitions, existing)
         there = len(existing.partitions)
-        if there > partitions:
-            raise Refusal(
-                ReasonCode.SOURCE_PARTITIONS_DECREASED,
-                f"{record.topic} has {there} partitions here, the source's {record.source_topic} has {partitions}",
-            )
         if there < partitions:
             await self._context.cluster.create_partitions(record.topic, partitions)
         # A proxy that was killed in the middle may have left partitions whose provenance was never opened.
         history = self._context.control.state.histories.get(record.topic)
-        known = history.partitions if history is not None and history.topic_id == record.topic_id else {}
-        unopened = [p for p in range(partitions) if not known.get(p) or known[p][-1].end_offset is not None]
-        if unopened:
+        if unopened := topic_plans.not_opened(record, history, partitions):
             ends = {p: await self._context.cluster.log_end(record.topic, p) if p < there else 0 for p in unopened}
             await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
         return there < partitions
@@ -417,7 +221,7 @@ class FollowerTopics(Part):
         cluster = self._context.cluster
         factor = min(wanted.replication_factor, await cluster.broker_count())
         topic_id = await cluster.create_topic(
-            local, wanted.partitions, factor, await self._configs(local, wanted.configs or {}, factor)
+            local, wanted.partitions, factor, await self.settings.wanted(local, wanted.configs or {}, factor)
         )
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
@@ -454,7 +258,7 @@ class FollowerTopics(Part):
         if len(existing.partitions) < partitions:
             await cluster.create_partitions(local, partitions)
             ends |= dict.fromkeys(range(len(existing.partitions), partitions), 0)
-        configs = await self._configs(local, wanted.configs or {}, existing.replication_factor)
+        configs = await self.settings.wanted(local, wanted.configs or {}, existing.replication_factor)
         await cluster.alter_topic_configs(local, topic_settings.changes(await cluster.topic_configs(local), configs))
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, existing.topic_id)
         await self._open_provenance(link_name, local, existing.topic_id, ends)
@@ -462,71 +266,22 @@ class FollowerTopics(Part):
     async def plan(
         self,
         mapping: NamespaceMapping,
-        wanted: SourceTopic,
+        source: SourceTopic,
         local: str,
-        existing: TopicInfo | None,
+        info: TopicInfo | None,
         truncate: bool = False,
     ) -> tuple[TopicPlan, dict[int, int]]:
-        """What attaching does with one topic, and the log ends of its partitions. Changes nothing.
+        """What attaching does with one topic (see :func:`topic_plans.plan`), and the log ends of its partitions.
 
-        ``truncate``: as if the operator had agreed to lose what the topic holds.
+        Changes nothing. Raises BrokerUnavailable, KafkaRefused.
         """
-        source = wanted.topic
-        if existing is None:
-            return TopicPlan(topic=local, source_topic=source, action="create"), {}
-        cluster = self._context.cluster
-        partitions = range(len(existing.partitions))
-        ends = dict(
-            zip(partitions, await asyncio.gather(*(cluster.log_end(local, p) for p in partitions)), strict=True)
-        )
-        starts = await asyncio.gather(*(cluster.log_start(local, p) for p in partitions))
-        records = sum(ends.values()) - sum(starts)
-        too_many = len(existing.partitions) > wanted.partitions
-        if not too_many and (not any(ends.values()) or self._provenance_matches(local, existing, wanted, ends)):
-            return TopicPlan(topic=local, source_topic=source, action="follow"), ends
-        topic_id = str(uuid.UUID(bytes=existing.topic_id))
-        if truncate or topic_id in mapping.truncate_topic_ids:
-            return (
-                TopicPlan(topic=local, source_topic=source, action="truncate", topic_id=topic_id, records_lost=records),
-                ends,
-            )
-        what = (
-            f"has {len(existing.partitions)} partitions, the source's topic {wanted.partitions}"
-            if too_many
-            else f"holds {records} records that are not known to be the source's"
-        )
-        return (
-            TopicPlan(
-                topic=local,
-                source_topic=source,
-                action="refuse",
-                topic_id=topic_id,
-                records_lost=records,
-                reason=f"{local} exists and {what}: attach again with --truncate-target, or `isthmus topic recreate "
-                f"{local}`, to lose them",
-            ),
-            ends,
-        )
-
-    def _provenance_matches(
-        self, local: str, existing: TopicInfo, wanted: SourceTopic, ends: Mapping[int, int]
-    ) -> bool:
-        """Whether all that the topic holds came from the same topic of the source, and nothing was written since.
-
-        What came from a topic that the source's one succeeded counts where the source has it still.
-        """
-        history = self._context.control.state.histories.get(local)
-        if history is None or history.topic_id != str(uuid.UUID(bytes=existing.topic_id)):
-            return False
-        for partition, end in ends.items():
-            ranges = history.partitions.get(partition, ())
-            if not ranges and not end:
-                continue
-            if not ranges or not all(_has(wanted, partition, known, end) for known in ranges):
-                return False
-            if ranges[-1].end_offset is not None and ranges[-1].end_offset != end:
-                return False
-        return True
+        if info is None:
+            return topic_plans.plan(mapping, source, local, None, truncate), {}
+        cluster, partitions = self._context.cluster, range(len(info.partitions))
+        ends = await asyncio.gather(*(cluster.log_end(local, partition) for partition in partitions))
+        starts = await asyncio.gather(*(cluster.log_start(local, partition) for partition in partitions))
+        existing = Existing(info, self._context.control.state.histories.get(local), starts, ends)
+        return topic_plans.plan(mapping, source, local, existing, truncate), dict(enumerate(ends))
 
     # ---- detaching ----
 
@@ -550,7 +305,7 @@ class FollowerTopics(Part):
         ids: dict[tuple[str, int], str] = {}
         for record, existing in stopped:
             history = self._context.control.state.histories.get(record.topic)
-            if history is not None and history.topic_id == str(uuid.UUID(bytes=existing.topic_id)):
+            if history is not None and history.topic_id == topic_plans.id_of(existing):
                 for partition in history.partitions:
                     if history.open_range(partition) is not None:
                         ids[record.topic, partition] = history.topic_id
@@ -584,11 +339,6 @@ class FollowerTopics(Part):
         return settled
 
     # ---- records of the control log ----
-
-    async def _configs(self, local: str, source: Mapping[str, str], replication_factor: int) -> dict[str, str]:
-        """The settings to give a follower topic so that its effective configuration is the source's, with overrides."""
-        defaults = await self._context.cluster.topic_configs(CONTROL_TOPIC)
-        return topic_settings.wanted(source, defaults, replication_factor, self._overrides(local, source))
 
     async def _record(
         self,
@@ -625,32 +375,3 @@ class FollowerTopics(Part):
         outcome = await self._context.control.append(body)
         if isinstance(outcome, Rejected):
             raise Refusal(outcome.code.value.upper().replace("-", "_"), outcome.message)
-
-
-def _is(record: FollowerTopic, existing: TopicInfo | None) -> bool:
-    """Whether a local topic is the one that was recorded, and no other of its name."""
-    return existing is not None and str(uuid.UUID(bytes=existing.topic_id)) == record.topic_id
-
-
-def _chain(wanted: SourceTopic) -> list[Succession]:
-    """Which topics the source's one succeeded, oldest first, as the source states it; a peer of before does not."""
-    return [Succession(*each) for each in wanted.predecessors or ()]
-
-
-def _has(wanted: SourceTopic, partition: int, known: ProvenanceRange, end: int) -> bool:
-    """Whether the source's topic has what a range of a follower's partition came from."""
-    source_id = wanted.topic_id
-    if known.source_topic_id == source_id:
-        return True
-    found = succession(_chain(wanted), known.source_topic_id, source_id)
-    to = end if known.end_offset is None else known.end_offset
-    return found is not None and partition < len(found.offsets) and to <= found.offsets[partition]
-
-
-def _to_be_lost(record: FollowerTopic, link_name: str, existing: TopicInfo) -> bool:
-    """Whether the operator agreed to lose this very topic for one that follows."""
-    return (
-        record.link == link_name
-        and record.state is TopicState.CREATING
-        and record.topic_id == str(uuid.UUID(bytes=existing.topic_id))
-    )

@@ -109,6 +109,11 @@ class FollowedGroup:
         self.failures = 0
         self.busy = False
 
+    @property
+    def source(self) -> tuple[str, int]:
+        """Who tells of it: the link, and the partition of the source's offsets topic."""
+        return self.link, self.source_partition
+
     def want(self, place: Place, wanted: CommittedOffset | None, since: float) -> None:
         """The source's position is this now (None: there is none)."""
         if place in self.unknown or (place in self.wanted) is not (wanted is not None):

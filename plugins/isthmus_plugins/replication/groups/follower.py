@@ -10,45 +10,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
-from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, Refused
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
+from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import (
     BEYOND_FOLLOWER_END,
-    COMPARE_INTERVAL_S,
     COORDINATOR_NOT_AVAILABLE,
     MEMBERS_SUBSCRIBED,
     TARGET_REFUSES_OFFSETS,
-    TOPICS_DIFFER,
     FollowedGroup,
     Pending,
     Place,
     Plan,
     text_of,
 )
-from isthmus_plugins.replication.in_doubt.pending_offsets import (
-    PendingName,
-    PendingPosition,
-    PreparedPositions,
-    StillOpen,
-)
+from isthmus_plugins.replication.groups.intake import LOST_REQUEST_MARGIN_S, Intake
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
-from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import error_codes
-from isthmus_protocol.offsets_log import partition_of
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -59,8 +51,6 @@ DATA_POLL_S: Final = 0.2
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 2.0
 REFUSED_RETRY_S: Final = 10.0
-LOST_REQUEST_MARGIN_S: Final = 2.0
-"""A request whose connection broke may still be carried out for this time: what the coordinator has is read again."""
 ANSWERED_AFTER_S: Final = 0.002
 """A call's answer goes out so late: clients wait for the commits that it began, and those need the same core."""
 GROUPS_AT_ONCE: Final = 32
@@ -85,44 +75,21 @@ _MEMBERS: Final = frozenset(
 """The group has members."""
 
 
-class _Feed(NamedTuple):
-    """Who tells of one partition of a source's offsets topic."""
-
-    connection: LinkConnection
-    epoch: int
-    """The source's leader epoch: a leader end that was overtaken tells of an older one."""
-    partitions: int
-    """Of the source's offsets topic."""
-    topics: frozenset[str] | None
-    """The topic namespaces that it tells of, as they are called here; None: it does not say."""
-    held_back: frozenset[str]
-    """Topics that it does not tell of for now."""
-
-
 class GroupFollower(Part):
     """All groups that follow and are told to this proxy. It commits at whichever broker coordinates them."""
 
     def __init__(self, context: PluginContext, store: TransactionStore) -> None:
         self._context = context
         self._clock = context.clock
-        self._prepared = PreparedPositions(context, store)
         self._tasks = Tasks("group-follower")
-        self._feeds: dict[tuple[str, int], _Feed] = {}
-        """By link and partition of the source's offsets topic."""
-        self._groups: dict[tuple[str, str], FollowedGroup] = {}
-        """By link and local group."""
-        self._telling: dict[tuple[str, int], set[tuple[str, Place]]] = {}
-        """Positions named so far by a leader end that is telling a whole partition."""
-        self._applied: dict[tuple[str, int], AppliedPositions] = {}
-        """By link and partition: of synchronous links, how far this cluster's coordinators have what was told."""
-        self._certain_from: dict[tuple[str, int], float] = {}
-        """By link and partition: from when on no request of whoever was told before is carried out any more."""
+        self._changed = asyncio.Event()
+        self.confirmations = Confirmations(context, store, self._tasks)
+        self._intake = Intake(context, self.confirmations, self._touched, self._changed.set)
         self._ends: dict[Place, int] = {}
         """By partition: where its data ended when some was appended last, since topics were what they are."""
         self._followed: object = None
         self._awaited: set[Place] = set()
         """Partitions whose data somebody's position is ahead of."""
-        self._strays_at = 0.0
         self._active: dict[FollowedGroup, None] = {}
         """Groups for which there may be something to do; the others are looked at once in a while."""
         self._scan_at = 0.0
@@ -130,7 +97,6 @@ class GroupFollower(Part):
         """What is under way for groups, also for those that follow no more."""
         self._in_doubt_until = 0.0
         """Until then a request whose connection broke may still be carried out."""
-        self._changed = asyncio.Event()
         self._limit = asyncio.Semaphore(GROUPS_AT_ONCE)
         self._renewal_s: float | None = None
         self._lookup: object = None
@@ -147,7 +113,11 @@ class GroupFollower(Part):
 
     def groups(self, link_name: str) -> Iterator[FollowedGroup]:
         """The groups that follow over a link and are told to this proxy."""
-        return (group for (link, _), group in sorted(self._groups.items()) if link == link_name)
+        return self._intake.groups_of(link_name)
+
+    def _touched(self, group: FollowedGroup) -> None:
+        """There may be something to do for a group."""
+        self._active[group] = None
 
     # ---- the leader end's calls ----
 
@@ -158,156 +128,13 @@ class GroupFollower(Part):
         now = self._clock.monotonic()
         topics = None if question.topics is None else frozenset(question.topics)
         for part in question.parts:
-            self._take(connection, question.partitions, topics, part, now)
-        self._tell_applied((connection.link_name, part.partition) for part in question.parts)
-        await asyncio.sleep(ANSWERED_AFTER_S)
-        return calls.GroupOffsetsAnswer(holds_back=True)
-
-    def _take(
-        self,
-        connection: LinkConnection,
-        partitions: int,
-        topics: frozenset[str] | None,
-        part: calls.OffsetsPart,
-        now: float,
-    ) -> None:
-        link_name = connection.link_name
-        key, epoch, whole = (link_name, part.partition), part.epoch, part.whole
-        feed = self._feeds.get(key)
-        if feed is not None and feed.epoch > epoch:
-            raise LinkRejected("STALE_EPOCH", f"partition {key[1]} of the offsets topic is led in epoch {feed.epoch}")
-        if whole is not None and whole.begin:
-            self._feeds[key] = _Feed(connection, epoch, partitions, topics, frozenset(whole.held_back))
-            self._telling[key] = set()
-            self._applied.pop(key, None)
-            if whole.confirm:
-                self._applied[key] = AppliedPositions()
-            if feed is None or feed.connection is not connection:
-                # Another proxy may have been told before, and its last request be carried out late.
-                self._certain_from[key] = now + LOST_REQUEST_MARGIN_S
-        elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
-            raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
-        told: set[tuple[str, Place]] = set()
-        waited: list[tuple[str, Place]] = []
-        for name, topic, partition, offset, metadata, age_ms in part.positions:
-            self._check(link_name, name)
-            group = self._groups.get((link_name, name))
-            if group is None:
-                group = self._groups[link_name, name] = FollowedGroup(link_name, name, key[1])
-                group.doubt(self._certain_from[key])
-            self._active[group] = None
-            place = topic, partition
-            told.add((name, place))
-            if offset is not None:  # a position too many is no commit that is missing
-                waited.append((name, place))
-            if offset == calls.NOT_KNOWN:
-                group.not_known(place)
-            else:
-                wanted = None if offset is None else CommittedOffset(offset, metadata)
-                group.want(place, wanted, now - age_ms / 1000)
-        for name in part.gone or ():
-            group = self._groups.get((link_name, name))
-            if group is not None:
-                group.deleting = True
-                self._active[group] = None
-                self._changed.set()
-        if key in self._applied:
-            self._take_applied(connection, key, part.upto or calls.Upto(None), waited)
-            for name in {name for name, _ in told}:
-                self._settle(self._groups[link_name, name])
-        if key in self._telling:
-            self._told_whole(key, told, whole is not None and whole.end, now)
-            self._changed.set()
-        else:
-            for name in dict.fromkeys(name for name, _ in told):
-                group = self._groups[link_name, name]
+            for group in self._intake.take(connection, question.partitions, topics, part):
                 self._begin_if_known(group, now)
                 if not group.busy:  # else it is looked at when that is done
                     self._changed.set()
-
-    # ---- what is confirmed ----
-
-    def _take_applied(
-        self,
-        connection: LinkConnection,
-        key: tuple[str, int],
-        said: calls.Upto,
-        waited: Iterable[tuple[str, Place]],
-    ) -> None:
-        """Note what is to be there before a part is applied; have what is pending at the source stored."""
-        applied = self._applied[key]
-        pending = [PendingPosition.of(each) for each in said.pending]
-        for each in pending:
-            self._check(connection.link_name, each.group)
-        names = [(each.group, each.name) for each in pending]
-        applied.told([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
-        if pending:
-            number = applied.number
-            self._tasks.start("prepare", self._prepare(connection, key[1], applied, number, pending))
-
-    async def _prepare(
-        self,
-        connection: LinkConnection,
-        partition: int,
-        applied: AppliedPositions,
-        number: int,
-        pending: Sequence[PendingPosition],
-    ) -> None:
-        await self._prepared.store(connection, partition, pending)
-        for each in pending:
-            applied.has(each.group, each.name, number)
-        self._tell_applied([(connection.link_name, partition)])
-
-    def _settle(self, group: FollowedGroup) -> None:
-        """Note what the coordinator has of a group as it is wanted."""
-        applied = self._applied.get((group.link, group.source_partition))
-        if applied is not None:
-            applied.settle(group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what))
-
-    def _tell_applied(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Tell leader ends how far their commits are here. ``keys``: links and partitions that may have moved."""
-        parts: dict[LinkConnection, list[calls.Applied]] = {}
-        for key in keys:
-            applied = self._applied.get(key)
-            if applied is None:
-                continue
-            moved = applied.advance()
-            if (known := applied.to_store()) is not None:
-                self._tasks.start("still-open", self._store_open(self._feeds[key].connection, key[1], applied, *known))
-            if moved:
-                feed = self._feeds[key]
-                parts.setdefault(feed.connection, []).append(calls.Applied(key[1], feed.epoch, applied.upto))
-                entries = self._prepared.settled(feed.connection, key[1], applied.settled)
-                if entries:
-                    self._tasks.start("settled", self._prepared.forget(entries))
-        for connection, told in parts.items():
-            if not connection.lost:  # or whoever tells next tells all
-                answer = connection.begin_call(calls.GroupApplied(tuple(told)))
-                self._tasks.start("applied", self._told_applied(connection, answer(CALL_TIMEOUT_S)))
-
-    async def _store_open(
-        self, connection: LinkConnection, partition: int, applied: AppliedPositions, upto: int, still_open: StillOpen
-    ) -> None:
-        await self._prepared.still_open(connection, partition, upto, still_open)
-        applied.stored()
-        self._tell_applied([(connection.link_name, partition)])
-
-    @staticmethod
-    async def _told_applied(connection: LinkConnection, answer: Awaitable[calls.Done]) -> None:
-        try:
-            await answer
-        except (LinkRejected, LinkLost, TimeoutError) as error:
-            log.info("commits not confirmed", extra={"link": connection.link_name, "detail": str(error)})
-
-    def settled(self, link_name: str, partition: int) -> int:
-        """Before which offset of a source's offsets topic all transactions have ended, and what they committed is here;
-        -1: not known."""
-        applied = self._applied.get((link_name, partition))
-        return -1 if applied is None else applied.settled
-
-    def confirmed_over(self) -> Iterator[tuple[LinkConnection, int, int]]:
-        """The partitions of sources' offsets topics that are confirmed: to whom, and how many the topic has."""
-        return ((self._feeds[key].connection, key[1], self._feeds[key].partitions) for key in self._applied)
+        self.confirmations.tell((connection.link_name, part.partition) for part in question.parts)
+        await asyncio.sleep(ANSWERED_AFTER_S)
+        return calls.GroupOffsetsAnswer(holds_back=True)
 
     def data_came(self, place: Place, end: int) -> None:
         """A partition of this cluster has more than it had, up to ``end``."""
@@ -316,74 +143,16 @@ class GroupFollower(Part):
             self._awaited.discard(place)
             self._changed.set()
 
-    def _told_whole(self, key: tuple[str, int], told: set[tuple[str, Place]], end: bool, now: float) -> None:
-        """Positions of a partition that is told whole: what it did not name when it ends is not there any more."""
-        named = self._telling[key]
-        named |= told
-        if not end:
-            return
-        del self._telling[key]
-        for group in self._groups.values():
-            if (group.link, group.source_partition) == key:
-                for place in {*group.wanted, *group.unknown}:
-                    if (group.group, place) not in named:
-                        if self._silence(group, place[0]) is None:
-                            group.want(place, None, now)
-                        else:
-                            group.forget(place)
-                group.deleting = not group.wanted and not group.unknown
-                group.read_at = now
-                self._active[group] = None
-        self._strays_at = now
-
-    def _silence(self, group: FollowedGroup, topic: str) -> Pending | None:
-        """Why a group's positions in a topic are left as they are, whatever is told, or not.
-
-        One end may have attached or detached topics and the other not, or not yet: what is not told then is not what
-        groups do not have.
-        """
-        following = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
-        feed = self._feeds.get((group.link, group.source_partition))
-        if following is None or following.link.name != group.link:
-            return Pending(
-                TOPICS_DIFFER, f"{topic} is told of by the source, and does not follow over link {group.link}"
-            )
-        if feed is not None and feed.topics is not None and following.mapping.local_prefix not in feed.topics:
-            return Pending(TOPICS_DIFFER, f"{topic} follows over link {group.link}, and the source does not lead it")
-        if feed is not None and topic in feed.held_back:
-            return Pending(ReasonCode.SOURCE_TRUNCATING, f"{topic} is being truncated at the source")
-        return None
-
-    def _note_silence(self, group: FollowedGroup) -> None:
-        by = self._context.control.state.lookup, self._feeds.get((group.link, group.source_partition))
-        if group.silent_by == by:
-            return
-        places = {*group.wanted, *group.unknown, *(group.has or ())}
-        found = {topic: self._silence(group, topic) for topic in {topic for topic, _ in places}}
-        group.silence({place: why for place in places if (why := found[place[0]]) is not None}, by)
-
-    def _check(self, link_name: str, group: str) -> None:
-        """Raises LinkRejected for a group that does not follow over the link."""
-        counterpart = self._context.control.state.lookup.following(ResourceType.CONSUMER_GROUP, group)
-        if counterpart is None or counterpart.link.name != link_name:
-            what = f"{ResourceType.CONSUMER_GROUP} {group} does not follow over this link"
-            raise LinkRejected(reasons.NOT_FOLLOWING, what)
-
     async def group_pending(self, connection: LinkConnection, question: calls.GroupPending) -> calls.GroupPendingAnswer:
         """What of what this leader end told is not there yet, by group."""
         now = self._clock.monotonic()
-        mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
-        open_groups = (
-            group
-            for group in self._groups.values()
-            if (group.link, group.source_partition) in mine and not group.settled
-        )
+        open_groups = (group for group in self._intake.told_by(connection) if not group.settled)
         told = islice(open_groups, PENDING_TOLD_MAX)
         return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in told})
 
     async def end_group_offsets(self, connection: LinkConnection, question: calls.EndGroupOffsets) -> calls.Done:
         """The leader end tells no more of these partitions (None: of any). What was done stays."""
-        self._drop(connection, None if question.partitions is None else set(question.partitions))
+        self._intake.end(connection, None if question.partitions is None else set(question.partitions))
         return calls.Done()
 
     def answers(self) -> Sequence[Answering]:
@@ -395,18 +164,7 @@ class GroupFollower(Part):
 
     def connection_lost(self, connection: LinkConnection) -> None:
         """Who told is gone: nothing is done for those groups until somebody tells again."""
-        self._drop(connection, None)
-
-    def _drop(self, connection: LinkConnection, partitions: set[int] | None) -> None:
-        for key, feed in list(self._feeds.items()):
-            if feed.connection is connection and (partitions is None or key[1] in partitions):
-                del self._feeds[key]
-                self._telling.pop(key, None)
-                self._applied.pop(key, None)
-                self._certain_from.pop(key, None)
-                for name, group in list(self._groups.items()):
-                    if (group.link, group.source_partition) == key:
-                        del self._groups[name]
+        self._intake.end(connection, None)
 
     def control_changed(self, state: ControlState) -> None:
         """Forget groups that follow no more; look again where a topic is truncated, or was."""
@@ -416,26 +174,20 @@ class GroupFollower(Part):
         if state.truncations is not self._truncations:
             changed = state.truncations.keys() ^ self._truncations.keys()
             self._truncations = state.truncations
-            for group in self._groups.values():
+            for group in self._intake.groups():
                 if any(place[0] in changed for place in {*group.wanted, *(group.has or ())}):
                     group.in_doubt(0.0)
-                    self._active[group] = None
+                    self._touched(group)
                     self._changed.set()
         if state.lookup is self._lookup:
             return
         self._lookup = state.lookup
-        for key, group in list(self._groups.items()):
-            counterpart = state.lookup.following(ResourceType.CONSUMER_GROUP, group.group)
-            if counterpart is None or counterpart.link.name != group.link:
-                del self._groups[key]
-            else:
-                group.read_at = 0.0  # other topics may be the link's now
-                self._active[group] = None
+        self._intake.lookup_changed(state.lookup)
         self._changed.set()
 
     async def left(self) -> None:
         """Return when nothing is under way for groups that follow no more: from then on clients' commits are theirs."""
-        ending = [work for key, work in self._running.items() if key not in self._groups]
+        ending = [work for key, work in self._running.items() if self._intake.group(*key) is None]
         await asyncio.gather(*ending, return_exceptions=True)
         if ending and (margin_s := self._in_doubt_until - self._clock.monotonic()) > 0:
             await asyncio.sleep(margin_s)
@@ -463,25 +215,25 @@ class GroupFollower(Part):
         """How long nothing is to be done unless something changes; None: for ever."""
         now = self._clock.monotonic()
         due = [max(group.retry_at, now + DATA_POLL_S) for group in self._active if not group.busy]
-        if self._feeds:
-            due += [self._strays_at, self._scan_at]
+        if self._intake.is_told:
+            due += [self._intake.strays_at, self._scan_at]
         return max(RETRY_MIN_S, min(due) - now) if due else None
 
     async def _apply(self) -> None:
-        if not self._feeds or self._clock.monotonic() > self._context.lease_deadline:
+        if not self._intake.is_told or self._clock.monotonic() > self._context.lease_deadline:
             return
         if self._renewal_s is None:
             found = await self._context.cluster.broker_configs(RETENTION)
             retention = min((int(each) for each in found.values() if each), default=DEFAULT_RETENTION_MINUTES)
             self._renewal_s = retention * 60 / RENEWALS
-        if self._clock.monotonic() >= self._strays_at:
-            await self._find_strays()
+        if self._clock.monotonic() >= self._intake.strays_at:
+            await self._intake.find_strays()
         self._activate()
         await self._read()
         now = self._clock.monotonic()
         ready = [group for group in self._active if self._is_ready(group, now)]
         for group in ready:
-            self._note_silence(group)
+            self._intake.note_silence(group)
         unsure = {place for group in ready for place in group.to_check if self._objection(place[0]) is None}
         log_ends = await self._context.cluster.log_ends(unsure) if unsure else {}
         wanted = [(group, place) for group in ready for place in group.to_commit if self._objection(place[0]) is None]
@@ -491,14 +243,14 @@ class GroupFollower(Part):
         ends |= await self._context.cluster.high_watermarks(beyond) if beyond else {}
         for group in ready:
             if self._is_ready(group, now):
-                self._note_silence(group)  # as it is now
+                self._intake.note_silence(group)  # as it is now
                 self._begin(group, now, ends, log_ends)
 
     def _begin_if_known(self, group: FollowedGroup, now: float) -> None:
         """Begin what there is to do for a group if nothing need be read for it; if not, :meth:`_apply` does."""
         if self._renewal_s is None or group.read_at <= now or not self._is_ready(group, now):
             return
-        self._note_silence(group)
+        self._intake.note_silence(group)
         wanted = [place for place in group.to_commit if self._objection(place[0]) is None]
         if not group.to_check and all(group.wanted[place].offset <= self._ends.get(place, -1) for place in wanted):
             self._begin(group, now, self._ends)
@@ -513,8 +265,7 @@ class GroupFollower(Part):
         """Begin what there is to do for a group. ``ends``, ``log_ends``: see :meth:`FollowedGroup.plan`."""
         topics = {topic for topic, _ in group.to_plan(now)}
         objections = {topic: why for topic in topics if (why := self._objection(topic))}
-        whole = (group.link, group.source_partition) not in self._telling
-        plan = group.plan(ends, objections, now, log_ends, whole)
+        plan = group.plan(ends, objections, now, log_ends, self._intake.is_whole(group))
         self._awaited -= plan.commit.keys()
         if plan:
             group.busy = True
@@ -525,12 +276,12 @@ class GroupFollower(Part):
         """Leave groups alone that have what they want; look after those that are to be read or renewed again."""
         now = self._clock.monotonic()
         for group in list(self._active):
-            gone = self._groups.get((group.link, group.group)) is not group
+            gone = self._intake.group(group.link, group.group) is not group
             if gone or (group.settled and not group.deleting and not group.busy and group.due_at > now):
                 del self._active[group]
         if now >= self._scan_at:
             self._scan_at = now + SCAN_INTERVAL_S
-            self._active |= dict.fromkeys(group for group in self._groups.values() if group.due_at <= now)
+            self._active |= dict.fromkeys(group for group in self._intake.groups() if group.due_at <= now)
 
     def _is_free(self, group: FollowedGroup) -> bool:
         """Whether nothing is under way for a group, not even from before it was told anew."""
@@ -552,23 +303,6 @@ class GroupFollower(Part):
         if truncation is not None:  # it has records that go, and then it has less than it had
             return Pending(ReasonCode.TRUNCATING, truncation.describe())
         return None
-
-    async def _find_strays(self) -> None:
-        """Groups here that the source does not have, as far as it has told: what they have in its topics is to go."""
-        self._strays_at = self._clock.monotonic() + COMPARE_INTERVAL_S
-        lookup = self._context.control.state.lookup
-        for name in await self._context.cluster.groups():
-            counterpart = lookup.following(ResourceType.CONSUMER_GROUP, name)
-            if counterpart is None or (counterpart.link.name, name) in self._groups:
-                continue
-            link_name = counterpart.link.name
-            feed = next((feed for (link, _), feed in self._feeds.items() if link == link_name), None)
-            if feed is None:
-                continue
-            partition = partition_of(counterpart.remote_name, feed.partitions)
-            if (link_name, partition) in self._feeds and (link_name, partition) not in self._telling:
-                stray = self._groups[link_name, name] = FollowedGroup(link_name, name, partition)
-                self._active[stray] = None
 
     async def _read(self) -> None:
         """Read what coordinators have where that is due."""
@@ -596,12 +330,12 @@ class GroupFollower(Part):
             if known is not None and known.code == COORDINATOR_NOT_AVAILABLE:
                 del group.pending[None]
             group.found(mapped, len(mapped) < len(positions), now, self._renewal_s or 0.0, asked_at)
-            self._settle(group)
+            self.confirmations.settle(group)
             if not group.wanted and not group.unknown:
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
                 if not group.deleting:  # nothing of it is the link's
-                    self._groups.pop((group.link, group.group), None)
-        self._tell_applied({(group.link, group.source_partition) for group in due})
+                    self._intake.forget(group)
+        self.confirmations.tell({group.source for group in due})
 
     async def _carry_out(self, group: FollowedGroup, plan: Plan) -> None:
         try:
@@ -619,7 +353,7 @@ class GroupFollower(Part):
         except BrokerUnavailable as error:
             self._in_doubt_until = self._clock.monotonic() + LOST_REQUEST_MARGIN_S
             group.in_doubt(self._in_doubt_until)
-            told_anew = self._groups.get((group.link, group.group))
+            told_anew = self._intake.group(group.link, group.group)
             if told_anew is not None:
                 told_anew.in_doubt(self._in_doubt_until)
             group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, str(error))
@@ -636,16 +370,12 @@ class GroupFollower(Part):
         refused: dict[Place, Refused] = {}
         answers: Mapping[Place, Refused]
         if plan.commit:
-            key = group.link, group.source_partition
-            applied = self._applied.get(key)
-            number = 0 if applied is None else applied.number
+            told = self.confirmations.told_so_far(group.source)
             wanted = {place for place, position in plan.commit.items() if group.wanted.get(place) == position}
             answers = await cluster.commit_offsets(group.group, plan.commit)
             done = {place: position for place, position in plan.commit.items() if place not in answers}
-            if applied is not None and group.certain:  # told first: clients wait for it
-                for place in wanted & done.keys():
-                    applied.has(group.group, place, number)
-                self._tell_applied([key])
+            if told is not None and group.certain:  # told first: clients wait for it
+                self.confirmations.has(told, group, wanted & done.keys())
             group.committed(done, self._clock.monotonic(), renewal_s)
             self.commits += len(done)
             refused.update(answers)
@@ -668,7 +398,7 @@ class GroupFollower(Part):
                 if error.error_code != error_codes.GROUP_ID_NOT_FOUND:
                     raise
             if not group.wanted:
-                self._groups.pop((group.link, group.group), None)
+                self._intake.forget(group)
         return refused
 
     def _note(

@@ -17,19 +17,17 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from isthmus_control.directions import pushed_topics
-from isthmus_control.model import Link, NamespaceMapping, OffsetsCopy, Role
+from isthmus_control.model import OffsetsCopy, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.observers import LinkConfirmed
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.leader.continuity import objection_to, still_in_log, truncated
+from isthmus_plugins.replication.leader.discovery import Discovery
 from isthmus_plugins.replication.leader.lag_without_stream import UnfollowedPartitions
-from isthmus_plugins.replication.leader.source_settings import SourceConfigs
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Flow, LeaderStream
 from isthmus_plugins.replication.leader.tail import Tail
-from isthmus_plugins.replication.leader.target_topics import PreparedTopic, TargetTopics
 from isthmus_plugins.replication.leader.tombstone_window import Lateness
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -48,8 +46,6 @@ from isthmus_protocol.records import BatchHeader, Frame
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-DISCOVERY_INTERVAL_S: Final = 0.4
-"""How often topics are looked for: one that is new is found, made on the target and followed within a second."""
 POLICY_KNOWN_S: Final = 5.0
 """How long a topic's cleanup policy is taken to be what it was."""
 OPENING_AT_ONCE: Final = 32
@@ -77,14 +73,11 @@ class LeaderEnd(Part):
         self._verification = verification
         self._tasks = Tasks("leader-end")
         self._stream_ids = itertools.count(1)
-        self._changed = asyncio.Event()
         self._streams: dict[LedPartition, LeaderStream] = {}
         self._by_id: dict[tuple[LinkConnection, int], LeaderStream] = {}
         """Those and the ones that are being opened: the follower may end a stream as soon as it has opened it."""
         self._opening: set[LedPartition] = set()
         self._tails: dict[tuple[int, str], Tail] = {}
-        self._configs = SourceConfigs(context, self.wake)
-        self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake)
         self._flows: dict[LinkConnection, Flow] = {}
         self._lateness: dict[tuple[LedPartition, bytes], Lateness] = {}
         """By partition and topic id."""
@@ -92,13 +85,7 @@ class LeaderEnd(Part):
         """By topic id: when its cleanup policy was read, and whether it compacts."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
         self.stopped: dict[LedPartition, Stopped] = {}
-        self.led: dict[LedPartition, PreparedTopic | None] = {}
-        """Every partition that this proxy is to push, with what the target said of its topic."""
-        self.topic_ids: dict[str, bytes] = {}
-        """Of the topics of those."""
-        self.discovery_error: str | None = None
-        self.leader_epochs: dict[tuple[str, int], int] = {}
-        """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
+        self.discovery = Discovery(context, peers, self._reconcile)
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
         self.may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool] = not_joined
@@ -108,14 +95,13 @@ class LeaderEnd(Part):
         self.unfollowed = UnfollowedPartitions(context, self._without_stream)
 
     def start(self) -> None:
-        self._tasks.start("reconcile", self._reconcile_for_ever())
-        self._configs.start()
+        self.discovery.start()
         self.unfollowed.start()
 
     async def stop(self) -> None:
         await self.unfollowed.stop()
+        await self.discovery.stop()
         await self._tasks.close()
-        await self._configs.stop()
         for tail in self._tails.values():
             await tail.stop()
 
@@ -131,123 +117,37 @@ class LeaderEnd(Part):
         return stream if stream is not None and self._streams.get(stream.key) is stream else None
 
     def _without_stream(self) -> dict[LedPartition, bytes]:
-        return {key: self.topic_ids[key.topic] for key in self.led if key not in self._streams}
+        discovery = self.discovery
+        return {key: discovery.topic_ids[key.topic] for key in discovery.led if key not in self._streams}
 
     def wake(self) -> None:
         """Something changed: links, connections, topics."""
-        self._changed.set()
+        self.discovery.wake()
 
-    # ---- what should be, and making it so ----
+    # ---- a stream for each led partition ----
 
-    async def _reconcile_for_ever(self) -> None:
-        while True:
-            self._changed.clear()
-            try:
-                await self._reconcile()
-                self.discovery_error = None
-            except (BrokerUnavailable, KafkaRefused) as error:
-                if self.discovery_error is None:
-                    log.warning("topics not read", extra={"detail": str(error)})
-                self.discovery_error = str(error)
-            try:
-                async with asyncio.timeout(DISCOVERY_INTERVAL_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-
-    def _leading(self) -> list[tuple[Link, NamespaceMapping]]:
-        return [
-            (link_, mapping) for link_ in self._context.control.state.links.values() for mapping in pushed_topics(link_)
-        ]
-
-    async def _reconcile(self) -> None:
-        # Without a lease another proxy may front these brokers, and push the same partitions.
-        leading = self._leading() if self._clock.monotonic() < self._context.lease_deadline else []
-        if not leading:
-            self._keep({}, {})
-            self._configs.watch(())
-            self._targets.tells = frozenset()
-            self._lateness.clear()
-            self.led, self.topic_ids = {}, {}
-            self.stopped.clear()
-            return
-        topics = await self._context.cluster.topics()
-        led: dict[LedPartition, PreparedTopic | None] = {}
-        mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
-        every: dict[str, list[str]] = {}
-        truncating = self._context.control.state.truncations
-        epochs: dict[tuple[str, int], int] = {}
-        for link_, mapping in leading:
-            every.setdefault(link_.name, [])
-            every[link_.name] += [name for name in truncating if mapping.remote_name(name) is not None]
-            for topic in topics.values():
-                if (topic.internal and mapping.offsets is None) or mapping.remote_name(topic.name) is None:
-                    continue
-                if topic.name in truncating:
-                    self._wait_for_truncation(link_.name, mapping, topic, led)
-                    continue
-                every[link_.name].append(topic.name)
-                epochs.update(((topic.name, index), info.leader_epoch) for index, info in enumerate(topic.partitions))
-                fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
-                if fronted:
-                    mine.setdefault(link_.name, {})[topic.name] = (mapping, topic)
-                for index in fronted:
-                    key = LedPartition(link_.name, topic.name, index)
-                    led[key] = self._targets.prepared.get((key.link, key.topic))
-        # Of a topic that several proxies push, one tells the settings: that of its first partition.
-        firsts = {
-            topic.name: topic
-            for wanted in mine.values()
-            for _, topic in wanted.values()
-            if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))
-        }
-        self._targets.tells = firsts.keys()
-        self._configs.watch([topic for wanted in mine.values() for _, topic in wanted.values()])
-        for link_name, names in every.items():
-            self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
-        self.led, self.leader_epochs = led, epochs
-        self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
+    def _reconcile(self, topics: Mapping[str, TopicInfo]) -> None:
+        """Have a stream for each partition that was found to be led, and no other."""
+        led, truncating = self.discovery.led, self._context.control.state.truncations
+        for key in [key for key in self.stopped if key not in led or key.topic in truncating]:
+            del self.stopped[key]
         self._learn_retention(topics)
-        self._keep(led, topics)
+        self._keep(topics)
         now = self._clock.monotonic()
         for key in led:
             if key not in self._streams and key not in self._opening:
                 stopped = self.stopped.get(key)
                 if stopped is None or stopped.retry_at <= now:
                     self._open(key, topics[key.topic])
-        for key in [key for key in self.stopped if key not in led]:
-            del self.stopped[key]
 
     def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
         """Keep what is known of led partitions true, also while the link is away; forget the others."""
         for place, lateness in list(self._lateness.items()):
             (key, topic_id), topic = place, topics.get(place[0].topic)
-            if key not in self.led or topic is None or topic.topic_id != topic_id:
+            if key not in self.discovery.led or topic is None or topic.topic_id != topic_id:
                 del self._lateness[place]
             else:
-                lateness.learn(self._configs.of(topic))
-
-    def _wait_for_truncation(
-        self,
-        link_name: str,
-        mapping: NamespaceMapping,
-        topic: TopicInfo,
-        led: dict[LedPartition, PreparedTopic | None],
-    ) -> None:
-        """Push nothing of a topic that is truncated itself: it is frozen, or not whole, or will be another one."""
-        remote_topic = mapping.remote_name(topic.name) or ""
-        self._targets.prepared.pop((link_name, topic.name), None)
-        message = reasons.source_truncating(topic.name, remote_topic)
-        waiting = PreparedTopic(remote_topic, False, ReasonCode.SOURCE_TRUNCATING, message, ())
-        for index, info in enumerate(topic.partitions):
-            if self._fronts(info.leader):
-                key = LedPartition(link_name, topic.name, index)
-                led[key] = waiting
-                self.stopped.pop(key, None)
-
-    def _fronts(self, leader: int) -> bool:
-        """Whether a partition with this leader is this proxy's to push, or to tell of where it has none."""
-        return self._context.fronts(leader) if leader >= 0 else self._context.fronted_brokers is None
+                lateness.learn(self.discovery.configs_of(topic))
 
     def _still_right(self, key: LedPartition, topic: TopicInfo) -> bool:
         stream = self._streams[key]
@@ -269,11 +169,11 @@ class LeaderEnd(Part):
         mapping = link_.offsets_topic(Role.LEADER) if link_ is not None else None
         return mapping.offsets if mapping is not None else None
 
-    def _keep(self, led: Mapping[LedPartition, object], topics: Mapping[str, TopicInfo]) -> None:
+    def _keep(self, topics: Mapping[str, TopicInfo]) -> None:
         """Close the streams of what is not led any more, or is led elsewhere or by another epoch."""
         for key, stream in list(self._streams.items()):
             topic = topics.get(key.topic)
-            if key in led and topic is not None and self._still_right(key, topic):
+            if key in self.discovery.led and topic is not None and self._still_right(key, topic):
                 self._settle(stream, topic)
                 continue
             why: tuple[str, str]
@@ -290,7 +190,7 @@ class LeaderEnd(Part):
 
     def _settle(self, stream: LeaderStream, topic: TopicInfo) -> None:
         """Read a topic as a compacted one from when it has become that. What was one once may lack markers for ever."""
-        configs = self._configs.of(topic)
+        configs = self.discovery.configs_of(topic)
         if not stream.compacted and configs is not None and is_compacted(configs):
             stream.compacted = stream.settling = True
             self.resume_tails(stream.key.link)
@@ -318,7 +218,7 @@ class LeaderEnd(Part):
     # ---- streams ----
 
     def _open(self, key: LedPartition, topic: TopicInfo) -> None:
-        prepared = self.led[key]
+        prepared = self.discovery.led[key]
         info = topic.partitions[key.partition]
         if info.leader < 0:
             self._note(key, ReasonCode.NO_LOCAL_LEADER, "the source partition has no leader")
@@ -388,7 +288,7 @@ class LeaderEnd(Part):
             else:
                 code = ReasonCode.TIMEOUT_ERROR if isinstance(error, TimeoutError) else reasons.SOURCE_UNAVAILABLE
             if code == reasons.NOT_LEADER:
-                self._targets.prepare_again(key.link)
+                self.discovery.prepare_again(key.link)
             self._note(key, code, str(error) or "the other cluster did not answer in time", REOPEN_DELAY_S)
             may_be_open = isinstance(error, BrokerUnavailable | KafkaRefused | TimeoutError)
             self._close(stream, (reasons.CLOSED, "the leader end could not go on") if may_be_open else None)
@@ -511,7 +411,7 @@ class LeaderEnd(Part):
         stream.acked = int(stopped.get("end_offset", stream.acked))
         waiting = reasons.waiting_state(code) is not None
         if not waiting:
-            self._targets.prepare_again(stream.key.link)
+            self.discovery.prepare_again(stream.key.link)
         self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, tell=False)
 
     def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, tell: bool = True) -> None:

@@ -28,7 +28,8 @@ from isthmus_plugins.links import (
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import check_access
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
-from isthmus_plugins.replication.follower.topics import FollowerTopics, Refusal
+from isthmus_plugins.replication.follower.topic_plans import Refusal
+from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd

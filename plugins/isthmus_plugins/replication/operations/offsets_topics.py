@@ -12,7 +12,8 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OffsetsView, OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
-from isthmus_plugins.replication.follower.topics import FollowerTopics, Refusal
+from isthmus_plugins.replication.follower.topic_plans import Refusal
+from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile

@@ -296,7 +296,7 @@ class LinkService(Part):
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """The settings that a local topic has instead of its source's because it follows."""
-        return self._follower_topics.overrides(topic)
+        return self._follower_topics.settings.overrides(topic)
 
     # ---- verify ----
 

@@ -16,7 +16,8 @@ from isthmus_control.model import FollowerTopic, ResourceType, TopicState
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
 from isthmus_plugins.links import OperationError, TopicDecision
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.follower.topics import FollowerTopics, Refusal
+from isthmus_plugins.replication.follower.topic_plans import Refusal
+from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.operations.commands import Call
 

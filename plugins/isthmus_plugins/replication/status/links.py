@@ -101,7 +101,7 @@ class LinkStatuses:
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
         found = []
         now = self._clock.monotonic()
-        for key, prepared in sorted(self._leader_end.led.items()):
+        for key, prepared in sorted(self._leader_end.discovery.led.items()):
             if key.link != link.name:
                 continue
             stream = self._leader_end.stream(key)
@@ -194,9 +194,9 @@ class LinkStatuses:
             lag_seconds=round(stream.lag_seconds, 3),
         )
         refused = self._follower_topics.refused.get(stream.topic)
-        topics = self._follower_topics
+        topic_settings = self._follower_topics.settings
         record = self._context.control.state.follower_topics.get(stream.topic)
-        settings = topics.settings_refused.get(stream.topic) or topics.settings_waiting.get(stream.topic)
+        settings = topic_settings.refused.get(stream.topic) or topic_settings.waiting.get(stream.topic)
         settings = settings or reasons.doubted(record, stream.partition)
         if refused is not None:
             reason = StopReason(refused.code, refused.message)

@@ -241,7 +241,7 @@ class SyncLeader(Confirmer, Part):
     def leader_epoch(self, place: Partition) -> int:
         if place[0] == OFFSETS_TOPIC:
             return self._groups.leader_epoch(place[1])
-        return self._leader_end.leader_epochs.get(place, -1)
+        return self._leader_end.discovery.leader_epochs.get(place, -1)
 
     def confirmed_end(
         self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
@@ -256,7 +256,9 @@ class SyncLeader(Confirmer, Part):
 
     def _topic_id(self, topic: str) -> bytes | None:
         """None: not known."""
-        return (self._groups.topic_id or None) if topic == OFFSETS_TOPIC else self._leader_end.topic_ids.get(topic)
+        if topic == OFFSETS_TOPIC:
+            return self._groups.topic_id or None
+        return self._leader_end.discovery.topic_ids.get(topic)
 
     def readable_end(self, place: Partition, committed: bool) -> int | None:
         """Up to where consumers see a partition that are to see what is confirmed alone: as far as plain acks go.
@@ -405,7 +407,7 @@ class SyncLeader(Confirmer, Part):
         joined: list[SyncPlace] = []
         reached: dict[str, list[LedPartition]] = {}
         degraded: dict[str, dict[LedPartition, int]] = {}
-        led = {key for key in self._leader_end.led if key.topic != OFFSETS_TOPIC and self.leads(key)}
+        led = {key for key in self._leader_end.discovery.led if key.topic != OFFSETS_TOPIC and self.leads(key)}
         led.update(key for key in self._groups.places() if self.leads(key))
         for key in [key for key in self.progress if key not in led]:
             del self.progress[key]

@@ -148,7 +148,7 @@ class SyncLeases(Part):
                 if stream.link_name in self._links and not stream.closed and not stream.connection.lost:
                     streams.setdefault(stream.connection, {})[stream.stream_id] = stream
             groups: dict[Peer, dict[int, int]] = {}
-            for connection, partition, partitions in self._group_follower.confirmed_over():
+            for connection, partition, partitions in self._group_follower.confirmations.confirmed_over():
                 if connection.link_name in self._links and not connection.lost:
                     groups.setdefault(connection, {})[partition] = partitions
             for peer in streams.keys() | groups.keys():

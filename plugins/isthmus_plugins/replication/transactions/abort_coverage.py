@@ -122,7 +122,7 @@ class AbortEnds:
             return pushed.acked >= end or held(pushed)
         if end <= 0:
             return True
-        if key in self._leader_end.led or (key.topic == OFFSETS_TOPIC and key in self._groups.places()):
+        if key in self._leader_end.discovery.led or (key.topic == OFFSETS_TOPIC and key in self._groups.places()):
             return False  # it is to be pushed
         if key.topic == OFFSETS_TOPIC:
             return True

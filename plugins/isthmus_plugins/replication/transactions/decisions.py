@@ -210,7 +210,7 @@ class Decisions(Part):
 
     def _pushed(self) -> set[LedPartition]:
         """All that this proxy pushes, or is to push."""
-        return {*self._leader_end.led, *self._groups.places()}
+        return {*self._leader_end.discovery.led, *self._groups.places()}
 
     def _may_be_acked(self, decision: Decision) -> bool:
         """Whether all have a decision that must; whoever joined later has what it decided."""

@@ -43,7 +43,8 @@ from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRef
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import MARKED, Verification
-from isthmus_plugins.replication.follower.follower_end import LOST_REQUEST_MARGIN_S, FollowerEnd
+from isthmus_plugins.replication.follower.follower_end import FollowerEnd
+from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected

@@ -157,12 +157,12 @@ def test_settings_that_the_target_refuses_show_and_records_go_on() -> None:
 
         replicas.b.alter_topic_configs = refuse  # type: ignore[method-assign]
         replicas.a.found["local-t"].configs["max.message.bytes"] = "9"
-        refused = replicas.ends["B"].parts.follower_topics.settings_refused
+        refused = replicas.ends["B"].parts.follower_topics.settings.refused
         await replicas.until("refused", lambda: "remote-t" in refused)
         assert refused["remote-t"].code == "TARGET_REFUSES_SETTINGS"
         assert "not so many bytes" in refused["remote-t"].message
-        leader = replicas.ends["A"].leader
-        await replicas.until("A knows", lambda: all(told is not None and told.code for told in leader.led.values()))
+        discovery = replicas.ends["A"].leader.discovery
+        await replicas.until("A knows", lambda: all(told is not None and told.code for told in discovery.led.values()))
         replicas.a.partition("local-t").write_values(b"x")
         await replicas.until("copied", replicas.equal)
         replicas.b.alter_topic_configs = alter  # type: ignore[method-assign]
@@ -190,15 +190,15 @@ def policy(replicas: Replicas) -> str:
 
 def test_a_follower_is_compacted_when_every_partition_was_filled() -> None:
     async def work(replicas: Replicas) -> None:
-        topics = replicas.ends["B"].parts.follower_topics
+        settings = replicas.ends["B"].parts.follower_topics.settings
         await replicas.until("compacted", lambda: policy(replicas) == "compact,delete", 10.0)
-        assert topics.overrides("remote-t")["cleanup.policy"] == "compact,delete"
+        assert settings.overrides("remote-t")["cleanup.policy"] == "compact,delete"
         (record,) = replicas.controls["B"].state.follower_topics.values()
         assert record.compacts
         assert record.cleaned
         replicas.a.found["local-t"].configs["cleanup.policy"] = "delete"
         await replicas.until("not compacted", lambda: policy(replicas) == "delete", 3.0)
-        assert topics.overrides("remote-t")["cleanup.policy"] == "delete"
+        assert settings.overrides("remote-t")["cleanup.policy"] == "delete"
 
     compaction(work)
 
@@ -255,7 +255,7 @@ def test_records_without_a_key_are_copied_before_it_is_compacted_again() -> None
         await replicas.connect()
         await replicas.until("it is copied", lambda: replicas.b.partition("remote-t").end == 4)
         assert policy(replicas) == "delete"
-        waiting = replicas.ends["B"].parts.follower_topics.settings_waiting
+        waiting = replicas.ends["B"].parts.follower_topics.settings.waiting
         await replicas.until("it shows", lambda: "remote-t" in waiting, 10.0)
         assert waiting["remote-t"].code == "NOT_COMPACTED_YET"
         other.produce = produce  # type: ignore[method-assign]

@@ -236,7 +236,7 @@ def test_another_form_holds_from_then_on_and_off_ends_it(monkeypatch: pytest.Mon
         offsets.choose(None)
         end = offsets.copy.end
         leader = offsets.replicas.ends["A"].leader
-        await offsets.replicas.until("the stream ends", lambda: not leader.led)
+        await offsets.replicas.until("the stream ends", lambda: not leader.discovery.led)
         offsets.write(commit("app-1", "t", 3))
         offsets.choose(WHOLE)
         await offsets.replicas.until("it goes on", lambda: offsets.copy.end > end)

@@ -51,7 +51,7 @@ class Scene:
         self.more = asyncio.Event()
         self.led: dict[LedPartition, None] = {}
         self.links = {LINK: object()}
-        self.control = self.state = self.who = self
+        self.control = self.state = self.who = self.discovery = self
         me: Any = self
         self.reader = EndsReader(me, "test")
         self.aborts = AbortEnds(me, me, me, me, me, self.more.set, self.reader)

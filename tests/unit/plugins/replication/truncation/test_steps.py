@@ -37,6 +37,7 @@ from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.log import StopReason
+from isthmus_plugins.replication.follower.settings import FollowerSettings, Found
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.status.truncations import truncation_metrics, truncation_statuses
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
@@ -322,8 +323,8 @@ def test_settings_do_not_follow_into_a_topic_that_is_truncated(monkeypatch: pyte
     async def work(scene: Scene) -> None:
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
         existing = (await scene.cluster.topics())[TOPIC]
-        wanted = {"topic": "local-t", "configs": {MESSAGE_BYTES_MAX: "5000"}}
-        await FollowerTopics(scene.context)._follow_configs(wanted, existing, {MESSAGE_BYTES_MAX: FROZEN})
+        found = Found({TOPIC: {MESSAGE_BYTES_MAX: FROZEN}}, {})
+        assert await FollowerSettings(scene.context).follow({MESSAGE_BYTES_MAX: "5000"}, existing, found) is None
         assert scene.topic.configs[MESSAGE_BYTES_MAX] == FROZEN
 
     on_scene(monkeypatch, work)

@@ -1,0 +1,187 @@
+"""What has to be done with a topic of this cluster for it to follow, or why it cannot: decided, and nothing done.
+
+A topic that exists and holds other records is never written: it is refused, with the reason, until provenance shows
+that its records are the source's, or the operator has agreed to lose them. Topic ids are UUIDs as text but in
+``TopicInfo``, which has 16 bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from isthmus_control.model import FollowerTopic, NamespaceMapping, ProvenanceRange, TopicHistory, TopicState
+from isthmus_control.states import ReasonCode
+from isthmus_control.truncations import Succession, succession
+from isthmus_plugins.cluster import TopicInfo
+from isthmus_plugins.links import TopicPlan
+from isthmus_plugins.replication.link import calls
+
+SourceTopic: TypeAlias = calls.LedTopic | calls.WantedTopic
+"""A topic of the source, as it says itself."""
+
+
+class Refusal(Exception):
+    """A topic cannot follow (yet). ``code`` is a constant, the message says what to do."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Step(enum.Enum):
+    """What comes next for a topic that is to follow over a link."""
+
+    GO_ON = "go on"
+    """It follows: see whether it still can."""
+    CREATE = "create"
+    REPLACE = "replace"
+    """The operator has agreed to lose this very topic for one that follows."""
+    ADOPT = "adopt"
+    """It exists, and does not follow (yet): see :func:`plan`."""
+
+
+def next_step(record: FollowerTopic | None, link_name: str, existing: TopicInfo | None) -> Step:
+    """``record``: what the control log has of the name; ``existing``: what the cluster has."""
+    if record is not None and record.state is TopicState.FOLLOWING and record.link == link_name:
+        return Step.GO_ON
+    if existing is None:
+        return Step.CREATE
+    to_be_lost = record is not None and record.state is TopicState.CREATING and record.link == link_name
+    return Step.REPLACE if to_be_lost and is_recorded(record, existing) else Step.ADOPT
+
+
+def is_recorded(record: FollowerTopic | None, existing: TopicInfo | None) -> bool:
+    """Whether a topic is the one that was recorded, and no other of its name."""
+    return record is not None and existing is not None and id_of(existing) == record.topic_id
+
+
+def id_of(topic: TopicInfo) -> str:
+    return str(uuid.UUID(bytes=topic.topic_id))
+
+
+# ---- a topic that follows ----
+
+
+def successor(record: FollowerTopic, source: SourceTopic, existing: TopicInfo | None) -> Succession | None:
+    """How the source's topic succeeded the one that is followed; None: it is that one, or the topic here is another.
+
+    Raises Refusal for a topic of the source that is another one.
+    """
+    if record.source_topic_id == source.topic_id:
+        return None
+    found = succession(_chain(source), record.source_topic_id, source.topic_id)
+    if found is None:
+        raise Refusal(
+            ReasonCode.SOURCE_TOPIC_ID_CHANGED,
+            f"the source's {record.source_topic} was deleted and created again; {record.topic} keeps the old one's "
+            f"records: `isthmus topic recreate {record.topic}` loses them and follows the new one",
+        )
+    return found if is_recorded(record, existing) else None
+
+
+def going_on(record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> TopicInfo:
+    """The topic that follows a source of so many partitions. Raises Refusal where it is gone, or has more."""
+    if existing is None or not is_recorded(record, existing):
+        raise Refusal(
+            ReasonCode.TARGET_TOPIC_MAY_BE_DELETED if existing is None else ReasonCode.TARGET_TOPIC_ID_CHANGED,
+            f"{record.topic} was deleted here behind the link's back: `isthmus topic recreate {record.topic}` "
+            "follows the source's from its start",
+        )
+    there = len(existing.partitions)
+    if there > partitions:
+        raise Refusal(
+            ReasonCode.SOURCE_PARTITIONS_DECREASED,
+            f"{record.topic} has {there} partitions here, the source's {record.source_topic} has {partitions}",
+        )
+    return existing
+
+
+def not_opened(record: FollowerTopic, history: TopicHistory | None, partitions: int) -> list[int]:
+    """Partitions of a topic that follows whose provenance is not open."""
+    known = history is not None and history.topic_id == record.topic_id
+    return [each for each in range(partitions) if history is None or not known or history.open_range(each) is None]
+
+
+# ---- a topic that is there and does not follow ----
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """A topic of this cluster under a name that is to follow. ``starts``, ``ends``: of its partitions' logs."""
+
+    info: TopicInfo
+    history: TopicHistory | None
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+
+def plan(
+    mapping: NamespaceMapping, source: SourceTopic, local: str, existing: Existing | None, truncate: bool = False
+) -> TopicPlan:
+    """What attaching ``mapping`` does with one topic.
+
+    ``truncate``: as if the operator had agreed to lose what the topic holds.
+    """
+    if existing is None:
+        return TopicPlan(topic=local, source_topic=source.topic, action="create")
+    partitions = len(existing.info.partitions)
+    records = sum(existing.ends) - sum(existing.starts)
+    too_many = partitions > source.partitions
+    if not too_many and (not any(existing.ends) or _came_from(source, existing)):
+        return TopicPlan(topic=local, source_topic=source.topic, action="follow")
+    topic_id = id_of(existing.info)
+    if truncate or topic_id in mapping.truncate_topic_ids:
+        return TopicPlan(
+            topic=local, source_topic=source.topic, action="truncate", topic_id=topic_id, records_lost=records
+        )
+    what = (
+        f"has {partitions} partitions, the source's topic {source.partitions}"
+        if too_many
+        else f"holds {records} records that are not known to be the source's"
+    )
+    return TopicPlan(
+        topic=local,
+        source_topic=source.topic,
+        action="refuse",
+        topic_id=topic_id,
+        records_lost=records,
+        reason=f"{local} exists and {what}: attach again with --truncate-target, or `isthmus topic recreate {local}`, "
+        "to lose them",
+    )
+
+
+def _came_from(source: SourceTopic, existing: Existing) -> bool:
+    """Whether all that a topic holds came from the same topic of the source, and nothing was written since.
+
+    What came from a topic that the source's one succeeded counts where the source has it still.
+    """
+    history = existing.history
+    if history is None or history.topic_id != id_of(existing.info):
+        return False
+    for partition, end in enumerate(existing.ends):
+        ranges = history.partitions.get(partition, ())
+        if not ranges and not end:
+            continue
+        if not ranges or not all(_has(source, partition, known, end) for known in ranges):
+            return False
+        if ranges[-1].end_offset is not None and ranges[-1].end_offset != end:
+            return False
+    return True
+
+
+def _has(source: SourceTopic, partition: int, known: ProvenanceRange, end: int) -> bool:
+    """Whether the source's topic has what a range of a follower's partition came from."""
+    if known.source_topic_id == source.topic_id:
+        return True
+    found = succession(_chain(source), known.source_topic_id, source.topic_id)
+    to = end if known.end_offset is None else known.end_offset
+    return found is not None and partition < len(found.offsets) and to <= found.offsets[partition]
+
+
+def _chain(source: SourceTopic) -> list[Succession]:
+    """Which topics the source's one succeeded, oldest first, as the source states it; a peer of before does not."""
+    return [Succession(*each) for each in source.predecessors or ()]

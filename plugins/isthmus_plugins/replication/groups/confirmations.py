@@ -1,0 +1,154 @@
+"""Confirms to the leader ends of synchronous links how far this cluster's coordinators have what they told.
+
+What the source's open transactions have committed counts as soon as it is stored here, for a failover.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
+from isthmus_plugins.replication.groups.followed_group import FollowedGroup, Place
+from isthmus_plugins.replication.in_doubt.pending_offsets import (
+    PendingName,
+    PendingPosition,
+    PreparedPositions,
+    StillOpen,
+)
+from isthmus_plugins.replication.in_doubt.store import TransactionStore
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+SourcePartition: TypeAlias = tuple[str, int]
+"""Link, and partition of its source's offsets topic."""
+
+
+class _Confirmed(NamedTuple):
+    """To whom a partition is confirmed, and how far it is."""
+
+    connection: LinkConnection
+    epoch: int
+    partitions: int
+    applied: AppliedPositions
+
+
+class ToldSoFar(NamedTuple):
+    """What had been told of a partition at some time."""
+
+    key: SourcePartition
+    applied: AppliedPositions
+    number: int
+
+
+class Confirmations:
+    """All partitions of sources' offsets topics whose leader ends want to know."""
+
+    def __init__(self, context: PluginContext, store: TransactionStore, tasks: Tasks) -> None:
+        self._prepared = PreparedPositions(context, store)
+        self._tasks = tasks
+        self._confirmed: dict[SourcePartition, _Confirmed] = {}
+
+    def __contains__(self, key: SourcePartition) -> bool:
+        return key in self._confirmed
+
+    def begin(self, key: SourcePartition, connection: LinkConnection, epoch: int, partitions: int) -> None:
+        """Confirm a partition from now on, which is told from its start.
+
+        ``epoch``: the source's leader epoch. ``partitions``: of the source's offsets topic.
+        """
+        self._confirmed[key] = _Confirmed(connection, epoch, partitions, AppliedPositions())
+
+    def end(self, key: SourcePartition) -> None:
+        """Confirm a partition no more."""
+        self._confirmed.pop(key, None)
+
+    def told(
+        self,
+        key: SourcePartition,
+        said: calls.Upto,
+        pending: Sequence[PendingPosition],
+        waited: Iterable[tuple[str, Place]],
+    ) -> None:
+        """Note what is to be there before a part is applied; have what is pending at the source stored.
+
+        ``pending``: commits of open transactions. ``waited``: groups and places of the others.
+        """
+        connection, _, _, applied = self._confirmed[key]
+        names = [(each.group, each.name) for each in pending]
+        applied.told([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
+        if pending:
+            self._tasks.start("prepare", self._prepare(connection, ToldSoFar(key, applied, applied.number), pending))
+
+    def told_so_far(self, key: SourcePartition) -> ToldSoFar | None:
+        """What has been told of a partition by now; None: it is not confirmed."""
+        confirmed = self._confirmed.get(key)
+        return None if confirmed is None else ToldSoFar(key, confirmed.applied, confirmed.applied.number)
+
+    def settle(self, group: FollowedGroup) -> None:
+        """Note what the coordinator has of a group as it is wanted."""
+        confirmed = self._confirmed.get(group.source)
+        if confirmed is not None:
+            confirmed.applied.settle(
+                group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what)
+            )
+
+    def has(self, told: ToldSoFar, group: FollowedGroup, places: Iterable[Place]) -> None:
+        """What had been told of a group in these places is there."""
+        for place in places:
+            told.applied.has(group.group, place, told.number)
+        self.tell([told.key])
+
+    def tell(self, keys: Iterable[SourcePartition]) -> None:
+        """Tell leader ends how far their commits are here. ``keys``: partitions that may have moved."""
+        parts: dict[LinkConnection, list[calls.Applied]] = {}
+        for key in keys:
+            confirmed = self._confirmed.get(key)
+            if confirmed is None:
+                continue
+            connection, epoch, _, applied = confirmed
+            moved = applied.advance()
+            if (known := applied.to_store()) is not None:
+                self._tasks.start("still-open", self._store_open(key, confirmed, *known))
+            if moved:
+                parts.setdefault(connection, []).append(calls.Applied(key[1], epoch, applied.upto))
+                entries = self._prepared.settled(connection, key[1], applied.settled)
+                if entries:
+                    self._tasks.start("settled", self._prepared.forget(entries))
+        for connection, told in parts.items():
+            if not connection.lost:  # or whoever tells next tells all
+                answer = connection.begin_call(calls.GroupApplied(tuple(told)))
+                self._tasks.start("applied", _answered(connection, answer(CALL_TIMEOUT_S)))
+
+    async def _prepare(self, connection: LinkConnection, told: ToldSoFar, pending: Sequence[PendingPosition]) -> None:
+        await self._prepared.store(connection, told.key[1], pending)
+        for each in pending:
+            told.applied.has(each.group, each.name, told.number)
+        self.tell([told.key])
+
+    async def _store_open(self, key: SourcePartition, confirmed: _Confirmed, upto: int, still_open: StillOpen) -> None:
+        await self._prepared.still_open(confirmed.connection, key[1], upto, still_open)
+        confirmed.applied.stored()
+        self.tell([key])
+
+    def settled(self, link_name: str, partition: int) -> int:
+        """Before which offset of a source's offsets topic all transactions have ended, and what they committed is here;
+        -1: not known."""
+        confirmed = self._confirmed.get((link_name, partition))
+        return -1 if confirmed is None else confirmed.applied.settled
+
+    def confirmed_over(self) -> Iterator[tuple[LinkConnection, int, int]]:
+        """The partitions that are confirmed: to whom, which, and how many the source's offsets topic has."""
+        return ((each.connection, key[1], each.partitions) for key, each in self._confirmed.items())
+
+
+async def _answered(connection: LinkConnection, answer: Awaitable[calls.Done]) -> None:
+    try:
+        await answer
+    except (LinkRejected, LinkLost, TimeoutError) as error:
+        log.info("commits not confirmed", extra={"link": connection.link_name, "detail": str(error)})

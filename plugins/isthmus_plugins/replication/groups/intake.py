@@ -1,0 +1,263 @@
+"""Takes what leader ends tell of the source's groups: which follow, what each is to have, and what is left as it is.
+
+Each partition of a source's offsets topic is told by one leader end at a time, first whole, and then what changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from isthmus_control.lookup import Lookup
+from isthmus_control.model import ResourceType
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.groups.confirmations import Confirmations, SourcePartition
+from isthmus_plugins.replication.groups.followed_group import (
+    COMPARE_INTERVAL_S,
+    TOPICS_DIFFER,
+    FollowedGroup,
+    Pending,
+    Place,
+)
+from isthmus_plugins.replication.in_doubt.pending_offsets import PendingPosition
+from isthmus_plugins.replication.link import calls, reasons
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
+from isthmus_protocol.offsets_log import partition_of
+
+LOST_REQUEST_MARGIN_S: Final = 2.0
+"""A request whose connection broke may still be carried out for this time: what the coordinator has is read again."""
+
+
+class _Feed(NamedTuple):
+    """Who tells of one partition of a source's offsets topic."""
+
+    connection: LinkConnection
+    epoch: int
+    """The source's leader epoch: a leader end that was overtaken tells of an older one."""
+    partitions: int
+    """Of the source's offsets topic."""
+    topics: frozenset[str] | None
+    """The topic namespaces that it tells of, as they are called here; None: it does not say."""
+    held_back: frozenset[str]
+    """Topics that it does not tell of for now."""
+
+
+class Intake:
+    """All groups that follow and are told to this proxy, and who tells of them."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        confirmations: Confirmations,
+        touched: Callable[[FollowedGroup], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """``touched`` is called when there may be something to do for a group, ``wake`` when that is to be looked for;
+        not where :meth:`take` returns the groups.
+        """
+        self._context = context
+        self._clock = context.clock
+        self._confirmations = confirmations
+        self._touched = touched
+        self._wake = wake
+        self._feeds: dict[SourcePartition, _Feed] = {}
+        self._groups: dict[tuple[str, str], FollowedGroup] = {}
+        """By link and local group."""
+        self._telling: dict[SourcePartition, set[tuple[str, Place]]] = {}
+        """Positions named so far by a leader end that is telling a whole partition."""
+        self._certain_from: dict[SourcePartition, float] = {}
+        """From when on no request of whoever was told before is carried out any more."""
+        self.strays_at = 0.0
+        """When :meth:`find_strays` is due."""
+
+    # ---- which groups follow ----
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anybody tells anything."""
+        return bool(self._feeds)
+
+    def groups(self) -> Iterator[FollowedGroup]:
+        return iter(self._groups.values())
+
+    def groups_of(self, link_name: str) -> Iterator[FollowedGroup]:
+        """The groups that follow over a link, sorted."""
+        return (group for (link, _), group in sorted(self._groups.items()) if link == link_name)
+
+    def told_by(self, connection: LinkConnection) -> Iterator[FollowedGroup]:
+        """The groups that are told over a connection."""
+        mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
+        return (group for group in self._groups.values() if group.source in mine)
+
+    def group(self, link_name: str, name: str) -> FollowedGroup | None:
+        """A group as it is told now: one that was dropped and is told again is another one."""
+        return self._groups.get((link_name, name))
+
+    def forget(self, group: FollowedGroup) -> None:
+        """Nothing of a group is the link's any more."""
+        self._groups.pop((group.link, group.group), None)
+
+    def is_whole(self, group: FollowedGroup) -> bool:
+        """Whether all is told that the source has of a group."""
+        return group.source not in self._telling
+
+    # ---- what is told ----
+
+    def take(
+        self, connection: LinkConnection, partitions: int, topics: frozenset[str] | None, part: calls.OffsetsPart
+    ) -> Sequence[FollowedGroup]:
+        """Take a part of a partition; the groups for which something may be begun at once.
+
+        ``partitions``: of the source's offsets topic. ``topics``: the topic namespaces that are told of. Raises
+        LinkRejected: the leader end was overtaken, has not told the partition whole, or groups do not follow.
+        """
+        link_name, now = connection.link_name, self._clock.monotonic()
+        key, epoch, whole = (link_name, part.partition), part.epoch, part.whole
+        feed = self._feeds.get(key)
+        if feed is not None and feed.epoch > epoch:
+            raise LinkRejected("STALE_EPOCH", f"partition {key[1]} of the offsets topic is led in epoch {feed.epoch}")
+        if whole is not None and whole.begin:
+            self._feeds[key] = _Feed(connection, epoch, partitions, topics, frozenset(whole.held_back))
+            self._telling[key] = set()
+            self._confirmations.end(key)
+            if whole.confirm:
+                self._confirmations.begin(key, connection, epoch, partitions)
+            if feed is None or feed.connection is not connection:
+                # Another proxy may have been told before, and its last request be carried out late.
+                self._certain_from[key] = now + LOST_REQUEST_MARGIN_S
+        elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
+            raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
+        told: set[tuple[str, Place]] = set()
+        waited: list[tuple[str, Place]] = []
+        for name, topic, partition, offset, metadata, age_ms in part.positions:
+            self._check(link_name, name)
+            group = self._groups.get((link_name, name))
+            if group is None:
+                group = self._groups[link_name, name] = FollowedGroup(link_name, name, key[1])
+                group.doubt(self._certain_from[key])
+            self._touched(group)
+            place = topic, partition
+            told.add((name, place))
+            if offset is not None:  # a position too many is no commit that is missing
+                waited.append((name, place))
+            if offset == calls.NOT_KNOWN:
+                group.not_known(place)
+            else:
+                wanted = None if offset is None else CommittedOffset(offset, metadata)
+                group.want(place, wanted, now - age_ms / 1000)
+        for name in part.gone or ():
+            group = self._groups.get((link_name, name))
+            if group is not None:
+                group.deleting = True
+                self._touched(group)
+                self._wake()
+        if key in self._confirmations:
+            upto = part.upto or calls.Upto(None)
+            pending = [PendingPosition.of(each) for each in upto.pending]
+            for each in pending:
+                self._check(link_name, each.group)
+            self._confirmations.told(key, upto, pending, waited)
+            for name in {name for name, _ in told}:
+                self._confirmations.settle(self._groups[link_name, name])
+        if key in self._telling:
+            self._told_whole(key, told, whole is not None and whole.end, now)
+            self._wake()
+            return ()
+        return [self._groups[link_name, name] for name in dict.fromkeys(name for name, _ in told)]
+
+    def _check(self, link_name: str, group: str) -> None:
+        """Raises LinkRejected for a group that does not follow over the link."""
+        counterpart = self._context.control.state.lookup.following(ResourceType.CONSUMER_GROUP, group)
+        if counterpart is None or counterpart.link.name != link_name:
+            what = f"{ResourceType.CONSUMER_GROUP} {group} does not follow over this link"
+            raise LinkRejected(reasons.NOT_FOLLOWING, what)
+
+    def _told_whole(self, key: SourcePartition, told: set[tuple[str, Place]], end: bool, now: float) -> None:
+        """Positions of a partition that is told whole: what it did not name when it ends is not there any more."""
+        named = self._telling[key]
+        named |= told
+        if not end:
+            return
+        del self._telling[key]
+        for group in self._groups.values():
+            if group.source == key:
+                for place in {*group.wanted, *group.unknown}:
+                    if (group.group, place) not in named:
+                        if self._silence(group, place[0]) is None:
+                            group.want(place, None, now)
+                        else:
+                            group.forget(place)
+                group.deleting = not group.wanted and not group.unknown
+                group.read_at = now
+                self._touched(group)
+        self.strays_at = now
+
+    def end(self, connection: LinkConnection, partitions: set[int] | None) -> None:
+        """No more is told of these partitions over a connection (None: of any): their groups follow no more."""
+        for key, feed in list(self._feeds.items()):
+            if feed.connection is connection and (partitions is None or key[1] in partitions):
+                del self._feeds[key]
+                self._telling.pop(key, None)
+                self._confirmations.end(key)
+                self._certain_from.pop(key, None)
+                for name, group in list(self._groups.items()):
+                    if group.source == key:
+                        del self._groups[name]
+
+    # ---- what is not told ----
+
+    def lookup_changed(self, lookup: Lookup) -> None:
+        """Forget groups that follow no more; have the others read again, since other topics may be the link's now."""
+        for key, group in list(self._groups.items()):
+            counterpart = lookup.following(ResourceType.CONSUMER_GROUP, group.group)
+            if counterpart is None or counterpart.link.name != group.link:
+                del self._groups[key]
+            else:
+                group.read_at = 0.0
+                self._touched(group)
+
+    def note_silence(self, group: FollowedGroup) -> None:
+        """Have a group's positions left as they are in topics that are not told of now."""
+        by = self._context.control.state.lookup, self._feeds.get(group.source)
+        if group.silent_by == by:
+            return
+        places = {*group.wanted, *group.unknown, *(group.has or ())}
+        found = {topic: self._silence(group, topic) for topic in {topic for topic, _ in places}}
+        group.silence({place: why for place in places if (why := found[place[0]]) is not None}, by)
+
+    def _silence(self, group: FollowedGroup, topic: str) -> Pending | None:
+        """Why a group's positions in a topic are left as they are, whatever is told, or not.
+
+        One end may have attached or detached topics and the other not, or not yet: what is not told then is not what
+        groups do not have.
+        """
+        following = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
+        feed = self._feeds.get(group.source)
+        if following is None or following.link.name != group.link:
+            return Pending(
+                TOPICS_DIFFER, f"{topic} is told of by the source, and does not follow over link {group.link}"
+            )
+        if feed is not None and feed.topics is not None and following.mapping.local_prefix not in feed.topics:
+            return Pending(TOPICS_DIFFER, f"{topic} follows over link {group.link}, and the source does not lead it")
+        if feed is not None and topic in feed.held_back:
+            return Pending(ReasonCode.SOURCE_TRUNCATING, f"{topic} is being truncated at the source")
+        return None
+
+    async def find_strays(self) -> None:
+        """Groups here that the source does not have, as far as it has told: what they have in its topics is to go."""
+        self.strays_at = self._clock.monotonic() + COMPARE_INTERVAL_S
+        lookup = self._context.control.state.lookup
+        for name in await self._context.cluster.groups():
+            counterpart = lookup.following(ResourceType.CONSUMER_GROUP, name)
+            if counterpart is None or (counterpart.link.name, name) in self._groups:
+                continue
+            link_name = counterpart.link.name
+            feed = next((feed for (link, _), feed in self._feeds.items() if link == link_name), None)
+            if feed is None:
+                continue
+            partition = partition_of(counterpart.remote_name, feed.partitions)
+            if (link_name, partition) in self._feeds and (link_name, partition) not in self._telling:
+                stray = self._groups[link_name, name] = FollowedGroup(link_name, name, partition)
+                self._touched(stray)

@@ -1,0 +1,148 @@
+"""Finds what this proxy is to push: partitions of led namespaces on its brokers, and what the targets say of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from isthmus_control.directions import pushed_topics
+from isthmus_control.model import Link, NamespaceMapping
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.leader.source_settings import SourceConfigs
+from isthmus_plugins.replication.leader.target_topics import PreparedTopic, TargetTopics
+from isthmus_plugins.replication.link import reasons
+from isthmus_plugins.replication.link.peers import LinkPeers
+from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+DISCOVERY_INTERVAL_S: Final = 0.4
+"""How often topics are looked for: one that is new is found, made on the target and followed within a second."""
+
+Topics: TypeAlias = Mapping[str, TopicInfo]
+
+
+class Discovery:
+    """What of this cluster is to be pushed over links, as of the latest look at its topics."""
+
+    def __init__(self, context: PluginContext, peers: LinkPeers, found: Callable[[Topics], None]) -> None:
+        """``found`` is called after each look, with the topics of the cluster; none where this proxy leads nothing."""
+        self._context = context
+        self._found = found
+        self._tasks = Tasks("discovery")
+        self._changed = asyncio.Event()
+        self._configs = SourceConfigs(context, self.wake)
+        self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake)
+        self._error: str | None = None
+        self.led: dict[LedPartition, PreparedTopic | None] = {}
+        """Every partition that this proxy is to push, with what the target said of its topic."""
+        self.topic_ids: dict[str, bytes] = {}
+        """Of the topics of those."""
+        self.leader_epochs: dict[tuple[str, int], int] = {}
+        """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
+
+    def start(self) -> None:
+        self._tasks.start("look", self._look_for_ever())
+        self._configs.start()
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+        await self._configs.stop()
+
+    def wake(self) -> None:
+        """Look again now."""
+        self._changed.set()
+
+    def configs_of(self, topic: TopicInfo) -> Mapping[str, str] | None:
+        """The settings of a led topic as last read; None if they were not."""
+        return self._configs.of(topic)
+
+    def prepare_again(self, link_name: str) -> None:
+        """The target's topics are not as it said: ask it again with the next look."""
+        self._targets.prepare_again(link_name)
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self._look()
+                self._error = None
+            except (BrokerUnavailable, KafkaRefused) as error:
+                if self._error is None:
+                    log.warning("topics not read", extra={"detail": str(error)})
+                self._error = str(error)
+            try:
+                async with asyncio.timeout(DISCOVERY_INTERVAL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self) -> None:
+        # Without a lease another proxy may front these brokers, and push the same partitions.
+        leading = self._leading() if self._context.clock.monotonic() < self._context.lease_deadline else []
+        topics: Topics = {}
+        if leading:
+            topics = await self._context.cluster.topics()
+            self._find(leading, topics)
+        else:
+            self._configs.watch(())
+            self._targets.tells = frozenset()
+            self.led, self.topic_ids = {}, {}
+        self._found(topics)
+
+    def _leading(self) -> list[tuple[Link, NamespaceMapping]]:
+        return [
+            (link, mapping) for link in self._context.control.state.links.values() for mapping in pushed_topics(link)
+        ]
+
+    def _find(self, leading: list[tuple[Link, NamespaceMapping]], topics: Topics) -> None:
+        """Note what is to be pushed, have its settings read, and its targets made."""
+        truncating = self._context.control.state.truncations
+        led: dict[LedPartition, PreparedTopic | None] = {}
+        mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
+        every: dict[str, list[str]] = {}
+        epochs: dict[tuple[str, int], int] = {}
+        for link, mapping in leading:
+            every.setdefault(link.name, [])
+            every[link.name] += [name for name in truncating if mapping.remote_name(name) is not None]
+            for topic in topics.values():
+                remote_topic = mapping.remote_name(topic.name)
+                if (topic.internal and mapping.offsets is None) or remote_topic is None:
+                    continue
+                fronted = [index for index, info in enumerate(topic.partitions) if self._fronts(info.leader)]
+                if topic.name in truncating:
+                    prepared: PreparedTopic | None = self._wait_for_truncation(link.name, topic.name, remote_topic)
+                else:
+                    every[link.name].append(topic.name)
+                    epochs |= {(topic.name, index): info.leader_epoch for index, info in enumerate(topic.partitions)}
+                    if fronted:
+                        mine.setdefault(link.name, {})[topic.name] = (mapping, topic)
+                    prepared = self._targets.prepared.get((link.name, topic.name))
+                led |= {LedPartition(link.name, topic.name, index): prepared for index in fronted}
+        pushed = [topic for wanted in mine.values() for _, topic in wanted.values()]
+        # Of a topic that several proxies push, one tells the settings: that of its first partition.
+        self._targets.tells = {
+            topic.name
+            for topic in pushed
+            if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))
+        }
+        self._configs.watch(pushed)
+        for link_name, names in every.items():
+            self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
+        self.led, self.leader_epochs = led, epochs
+        self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
+
+    def _wait_for_truncation(self, link_name: str, topic: str, remote_topic: str) -> PreparedTopic:
+        """Push nothing of a topic that is truncated itself: it is frozen, or not whole, or will be another one."""
+        self._targets.prepared.pop((link_name, topic), None)
+        message = reasons.source_truncating(topic, remote_topic)
+        return PreparedTopic(remote_topic, False, ReasonCode.SOURCE_TRUNCATING, message, ())
+
+    def _fronts(self, leader: int) -> bool:
+        """Whether a partition with this leader is this proxy's to push, or to tell of where it has none."""
+        return self._context.fronts(leader) if leader >= 0 else self._context.fronted_brokers is None
