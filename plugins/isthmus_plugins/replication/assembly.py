@@ -43,7 +43,8 @@ from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_plugins.replication.truncation.common_log import CommonLog
 from isthmus_plugins.replication.truncation.missed_deletions import MissedDeletions
-from isthmus_plugins.replication.truncation.steps import Truncations
+from isthmus_plugins.replication.truncation.runs import Truncations
+from isthmus_plugins.replication.truncation.steps import TruncationSteps
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     sync_leases = SyncLeases(context, follower_end, group_follower, store, syncing_topics.reached)
     acls = AclEnds(context, peers)
     group_statuses = GroupStatuses(context, group_leader, group_follower, sync.sync_of)
-    truncations = Truncations(context, peers, follower_end, digests, common_log, follower_topics)
+    truncation_steps = TruncationSteps(context, peers, follower_end, digests, common_log, follower_topics)
+    truncations = Truncations(context, peers, follower_end, follower_topics, truncation_steps)
     service = LinkService(
         context,
         peers,
