@@ -72,7 +72,7 @@ class Scene:
         return self.replicas.ends.get("A")
 
     def in_sync(self) -> bool:
-        return self.a is not None and self.a.sync_leader.in_sync(LedPartition(LINK, *PLACE))
+        return self.a is not None and self.a.sync_leader.partitions.in_sync(LedPartition(LINK, *PLACE))
 
     async def answered(self, ask: Any) -> bytes:
         """What a client gets in the end: it asks again when the proxy dies."""

@@ -123,11 +123,11 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     shared_settings = LinkMirror(context, peers.connections)
     group_leader = GroupLeader(context, peers)
     sync = SyncLeader(context, leader_end, group_leader, shared_settings.agreed)
-    decisions = Decisions(context, leader_end, group_leader, peers, sync)
+    decisions = Decisions(context, leader_end, group_leader, peers, sync.links, sync.partitions, sync.needs)
     syncing_topics = SyncingTopics(context)
     sync_leases = SyncLeases(context, follower_end, group_follower, store, syncing_topics.reached)
     acls = AclEnds(context, peers)
-    group_statuses = GroupStatuses(context, group_leader, group_follower, sync.sync_of)
+    group_statuses = GroupStatuses(context, group_leader, group_follower, sync.partitions.sync_of)
     truncation_steps = TruncationSteps(context, peers, follower_end, digests, common_log, follower_topics)
     truncations = Truncations(context, peers, follower_end, follower_topics, truncation_steps)
     service = LinkService(
@@ -141,7 +141,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         group_follower,
         group_statuses,
         acls,
-        sync,
+        sync.partitions,
         sync_leases,
         store,
         shared_settings,

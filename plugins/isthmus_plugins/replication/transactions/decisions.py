@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, Role, leads_positions
@@ -25,6 +25,8 @@ from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, OrderedPlace, SyncPlace
+from isthmus_plugins.replication.sync.in_sync import SyncPartitions
+from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
 from isthmus_plugins.replication.transactions.decision import Decision, Partition, remote_topic, said
@@ -57,48 +59,26 @@ NOT_JOINED: Final = 1 << 63
 """Above all offsets."""
 
 
-class Needs(Protocol):
-    """What synchronous links need."""
-
-    @property
-    def who(self) -> SyncNeeds: ...
-
-    def holds(self, link: Link) -> bool:
-        """Whether acks may have to wait for a link."""
-
-    def concerns(self, topic: str) -> bool: ...
-
-    def in_sync(self, key: LedPartition) -> bool: ...
-
-    def floor(self, key: LedPartition) -> int | None:
-        """From where on this proxy knows of every decision to commit in a partition."""
-
-    def told_from(self, key: LedPartition) -> int | None:
-        """From where on every decision is told that lists a partition of the offsets topic; None: nowhere."""
-
-    def lose(self, key: LedPartition, why: str) -> bool:
-        """Have a partition leave; whether nothing says any more that it is In-Sync."""
-
-    settled: Callable[[Sequence[Partition]], Awaitable[None]]
-    on_more: Callable[[], None]
-    """Called when more of a partition is confirmed."""
-
-    @property
-    def leased(self) -> bool:
-        """Whether leases may still run of links that are synchronous no more."""
-
-
 class Decisions(Part):
     """The decisions that the other sides may not have yet, and the answers to EndTxn that wait for them."""
 
     def __init__(
-        self, context: PluginContext, leader_end: LeaderEnd, groups: GroupPlaces, peers: Connections, needs: Needs
+        self,
+        context: PluginContext,
+        leader_end: LeaderEnd,
+        groups: GroupPlaces,
+        peers: Connections,
+        links: SynchronousLinks,
+        partitions: SyncPartitions,
+        needs: SyncNeeds,
     ) -> None:
         self._context = context
         self._clock = context.clock
         self._leader_end = leader_end
         self._groups = groups
         self._peers = peers
+        self._links = links
+        self._partitions = partitions
         self._needs = needs
         self._tasks = Tasks("decisions")
         self._work = asyncio.Event()
@@ -110,11 +90,11 @@ class Decisions(Part):
         """Those whose ends are to be read."""
         self._asking = False
         self._ends = EndsReader(context, "decisions")
-        self._aborts = AbortEnds(context, leader_end, groups, peers, needs, self._work.set, self._ends)
+        self._aborts = AbortEnds(context, leader_end, groups, peers, links, needs, self._work.set, self._ends)
         self._held_back = False
         """Whether a decision waits for what is aborted before it."""
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
-        self._groups_of = DecisionGroups(context, lambda: needs.who, self._all_pending, self._groups_found)
+        self._groups_of = DecisionGroups(context, links, needs, self._all_pending, self._groups_found)
         self.held = HeldTransactions(self, context.clock.monotonic, self._ask)
         self._order = MarkerOrder(self._floor, self._recall)
         self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
@@ -141,10 +121,10 @@ class Decisions(Part):
 
     def _look_at(self, state: ControlState) -> None:
         leading = any(
-            self._needs.holds(link) and any(mapping.role is Role.LEADER for mapping in link.mappings)
+            self._links.holds(link) and any(mapping.role is Role.LEADER for mapping in link.mappings)
             for link in state.links.values()
         )
-        active = leading or self._needs.leased
+        active = leading or bool(self._links.former)
         if active and not self._active:
             self._load_until = self._clock.monotonic() + LOAD_S
         self._active = active
@@ -207,7 +187,7 @@ class Decisions(Part):
         """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
         places = {key.place for key in self._pushed()}
         return not any(map(self._groups_of.may_lead, places)) and all(
-            clause.holds(self._needs.in_sync) for place in places for clause in self._needs.who.commit_needed(place)
+            clause.holds(self._partitions.in_sync) for place in places for clause in self._needs.commit_needed(place)
         )
 
     def _pushed(self) -> set[LedPartition]:
@@ -221,11 +201,11 @@ class Decisions(Part):
         return all(
             clause.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
             for place in decision.places
-            for clause in self._needs.who.commit_needed(place, decision.groups.get(place))
+            for clause in self._needs.commit_needed(place, decision.groups.get(place))
         )
 
     def _needs_none(self, key: LedPartition, decision: Decision) -> bool:
-        return key.link not in decision.links and key in self._needs.who.holding(key.place)
+        return key.link not in decision.links and key in self._links.holding(key.place)
 
     def _is_kept(self, decision: Decision) -> bool:
         """Whether somebody is to have a decision, or may be."""
@@ -243,7 +223,7 @@ class Decisions(Part):
 
     def _links_of(self, places: Iterable[Partition]) -> set[str]:
         """Over which links a decision goes."""
-        return {key.link for place in places for key in self._needs.who.told(place)}
+        return {key.link for place in places for key in self._needs.told(place)}
 
     def _ask(self) -> None:
         if not self._asking:
@@ -297,7 +277,7 @@ class Decisions(Part):
         if before is not None and before != (partition, change) and not self._are_level(transaction.partitions):
             self._remember(*before)  # its marker may not be at the other side, and this one would hide it
         places = (place for place in transaction.partitions if place[0] == OFFSETS_TOPIC)
-        of_groups = {link for place in places for link in self._needs.who.records(place)}
+        of_groups = {link for place in places for link in self._links.records(place)}
         links = self._links_of(transaction.partitions) | of_groups
         pending = self._pending.get(change.transactional_id, [])
         if not links or any(known.at == at for known in pending):
@@ -331,9 +311,9 @@ class Decisions(Part):
     def _are_level(self, places: Iterable[Partition]) -> bool:
         """Whether the other side has all that was in these partitions, as far as this proxy pushes them, when it began
         to."""
-        keys = [key for place in places for key in self._needs.who.ordered(place)]
+        keys = [key for place in places for key in self._needs.ordered(place)]
         for key in keys:
-            pushed, floor = self._aborts.place(key), self._needs.floor(key)
+            pushed, floor = self._aborts.place(key), self._partitions.floor(key)
             if pushed is not None and (floor is None or pushed.acked < floor):
                 return False
         return True
@@ -515,9 +495,9 @@ class Decisions(Part):
         return False
 
     def _floor(self, key: LedPartition) -> int | None:
-        if key not in self._needs.who.ordered(key.place):
+        if key not in self._needs.ordered(key.place):
             return None
-        floor = self._needs.floor(key)
+        floor = self._partitions.floor(key)
         return NOT_JOINED if floor is None else floor
 
     def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool) -> bool:
@@ -562,16 +542,16 @@ class Decisions(Part):
                 self._tasks.start("catch-up", self._catch_up(stream.key))
             if not loading and now - since > UNDECIDED_S:
                 why = f"the decision that the marker at offset {offset} carries out is not known"
-                if self._needs.lose(stream.key, why):
+                if self._partitions.lose(stream.key, why):
                     self._order.waive(stream.key, offset)
         self._go_on_reading()
-        self._order.forget(self._is_pushed, lambda key: key in self._needs.who.ordered(key.place))
+        self._order.forget(self._is_pushed, lambda key: key in self._needs.ordered(key.place))
 
     def _may_be_untold(self, key: LedPartition, offset: int) -> bool:
         """Whether a marker of the offsets topic may carry out a decision that is told to nobody because of it."""
         if key.topic != OFFSETS_TOPIC or offset < self._order.known_upto(key):
             return False
-        told_from = self._needs.told_from(key)
+        told_from = self._partitions.told_from(key)
         return told_from is None or offset < told_from
 
     async def _catch_up(self, key: LedPartition) -> None:
