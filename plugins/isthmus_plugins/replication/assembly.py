@@ -179,9 +179,9 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     follower_end.awaits = store.awaits
     follower_end.on_stored = group_follower.data_came
     leader_end.on_confirmed = sync.on_stream
-    leader_end.may_pass = decisions.may_pass
+    leader_end.may_pass = decisions.markers.may_pass
     group_leader.on_confirmed = sync.on_confirmed
-    group_leader.may_pass = decisions.may_be_told
+    group_leader.may_pass = decisions.markers.may_pass_of_groups
     sync.settled = decisions.tail.settled
     sync.on_more = decisions.on_more
     answers = by_methods(each for part in parts.all for each in part.answers())

@@ -21,6 +21,7 @@ from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
 from isthmus_plugins.replication.sync.links import SynchronousLinks
+from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_plugins.replication.transactions.abort_order import AbortOrder, End
 from isthmus_plugins.replication.transactions.decision import Decision, Partition, remote_topic
@@ -60,6 +61,7 @@ class AbortEnds:
         self._context = context
         self._leader_end = leader_end
         self._groups = groups
+        self._pushed = PushedPartitions(leader_end, groups)
         self._peers = peers
         self._links = links
         self._needs = needs
@@ -111,7 +113,7 @@ class AbortEnds:
         return there
 
     def _is_there(self, key: LedPartition, end: int, held: Callable[[SyncPlace], bool]) -> bool:
-        pushed = self.place(key)
+        pushed = self._pushed.get(key)
         if pushed is not None:
             return pushed.acked >= end or held(pushed)
         if end <= 0:
@@ -128,10 +130,6 @@ class AbortEnds:
             self._tasks.start(f"ask-{key.link}", self._ask(key.link))
         self._asked[key.link][key] = end
         return False
-
-    def place(self, key: LedPartition) -> SyncPlace | None:
-        """A partition that this proxy pushes."""
-        return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
 
     def _recorded(self, key: LedPartition) -> SyncRecord | None:
         """With another record the follower may have another log."""

@@ -16,29 +16,27 @@ from typing import Any, Final
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, Role, leads_positions
 from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, OrderedPlace, SyncPlace
+from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.links import SynchronousLinks
+from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
 from isthmus_plugins.replication.transactions.decision import Decision, Partition, remote_topic, said
 from isthmus_plugins.replication.transactions.end_txn_gate import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.transactions.groups_of_decisions import DecisionGroups
-from isthmus_plugins.replication.transactions.marker_order import MarkerOrder
+from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import decode_request
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
-from isthmus_protocol.records import BatchHeader, Frame
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Change, TransactionState
 
@@ -50,13 +48,6 @@ CALL_TIMEOUT_S: Final = 10.0
 CALL_MAX: Final = 500
 """How many decisions go in one call: each is answered in time, and none keeps the loop from other work."""
 RETRY_S: Final = 0.05
-UNDECIDED_S: Final = 1.0
-"""How long a stream waits for a decision that must be there; then the partition is In-Sync no more."""
-
-LOAD_S: Final = 10.0
-"""How long markers wait until the transaction log is read, after the start."""
-NOT_JOINED: Final = 1 << 63
-"""Above all offsets."""
 
 
 class Decisions(Part):
@@ -76,6 +67,7 @@ class Decisions(Part):
         self._clock = context.clock
         self._leader_end = leader_end
         self._groups = groups
+        self._pushed_now = PushedPartitions(leader_end, groups)
         self._peers = peers
         self._links = links
         self._partitions = partitions
@@ -83,7 +75,6 @@ class Decisions(Part):
         self._tasks = Tasks("decisions")
         self._work = asyncio.Event()
         self._active = False
-        self._load_until = 0.0
         self._pending: dict[str, list[Decision]] = {}
         """By transactional id, in the order of the log."""
         self._fresh: list[Decision] = []
@@ -96,11 +87,9 @@ class Decisions(Part):
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
         self._groups_of = DecisionGroups(context, links, needs, self._all_pending, self._groups_found)
         self.held = HeldTransactions(self, context.clock.monotonic, self._ask)
-        self._order = MarkerOrder(self._floor, self._recall)
-        self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
-        """Streams that wait for a decision: of which producer, at which offset, and since when."""
-        self._catching_up: set[LedPartition] = set()
-        """Those of the offsets topic for which the log is read up to its end."""
+        self.markers = MarkerGate(
+            context, leader_end, groups, partitions, needs, self.tail, self._recall, self._work.set
+        )
 
     def start(self) -> None:
         self.tail.start()
@@ -112,6 +101,7 @@ class Decisions(Part):
         await self._groups_of.stop()
         await self._aborts.stop()
         await self._ends.stop()
+        await self.markers.stop()
         await self._tasks.close()
 
     def control_changed(self, state: ControlState) -> None:
@@ -125,8 +115,6 @@ class Decisions(Part):
             for link in state.links.values()
         )
         active = leading or bool(self._links.former)
-        if active and not self._active:
-            self._load_until = self._clock.monotonic() + LOAD_S
         self._active = active
         self.tail.follow(self._active)
         self._groups_of.follow(self._active and any(map(leads_positions, state.links.values())))
@@ -134,7 +122,7 @@ class Decisions(Part):
             self._pending.clear()
             self._fresh.clear()
             self.held.let_all_go()
-            self._go_on_reading()
+        self.markers.follow(self._active)
         self.held.check()
 
     # ---- requests ----
@@ -274,7 +262,7 @@ class Decisions(Part):
         assert transaction is not None
         before = self.tail.decided(transaction.producer_id)
         self.tail.is_told(transaction.producer_id)
-        if before is not None and before != (partition, change) and not self._are_level(transaction.partitions):
+        if before is not None and before != (partition, change) and not self.markers.are_level(transaction.partitions):
             self._remember(*before)  # its marker may not be at the other side, and this one would hide it
         places = (place for place in transaction.partitions if place[0] == OFFSETS_TOPIC)
         of_groups = {link for place in places for link in self._links.records(place)}
@@ -302,26 +290,14 @@ class Decisions(Part):
         for link_name in links:
             for place in transaction.partitions:
                 if (key := LedPartition(link_name, *place)) in pushed:
-                    self._order.decided(key, decision)
+                    self.markers.decided(key, decision)
         self._keep(change.transactional_id, sorted((*pending, decision), key=lambda each: each.at))
         self._fresh.append(decision)
         self._work.set()
         return True
 
-    def _are_level(self, places: Iterable[Partition]) -> bool:
-        """Whether the other side has all that was in these partitions, as far as this proxy pushes them, when it began
-        to."""
-        keys = [key for place in places for key in self._needs.ordered(place)]
-        for key in keys:
-            pushed, floor = self._aborts.place(key), self._partitions.floor(key)
-            if pushed is not None and (floor is None or pushed.acked < floor):
-                return False
-        return True
-
     def _recall(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
         """Have told what a producer decided in a partition before this process; whether that was not yet told."""
-        if not self.tail.loaded and self._clock.monotonic() < self._load_until:
-            return True
         found = self.tail.decided(producer_id)
         transaction = None if found is None else found[1].transaction
         if found is None or transaction is None or key.place not in transaction.partitions:
@@ -371,7 +347,7 @@ class Decisions(Part):
             if fresh:
                 self._tasks.start("ends", self._read_ends(fresh))
             self._tell_again()
-            self._look_at_undecided(self._clock.monotonic())
+            self.markers.look(self._clock.monotonic())
             for transactional_id in self.held.expire(self._clock.monotonic()):
                 log.warning("commit not confirmed in time", extra={"transactional_id": transactional_id})
             try:
@@ -407,7 +383,7 @@ class Decisions(Part):
     def _groups_found(self, found: Sequence[Decision]) -> None:
         """It is known what groups these are about, or that it will not be."""
         self._tell([decision for decision in found if decision.ends is not None])
-        self._go_on_reading()
+        self.markers.go_on()
         self.held.check()
 
     def _tell_again(self) -> None:
@@ -427,7 +403,9 @@ class Decisions(Part):
             for link_name in self._missing(decision):
                 connections = self._connections_for(decision, link_name) if self._carries(link_name, decision) else []
                 unsent = [connection for connection in connections if connection not in decision.sent_on]
-                if unsent and not self._aborts.are_there(decision, link_name, partial(self._is_held, decision)):
+                if unsent and not self._aborts.are_there(
+                    decision, link_name, partial(self.markers.is_held_for, decision)
+                ):
                     self._held_back, unsent = True, []
                 for connection in unsent:
                     calls.setdefault(connection, []).append(decision)
@@ -444,7 +422,7 @@ class Decisions(Part):
         return link is not None and all(remote_topic(link, topic) is not None for topic, _ in told)
 
     def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
-        pushed = (self._aborts.place(LedPartition(link_name, *place)) for place in decision.places)
+        pushed = (self._pushed_now.get(LedPartition(link_name, *place)) for place in decision.places)
         pushing = {place.connection for place in pushed if place is not None}
         if not pushing and self._coordinates(decision):
             return self._peers.connections(link_name)[:1]
@@ -454,12 +432,12 @@ class Decisions(Part):
         """Put decisions on the way: what is sent over the connection after this comes behind them."""
         told = []
         for decision in decisions:
-            again = decision.again or not self._are_level(decision.places)
-            told.append(said(link, decision, again, self._order.earlier))
+            again = decision.again or not self.markers.are_level(decision.places)
+            told.append(said(link, decision, again, self.markers.earlier))
         answer = connection.begin_call(calls.Decide(tuple(told)))(CALL_TIMEOUT_S)
         for decision in decisions:
             decision.sent_on.add(connection)
-        self._go_on_reading()
+        self.markers.go_on()
         self._tasks.start("decide", self._decided(connection, decisions, answer))
 
     async def _decided(
@@ -482,90 +460,5 @@ class Decisions(Part):
             decision.confirmed.add(connection.link_name)
             pending = self._pending.get(decision.transactional_id, [])
             self._keep(decision.transactional_id, [each for each in pending if self._is_kept(each)])
-        self._go_on_reading()
+        self.markers.go_on()
         self.held.check()
-
-    # ---- markers ----
-
-    def _is_held(self, decision: Decision, place: SyncPlace) -> bool:
-        """Whether all is there of a partition up to the marker that a decision is waited for at."""
-        for stream, (producer_id, offset, _) in self._undecided.items():
-            if stream is place and producer_id == decision.producer_id and place.acked >= offset:
-                return self._order.is_next(place.key, decision)
-        return False
-
-    def _floor(self, key: LedPartition) -> int | None:
-        if key not in self._needs.ordered(key.place):
-            return None
-        floor = self._partitions.floor(key)
-        return NOT_JOINED if floor is None else floor
-
-    def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool) -> bool:
-        """Whether a transactional batch may be sent now; else the stream is read on when its decision was."""
-        return stream.copy is not None or self._may_pass(stream, header, batch, plain)
-
-    def may_be_told(self, place: OrderedPlace, header: BatchHeader, batch: Frame) -> bool:
-        """The same of the offsets topic: what a marker commits there is told as any other commit, not in its order."""
-        return self._may_pass(place, header, batch, header.is_control)
-
-    def _may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool) -> bool:
-        if not self._active:
-            return True
-        if self._order.may_pass(stream, header, batch, plain):
-            self._undecided.pop(stream, None)
-            return True
-        if self._undecided.get(stream, (-1, -1, 0.0))[1] != header.base_offset:
-            self._undecided[stream] = header.producer_id, header.base_offset, self._clock.monotonic()
-            self._work.set()  # it may have been told over another connection, and in vain
-        stream.undecided = True
-        return False
-
-    def _go_on_reading(self) -> None:
-        """Have streams that wait look again."""
-        for stream in list(self._undecided):
-            if stream.undecided:
-                stream.undecided = False
-                if stream.key.topic == OFFSETS_TOPIC:
-                    self._groups.resume(stream.key.partition)
-                else:
-                    self._leader_end.resume_tails(stream.key.link)
-
-    def _is_pushed(self, stream: OrderedPlace) -> bool:
-        return self._leader_end.stream(stream.key) is stream or self._groups.is_told(stream)
-
-    def _look_at_undecided(self, now: float) -> None:
-        self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
-        loading = not self.tail.loaded and now < self._load_until + UNDECIDED_S
-        for stream, (_, offset, since) in self._undecided.items():
-            if self._may_be_untold(stream.key, offset) and stream.key not in self._catching_up:
-                self._catching_up.add(stream.key)
-                self._tasks.start("catch-up", self._catch_up(stream.key))
-            if not loading and now - since > UNDECIDED_S:
-                why = f"the decision that the marker at offset {offset} carries out is not known"
-                if self._partitions.lose(stream.key, why):
-                    self._order.waive(stream.key, offset)
-        self._go_on_reading()
-        self._order.forget(self._is_pushed, lambda key: key in self._needs.ordered(key.place))
-
-    def _may_be_untold(self, key: LedPartition, offset: int) -> bool:
-        """Whether a marker of the offsets topic may carry out a decision that is told to nobody because of it."""
-        if key.topic != OFFSETS_TOPIC or offset < self._order.known_upto(key):
-            return False
-        told_from = self._partitions.told_from(key)
-        return told_from is None or offset < told_from
-
-    async def _catch_up(self, key: LedPartition) -> None:
-        """Read all that is decided by now, so that markers of what other groups decided wait for nobody.
-
-        Of a partition of the offsets topic that is Out-Of-Sync those are told that are about groups of the link.
-        """
-        upto = self._groups.read_end(key.partition)
-        try:
-            async with asyncio.timeout(UNDECIDED_S):
-                await self.tail.caught_up()
-            self._order.all_known(key, upto)
-        except (BrokerUnavailable, KafkaRefused, TimeoutError) as error:
-            log.warning("transaction log not read", extra={"detail": str(error)})
-        finally:
-            self._catching_up.discard(key)
-        self._go_on_reading()
