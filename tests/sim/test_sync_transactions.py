@@ -29,7 +29,7 @@ from isthmus_plugins.replication.in_doubt.store import PlaceDecision, Stored, me
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LedPartition
-from isthmus_plugins.replication.transactions.decisions import CALL_MAX
+from isthmus_plugins.replication.transactions.sender import CALL_MAX
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -355,7 +355,7 @@ class App:
         }
         request = encode_request(build_request(ApiKey.END_TXN, END_TXN_VERSION, asked), 1, "app")
         frame = encode_response(build(schema.response_type(ApiKey.END_TXN, END_TXN_VERSION), {}), 1)
-        return end.decisions._answered(END_TXN_VERSION, self.transactional_id, request, frame)
+        return end.decisions.end_txn.answered(END_TXN_VERSION, self.transactional_id, request, frame)
 
     async def end(self, partitions: set[int], committed: bool) -> None:
         self.epoch += self.raises_epoch

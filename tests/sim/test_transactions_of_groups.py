@@ -249,7 +249,7 @@ class App:
         frame = encode_response(build(schema.response_type(ApiKey.END_TXN, END_TXN_VERSION), {}), 1)
 
         async def ask(end: End) -> Any:
-            return end.decisions._answered(END_TXN_VERSION, self.transactional_id, request, frame)
+            return end.decisions.end_txn.answered(END_TXN_VERSION, self.transactional_id, request, frame)
 
         for _ in range(100):
             _, answer = decode_response(ApiKey.END_TXN, END_TXN_VERSION, await self.scene.answered(ask))

@@ -73,6 +73,11 @@ class DecisionGroups:
         """Over which links a decision goes that lists a partition, as far as it is known what it is about."""
         return self._needs.told(place, decision.groups.get(place))
 
+    def missing(self, decision: Decision) -> set[str]:
+        """Links that are to have a decision and do not."""
+        over = {key.link for place in decision.places for key in self.told(decision, place)}
+        return (over & decision.links) - decision.confirmed
+
     def may_be_needed(self, decision: Decision) -> bool:
         """Whether a link may need a decision that is not In-Sync, and hence is not told of it without a reason."""
         unknown = decision.looks_for_groups or decision.groups_unknown
