@@ -35,6 +35,7 @@ TOPIC: Final = "local-t"
 PLACE: Final = (TOPIC, 0)
 KEY: Final = LedPartition(LINK, *PLACE)
 PRODUCE_VERSION: Final = 9
+ALL_THERE: Final = 1_000_000
 PRODUCER_TIMEOUT_MS: Final = 60_000
 
 
@@ -47,16 +48,23 @@ class Connection:
         self.lost = False
         self.closed: str | None = None
         self.asked: list[tuple[Question[Any], asyncio.Future[Any]]] = []
+        self.asked_at = 0.0
+        """When it was asked last."""
 
     def begin_call(self, question: Question[Any]) -> Callable[[float], Coroutine[Any, Any, Any]]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.asked.append((question, answer))
+        self.asked_at = simulated_now()
 
         async def wait(timeout_s: float) -> Any:
             async with asyncio.timeout(timeout_s):
                 return await answer
 
         return wait
+
+    async def call(self, question: calls.HighWatermarks) -> calls.HighWatermarksAnswer:
+        """All is there that is asked for."""
+        return calls.HighWatermarksAnswer(tuple(calls.PartitionEnd(*each, ALL_THERE) for each in question.partitions))
 
     def close(self, reason: str) -> None:
         self.closed, self.lost = reason, True
@@ -103,8 +111,8 @@ class LeaderEnd:
     led: dict[LedPartition, None] = field(default_factory=lambda: {KEY: None})
     leader_epochs: dict[tuple[str, int], int] = field(default_factory=lambda: {PLACE: 0})
     pushed: Stream | None = None
-    resumed: int = 0
-    """How often streams that wait were to look again."""
+    on_resume: Callable[[], Any] = lambda: None
+    """Called when streams that wait are to look again."""
 
     def stream(self, key: LedPartition) -> Stream | None:
         return self.pushed if key == KEY else None
@@ -113,7 +121,7 @@ class LeaderEnd:
         return self.pushed if self.pushed is not None and self.pushed.connection is connection else None
 
     def resume_tails(self, link_name: str) -> None:
-        self.resumed += 1
+        self.on_resume()
 
 
 class Source:
