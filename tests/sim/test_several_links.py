@@ -23,7 +23,7 @@ from isthmus_control.commands import AlterDemands, AlterLink, DegradeSync
 from isthmus_control.demands import ALL, Confirm, Consistency, Demands
 from isthmus_control.model import AckTerms, LinkMode, ResourceType, SyncRecord, SyncState
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.sync.lease_grants import LEASE_S
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_S
 from isthmus_plugins.replication.sync.quorums import is_degraded
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build

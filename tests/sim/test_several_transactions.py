@@ -63,7 +63,7 @@ class Scene:
             target: self.out[target]
             for target, link in LINKS.items()
             if leader is not None
-            and all(leader.in_sync(LedPartition(link, TOPIC, partition)) for partition in range(PARTITIONS))
+            and all(leader.partitions.in_sync(LedPartition(link, TOPIC, partition)) for partition in range(PARTITIONS))
         }
 
     async def answered(self, ask: Any) -> bytes:

@@ -29,7 +29,7 @@ from isthmus_plugins.replication.in_doubt.store import PlaceDecision, Stored, me
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LedPartition
-from isthmus_plugins.replication.transactions.decisions import CALL_MAX
+from isthmus_plugins.replication.transactions.sender import CALL_MAX
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -88,7 +88,7 @@ class Scene:
 
     def in_sync(self) -> bool:
         keys = [LedPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
-        return self.a is not None and all(self.a.sync_leader.in_sync(key) for key in keys)
+        return self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
 
     async def answered(self, ask: Any) -> bytes:
         """What a client gets in the end: it asks again when the proxy dies."""
@@ -355,7 +355,7 @@ class App:
         }
         request = encode_request(build_request(ApiKey.END_TXN, END_TXN_VERSION, asked), 1, "app")
         frame = encode_response(build(schema.response_type(ApiKey.END_TXN, END_TXN_VERSION), {}), 1)
-        return end.decisions._answered(END_TXN_VERSION, self.transactional_id, request, frame)
+        return end.decisions.end_txn.answered(END_TXN_VERSION, self.transactional_id, request, frame)
 
     async def end(self, partitions: set[int], committed: bool) -> None:
         self.epoch += self.raises_epoch
@@ -484,7 +484,7 @@ def test_a_commit_that_lists_a_deleted_topic_is_acked(monkeypatch: pytest.Monkey
         await scene.begin()
         await scene.synchronous()
         assert scene.a is not None
-        in_sync = scene.a.sync_leader.in_sync
+        in_sync = scene.a.sync_leader.partitions.in_sync
         await scene.replicas.until("In-Sync", lambda: in_sync(LedPartition(LINK, other, 0)))
         app = App(scene, 0)
         app.also = ((other, 0),)

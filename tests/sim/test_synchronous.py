@@ -23,7 +23,7 @@ from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.api import Gate
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_plugins.replication.sync.confirmer import SyncLeader
-from isthmus_plugins.replication.sync.lease_grants import LEASE_S
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_S
 from isthmus_plugins.replication.sync.progress import NOT_READ, Phase
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -80,7 +80,7 @@ class Scene:
     def holds(self) -> bool:
         """Whether A holds acks of all partitions, and knows them in sync."""
         keys = [LedPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
-        return self.a is not None and all(self.a.sync_leader.in_sync(key) for key in keys)
+        return self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
 
     def recorded(self, partition: int) -> SyncState | None:
         record = self.replicas.controls["A"].state.sync_records.get(LINK, {}).get((TOPIC, partition))
@@ -408,17 +408,17 @@ def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
             control.apply(DetachNamespace(LINK, ResourceType.TOPIC, "local-"))
         key = LedPartition(LINK, TOPIC, 0)
         for _ in range(2):  # as long as another proxy may not know
-            assert other.leased
+            assert other.links.former
             assert other.concerns(TOPIC)
-            assert other.who.told(key.place) == {key}
-            assert [clause.keys for clause in other.who.commit_needed(key.place)] == [(key,)]
+            assert other.needs.told(key.place) == {key}
+            assert [clause.keys for clause in other.needs.commit_needed(key.place)] == [(key,)]
             await asyncio.sleep(LEASE_S * 2)
         enforced.set()
         enforced_at = simulated_now()
-        await replicas.until("run out", lambda: not other.leased)
+        await replicas.until("run out", lambda: not other.links.former)
         assert simulated_now() - enforced_at >= LEASE_S
         assert not other.concerns(TOPIC)
-        assert not list(other.who.commit_needed(key.place))
+        assert not list(other.needs.commit_needed(key.place))
         await other.stop()
         await replicas.stop()
 
@@ -445,16 +445,16 @@ def test_who_joins_anew_does_not_go_by_where_the_log_ended_before(monkeypatch: p
         key = LedPartition(LINK, TOPIC, 0)
 
         def asks(times: int) -> bool:
-            return len(waited_for) >= times and sync.progress[key].phase is Phase.ASKING
+            return len(waited_for) >= times and sync.partitions.progress[key].phase is Phase.ASKING
 
         await replicas.until("it joins", lambda: asks(1))
         first = len(waited_for)
         await replicas.until("it gives up and joins again", lambda: asks(first + 1), 120)
-        assert sync.progress[key].join_end == NOT_READ
+        assert sync.partitions.progress[key].join_end == NOT_READ
         for each in waited_for[:first]:
             each.set()
         await asyncio.sleep(1.0)
-        assert sync.progress[key].join_end == NOT_READ, "what was asked for before it gave up is no answer"
+        assert sync.partitions.progress[key].join_end == NOT_READ, "what was asked for before it gave up is no answer"
         for each in waited_for:
             each.set()
         monkeypatch.setattr(control, "enforced", FakeControl.enforced.__get__(control))

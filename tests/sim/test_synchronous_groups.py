@@ -70,7 +70,7 @@ class Scene:
 
     def in_sync(self) -> bool:
         keys = [LedPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
-        holds = self.a is not None and all(self.a.sync_leader.in_sync(key) for key in keys)
+        holds = self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
         return holds and all(self.says_in_sync(partition) for partition in range(PARTITIONS))
 
     def mode(self, mode: LinkMode) -> None:

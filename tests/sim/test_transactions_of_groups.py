@@ -72,7 +72,7 @@ class Scene:
         return self.replicas.ends.get("A")
 
     def in_sync(self) -> bool:
-        return self.a is not None and self.a.sync_leader.in_sync(LedPartition(LINK, *PLACE))
+        return self.a is not None and self.a.sync_leader.partitions.in_sync(LedPartition(LINK, *PLACE))
 
     async def answered(self, ask: Any) -> bytes:
         """What a client gets in the end: it asks again when the proxy dies."""
@@ -249,7 +249,7 @@ class App:
         frame = encode_response(build(schema.response_type(ApiKey.END_TXN, END_TXN_VERSION), {}), 1)
 
         async def ask(end: End) -> Any:
-            return end.decisions._answered(END_TXN_VERSION, self.transactional_id, request, frame)
+            return end.decisions.end_txn.answered(END_TXN_VERSION, self.transactional_id, request, frame)
 
         for _ in range(100):
             _, answer = decode_response(ApiKey.END_TXN, END_TXN_VERSION, await self.scene.answered(ask))

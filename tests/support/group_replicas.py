@@ -9,7 +9,6 @@ from typing import Any, Final
 import pytest
 
 from isthmus_plugins.cluster import CommittedOffset
-from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from support.fake_cluster import run_simulated
 from support.offsets import commit, group_made, offsets_batch
@@ -52,7 +51,6 @@ async def until_at(replicas: Replicas, expected: dict[tuple[str, int], Committed
 
 def status(replicas: Replicas, end: str = "B") -> Any:
     """What one end tells of the group."""
-    chosen = replicas.ends[end]
-    statuses = GroupStatuses(chosen.context, chosen.group_leader, chosen.group_follower, chosen.sync_leader.sync_of)
+    statuses = replicas.ends[end].parts.group_statuses
     found = statuses.of(replicas.controls[end].state.links[LINK], connected=True)
     return found[0] if found else None

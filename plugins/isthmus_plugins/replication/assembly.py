@@ -43,7 +43,8 @@ from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_plugins.replication.truncation.common_log import CommonLog
 from isthmus_plugins.replication.truncation.missed_deletions import MissedDeletions
-from isthmus_plugins.replication.truncation.steps import Truncations
+from isthmus_plugins.replication.truncation.runs import Truncations
+from isthmus_plugins.replication.truncation.steps import TruncationSteps
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,13 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     shared_settings = LinkMirror(context, peers.connections)
     group_leader = GroupLeader(context, peers)
     sync = SyncLeader(context, leader_end, group_leader, shared_settings.agreed)
-    decisions = Decisions(context, leader_end, group_leader, peers, sync)
+    decisions = Decisions(context, leader_end, group_leader, peers, sync.links, sync.partitions, sync.needs)
     syncing_topics = SyncingTopics(context)
     sync_leases = SyncLeases(context, follower_end, group_follower, store, syncing_topics.reached)
     acls = AclEnds(context, peers)
-    group_statuses = GroupStatuses(context, group_leader, group_follower, sync.sync_of)
-    truncations = Truncations(context, peers, follower_end, digests, common_log, follower_topics)
+    group_statuses = GroupStatuses(context, group_leader, group_follower, sync.partitions.sync_of)
+    truncation_steps = TruncationSteps(context, peers, follower_end, digests, common_log, follower_topics)
+    truncations = Truncations(context, peers, follower_end, follower_topics, truncation_steps)
     service = LinkService(
         context,
         peers,
@@ -139,7 +141,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         group_follower,
         group_statuses,
         acls,
-        sync,
+        sync.partitions,
         sync_leases,
         store,
         shared_settings,
@@ -177,9 +179,9 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     follower_end.awaits = store.awaits
     follower_end.on_stored = group_follower.data_came
     leader_end.on_confirmed = sync.on_stream
-    leader_end.may_pass = decisions.may_pass
+    leader_end.may_pass = decisions.markers.may_pass
     group_leader.on_confirmed = sync.on_confirmed
-    group_leader.may_pass = decisions.may_be_told
+    group_leader.may_pass = decisions.markers.may_pass_of_groups
     sync.settled = decisions.tail.settled
     sync.on_more = decisions.on_more
     answers = by_methods(each for part in parts.all for each in part.answers())

@@ -43,7 +43,7 @@ from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.links import LinkStatuses
 from isthmus_plugins.replication.status.truncations import truncation_statuses
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.leases import SyncLeases
 
 
@@ -62,7 +62,7 @@ class LinkService(Part):
         group_follower: GroupFollower,
         group_statuses: GroupStatuses,
         acls: AclEnds,
-        sync_leader: SyncLeader,
+        sync_partitions: SyncPartitions,
         sync_leases: SyncLeases,
         store: TransactionStore,
         mirror: LinkMirror,
@@ -105,7 +105,7 @@ class LinkService(Part):
             transaction_verification,
             group_statuses,
             acls,
-            sync_leader,
+            sync_partitions,
             sync_leases,
             mirror,
             lambda: self._promotions.trouble,

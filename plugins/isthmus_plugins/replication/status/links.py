@@ -22,7 +22,7 @@ from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.mappings import mapping_statuses
 from isthmus_plugins.replication.status.offsets_topics import status_of
 from isthmus_plugins.replication.status.truncations import note_truncations
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.sync.status import link_state, note_followed, note_led
 
@@ -40,7 +40,7 @@ class LinkStatuses:
         transaction_verification: TransactionVerification,
         group_statuses: GroupStatuses,
         acls: AclEnds,
-        sync_leader: SyncLeader,
+        sync_partitions: SyncPartitions,
         sync_leases: SyncLeases,
         mirror: LinkMirror,
         trouble: Callable[[], str | None],
@@ -55,7 +55,7 @@ class LinkStatuses:
         self._transaction_verification = transaction_verification
         self._group_statuses = group_statuses
         self._acls = acls
-        self._sync_leader = sync_leader
+        self._sync_partitions = sync_partitions
         self._sync_leases = sync_leases
         self._mirror = mirror
         self._trouble = trouble
@@ -66,7 +66,7 @@ class LinkStatuses:
         connected = bool(peer.connections)
         partitions = self._leader_partitions(link, connected) + self._follower_partitions(link, connected)
         note_truncations(self._context.control.state, link.name, partitions)
-        note_led(link, self._sync_leader.sync_of, partitions)
+        note_led(link, self._sync_partitions.sync_of, partitions)
         note_followed(self._context.control.state, link, self._sync_leases, self._context.clock, partitions)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
         return LinkStatus(

@@ -20,7 +20,8 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.held_answers import HeldAnswers, Partition, Wait
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition
-from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S, granted_no_more
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync.lease_grants import granted_no_more
 from isthmus_plugins.replication.sync.quorums import GroupScope
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks

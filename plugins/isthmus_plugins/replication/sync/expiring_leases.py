@@ -11,15 +11,22 @@ from typing import Final
 
 from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.replication.partitions import LedPartition
-from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S
 
+LEASE_S: Final = 1.5
+"""How long the follower may say that a partition is In-Sync, from when it asked. Less than the shortest time that acks
+may wait."""
+LEASE_MARGIN_S: Final = 0.25
 NOT_ENFORCED: Final = float("inf")
 
 
 class FormerLeases:
     """By partition of a link: until when (monotonic seconds) its follower may say that it is In-Sync."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float) -> None:
+        """``began``: when this process did (monotonic seconds)."""
+        self._began = began
+        self.unsure = True
+        """Leases of the process before this one may still run, whatever is recorded by now."""
         self._until: dict[LedPartition, float] = {}
         self._changed_at: dict[LedPartition, int] = {}
         """Where the change stands in the control log that not every proxy may have applied yet."""
@@ -49,10 +56,11 @@ class FormerLeases:
                 self._until[key] = now + LEASE_S + LEASE_MARGIN_S
 
     def expire(self, now: float) -> bool:
-        """Forget those that have run out; whether they were the last."""
-        some = bool(self._until)
+        """Forget those that have run out; whether they were the last, or those of the process before."""
+        some, surely = bool(self._until), self.unsure and now > self._began + LEASE_S + LEASE_MARGIN_S
         self._until = {key: until for key, until in self._until.items() if now < until}
-        return some and not self._until
+        self.unsure = self.unsure and not surely
+        return surely or (some and not self._until)
 
     def running(self, place: Partition, now: float) -> Iterator[LedPartition]:
         """Over which links a partition may still be said to be In-Sync."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from isthmus_control.demands import Confirm
@@ -19,18 +19,17 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
+from isthmus_plugins.replication.partitions import LedPartition, SyncPlace
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.group_leases import led_namespaces
+from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import Progress
+from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, AckRules, Clause, Known
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-LEASE_S: Final = 1.5
-"""How long the follower may say that a partition is In-Sync, from when it asked. Less than the shortest time that acks
-may wait."""
-LEASE_MARGIN_S: Final = 0.25
 RETRY_S: Final = 1.0
 
 
@@ -51,17 +50,10 @@ class States(Protocol):
     @property
     def progress(self) -> Mapping[LedPartition, Progress]: ...
 
-    @property
-    def known(self) -> Known: ...
-
     def in_sync(self, key: LedPartition) -> bool: ...
 
-    def late_since(self, key: LedPartition) -> float | None:
-        """Since when something waits for what a link has not confirmed, or did not wait."""
-
-    def timeout_s(self, link_name: str) -> float: ...
-
-    def leads(self, key: LedPartition) -> bool: ...
+    def is_late(self, key: LedPartition, now: float) -> bool:
+        """Whether a partition may not stay in sync for as long as a lease runs."""
 
     def sync_of(self, key: LedPartition) -> SyncStatus: ...
 
@@ -73,19 +65,21 @@ class SyncGrants:
         self,
         context: PluginContext,
         leader_end: LeaderEnd,
-        groups: GroupPlaces,
+        pushed: PushedPartitions,
         rules: AckRules,
-        holding: Callable[[tuple[str, int]], Sequence[LedPartition]],
+        links: SynchronousLinks,
         states: States,
+        known: Known,
     ) -> None:
-        """``holding``: over which links a partition is recorded In-Sync."""
+        """``known``: what followers have confirmed."""
         self._context = context
         self._clock = context.clock
         self._leader_end = leader_end
-        self._groups = groups
+        self._pushed = pushed
         self._rules = rules
-        self._holding = holding
+        self._links = links
         self._states = states
+        self._known = known
 
     async def on_sync_lease(self, connection: LinkConnection, question: calls.SyncLease) -> calls.SyncLeaseAnswer:
         """Grant the follower leases for those of its streams and groups that are in sync, and tell how others are.
@@ -99,7 +93,7 @@ class SyncGrants:
         granted = {each: terms[""] for each in records if (terms := self._grant(records[each], connection, now))}
         others = {each: stream.key for each, stream in records.items() if each not in granted}
         keys = [LedPartition(connection.link_name, OFFSETS_TOPIC, each) for each in question.groups]
-        places = {key.partition: self._groups.place(key) for key in keys}
+        places = {key.partition: self._pushed.get(key) for key in keys}
         groups = {each: terms for each in places if (terms := self._grant(places[each], connection, now)) is not None}
         return calls.SyncLeaseAnswer(
             tuple(each for each, terms in granted.items() if not terms.links),
@@ -110,7 +104,7 @@ class SyncGrants:
             group_terms={each: said for each, terms in groups.items() if (said := _said_of_groups(link, terms))},
             groups_of=led_namespaces(() if link is None else link.mappings),
             lease_ms=int(LEASE_S * 1000),
-            states={each: _said(self._states.sync_of(key)) for each, key in others.items() if self._states.leads(key)},
+            states={each: _said(self._states.sync_of(key)) for each, key in others.items() if self._links.leads(key)},
         )
 
     def _grant(self, place: SyncPlace | None, connection: LinkConnection, now: float) -> Mapping[str, AckTerms] | None:
@@ -128,13 +122,8 @@ class SyncGrants:
         asked = self._rules.asked(place.key)
         return {each: self._terms(clause, asked[each].degrade_after_ms) for each, clause in promised.items()}
 
-    def is_late(self, key: LedPartition, now: float) -> bool:
-        """Whether a partition may not stay in sync for as long as a lease runs."""
-        since, timeout_s = self._states.late_since(key), self._states.timeout_s(key.link)
-        return since is not None and now - since >= timeout_s - LEASE_S - LEASE_MARGIN_S
-
     def _able(self, key: LedPartition, now: float) -> bool:
-        return self._states.in_sync(key) and now < self._context.lease_deadline and not self.is_late(key, now)
+        return self._states.in_sync(key) and now < self._context.lease_deadline and not self._states.is_late(key, now)
 
     def _promises(self, place: SyncPlace, now: float) -> Mapping[str, Clause] | None:
         """What acks mean as long as a lease runs; None: it is not so yet."""
@@ -145,7 +134,7 @@ class SyncGrants:
         for prefix, demands in self._rules.asked(key).items():
             clause = found[prefix] = self._promise(key, prefix, demands.confirm, now)
             epoch, end = self._rules.acked(key.place, place.topic_id, prefix)
-            ends = (self._states.known.get(each, NOT_KNOWN) for each in clause.keys)
+            ends = (self._known.get(each, NOT_KNOWN) for each in clause.keys)
             if end >= 0 and sum(at >= epoch and known >= end for at, known in ends) < clause.count:
                 return None
         return found
@@ -155,7 +144,7 @@ class SyncGrants:
         alone = Clause(1, (key,))
         if key.link not in confirm.links:
             return alone
-        others = [each for each in self._holding(key.place) if each.link in confirm.links]
+        others = [each for each in self._links.holding(key.place) if each.link in confirm.links]
         able = [each for each in others if prefix in self._rules.asked(each) and self._able(each, now)]
         clause = Clause(min(confirm.count, len(able)), tuple(able))
         return clause if clause.chooses else alone

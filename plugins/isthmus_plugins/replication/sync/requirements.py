@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from isthmus_control.model import SyncRecord, SyncState
 from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.partitions import LedPartition
-from isthmus_plugins.replication.sync.expiring_leases import FormerLeases
-from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import Phase, Progress
 from isthmus_plugins.replication.sync.quorums import AckRules, Clause, GroupScope
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
 class SyncNeeds:
-    """``links_of``: the links over which a topic is led that are synchronous, or may have been. ``record_of``: what
-    is recorded of a link's partition. ``progress``: of what this proxy pushes."""
+    """What acks, decisions and markers need, as links, records and leases are now."""
 
     def __init__(
         self,
         rules: AckRules,
-        links_of: Callable[[str], Sequence[str]],
-        record_of: Callable[[str, Partition], SyncRecord | None],
-        is_synchronous: Callable[[str], bool],
+        links: SynchronousLinks,
         progress: Mapping[LedPartition, Progress],
         leader_epoch: Callable[[Partition], int],
         scope_of: Callable[[str], GroupScope],
         clock: Clock,
     ) -> None:
+        """``progress``: of what this proxy pushes. ``scope_of``: with which other groups one is held alike."""
         self._clock = clock
         self._rules = rules
-        self._links_of = links_of
-        self._record_of = record_of
-        self._is_synchronous = is_synchronous
+        self._links = links
+        self._former = links.former
         self._progress = progress
         self._leader_epoch = leader_epoch
         self._scope_of = scope_of
-        self.former = FormerLeases()
-        self.unsure = True
-        """Leases of the process before this one may still run, whatever is recorded by now."""
         self._recorded: dict[tuple[Partition, bool, GroupScope | None], tuple[Clause, ...]] = {}
         """What is needed of partitions where that follows from the control log alone."""
 
@@ -52,7 +46,7 @@ class SyncNeeds:
 
     def needed(self, place: Partition, transactional: bool, scope: GroupScope | None = None) -> Iterable[Clause]:
         """What must be confirmed of a partition's records before they are acked; ``scope``: to these groups."""
-        if self.unsure or self.former:
+        if self._former.unsure or self._former:
             return self._needed_now(place, transactional, scope)
         found = self._recorded.get((place, transactional, scope))
         if found is None:
@@ -105,7 +99,7 @@ class SyncNeeds:
 
         All with a record, but those without which transactions have gone on, until they join again.
         """
-        records = self.records(place)
+        records = self._links.records(place)
         for link, record in records.items():
             key = LedPartition(link, *place)
             progress = self._progress.get(key)
@@ -132,18 +126,9 @@ class SyncNeeds:
 
     # ---- what is recorded ----
 
-    def holding(self, place: Partition) -> list[LedPartition]:
-        """Over which links a partition is recorded In-Sync."""
-        return _in_sync(place, self.records(place))
-
-    def records(self, place: Partition) -> dict[str, SyncRecord]:
-        """By link."""
-        found = ((link, self._record_of(link, place)) for link in self._links_of(place[0]))
-        return {link: record for link, record in found if record is not None}
-
     def _records_of(self, place: Partition, scope: GroupScope | None) -> dict[str, SyncRecord]:
         """Of the links that lead these groups; all without a scope."""
-        records = self.records(place)
+        records = self._links.records(place)
         return {link: each for link, each in records.items() if scope is None or link in scope.links}
 
     def _stays(self, key: LedPartition) -> bool:
@@ -152,20 +137,20 @@ class SyncNeeds:
 
     def _leased(self, place: Partition, now: float) -> Iterator[LedPartition]:
         """Links that nothing is recorded In-Sync of, whose leases of before may still run."""
-        for link in self._links_of(place[0]) if self.unsure else ():
-            record = self._record_of(link, place)
+        for link in self._links.leading(place[0]) if self._former.unsure else ():
+            record = self._links.record(link, place)
             if record is None or record.state is not SyncState.IN_SYNC:
                 yield LedPartition(link, *place)
-        yield from self.former.running(place, now)
+        yield from self._former.running(place, now)
 
     def _unrecorded(self, place: Partition, now: float) -> Iterator[LedPartition]:
         """Of these, those with no record that says whether transactions go without them: what was led, or synchronous,
         and is no more."""
-        for link in self._links_of(place[0]) if self.unsure else ():
-            if self._record_of(link, place) is None and not self._is_synchronous(link):
+        for link in self._links.leading(place[0]) if self._former.unsure else ():
+            if self._links.record(link, place) is None and not self._links.is_synchronous(link):
                 yield LedPartition(link, *place)
-        for key in self.former.running(place, now):
-            if self._record_of(key.link, place) is None:
+        for key in self._former.running(place, now):
+            if self._links.record(key.link, place) is None:
                 yield key
 
 

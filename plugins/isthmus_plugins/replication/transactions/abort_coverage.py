@@ -20,6 +20,8 @@ from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
+from isthmus_plugins.replication.sync.links import SynchronousLinks
+from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_plugins.replication.transactions.abort_order import AbortOrder, End
 from isthmus_plugins.replication.transactions.decision import Decision, Partition, remote_topic
@@ -41,15 +43,6 @@ class Connections(Protocol):
     def connections(self, link_name: str) -> list[LinkConnection]: ...
 
 
-class Concerns(Protocol):
-    """What synchronous links need, as far as it is used here."""
-
-    def concerns(self, topic: str) -> bool: ...
-
-    @property
-    def who(self) -> SyncNeeds: ...
-
-
 class AbortEnds:
     """How far the other sides have what was aborted."""
 
@@ -59,7 +52,8 @@ class AbortEnds:
         leader_end: LeaderEnd,
         groups: GroupPlaces,
         peers: Connections,
-        needs: Concerns,
+        links: SynchronousLinks,
+        needs: SyncNeeds,
         on_more: Callable[[], None],
         ends: EndsReader,
     ) -> None:
@@ -67,7 +61,9 @@ class AbortEnds:
         self._context = context
         self._leader_end = leader_end
         self._groups = groups
+        self._pushed = PushedPartitions(leader_end, groups)
         self._peers = peers
+        self._links = links
         self._needs = needs
         self._on_more = on_more
         self._order = AbortOrder()
@@ -87,7 +83,7 @@ class AbortEnds:
 
     def take(self, change: Change) -> None:
         """Take a change of the transaction log."""
-        self._order.take(change, lambda place: self._needs.concerns(place[0]))
+        self._order.take(change, lambda place: self._links.concerns(place[0]))
         self._read()
 
     @property
@@ -109,7 +105,7 @@ class AbortEnds:
         there = True
         for place, end in (decision.ends or {}).items():
             key = LedPartition(link_name, *place)
-            if key in self._needs.who.told(place):
+            if key in self._needs.told(place):
                 aborted = self._order.before(decision.producer_id, place)
                 # What came after the decision is not waited for, whenever its end was read.
                 there = self._is_there(key, end if aborted is None else min(aborted, end), held) and there
@@ -117,7 +113,7 @@ class AbortEnds:
         return there
 
     def _is_there(self, key: LedPartition, end: int, held: Callable[[SyncPlace], bool]) -> bool:
-        pushed = self.place(key)
+        pushed = self._pushed.get(key)
         if pushed is not None:
             return pushed.acked >= end or held(pushed)
         if end <= 0:
@@ -135,13 +131,9 @@ class AbortEnds:
         self._asked[key.link][key] = end
         return False
 
-    def place(self, key: LedPartition) -> SyncPlace | None:
-        """A partition that this proxy pushes."""
-        return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
-
     def _recorded(self, key: LedPartition) -> SyncRecord | None:
         """With another record the follower may have another log."""
-        return self._needs.who.records(key.place).get(key.link)
+        return self._links.records(key.place).get(key.link)
 
     # ---- what is not known ----
 

@@ -1,132 +1,100 @@
-"""Decisions of this cluster's transactions, on their way to the other side of synchronous links.
+"""Decisions of this cluster's transactions that the other side of a synchronous link is to have.
 
-Every proxy reads the whole transaction log (``state_tail``). Of a decision to commit that touches a partition of
-a synchronous link it tells the other side: over the connections on which it pushes such a partition, and where it
-fronts the coordinator over one connection in any case. The answer to EndTxn waits for that (``end_txn_gate``).
+Every proxy reads the whole transaction log (``state_tail``) and has each decision to commit sent that touches a
+partition of a synchronous link (``sender``), as soon as it is known where the transaction ends in each partition and
+which groups it is about. Markers wait for that (``marker_gate``), and the answer to EndTxn for the other side to have
+it (``end_txn_answers``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.directions import pushed
-from isthmus_control.model import Link, leads_positions
-from isthmus_plugins.api import Replace, Request, RequestHook, Verdict
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_control.model import leads_positions
+from isthmus_plugins.api import RequestHook
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.leader.stream import LeaderStream
-from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, OrderedPlace, SyncPlace
+from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition
+from isthmus_plugins.replication.sync.in_sync import SyncPartitions
+from isthmus_plugins.replication.sync.links import SynchronousLinks
+from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
-from isthmus_plugins.replication.transactions.decision import Decision, Partition, remote_topic, said
-from isthmus_plugins.replication.transactions.end_txn_gate import HeldTransaction, HeldTransactions
+from isthmus_plugins.replication.transactions.decision import Decision, Partition
+from isthmus_plugins.replication.transactions.end_txn_answers import EndTxnAnswers
 from isthmus_plugins.replication.transactions.groups_of_decisions import DecisionGroups
-from isthmus_plugins.replication.transactions.marker_order import MarkerOrder
+from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
+from isthmus_plugins.replication.transactions.sender import DecisionSender
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
-from isthmus_protocol import peeks
-from isthmus_protocol.messages import decode_request
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
-from isthmus_protocol.records import BatchHeader, Frame
-from isthmus_protocol.schema import ApiKey
-from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Change, TransactionState
+from isthmus_protocol.transaction_log import Change, TransactionState
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 STEP_S: Final = 0.2
-"""How often is looked at what may have waited for too long, or has to be told again."""
-CALL_TIMEOUT_S: Final = 10.0
-CALL_MAX: Final = 500
-"""How many decisions go in one call: each is answered in time, and none keeps the loop from other work."""
-RETRY_S: Final = 0.05
-UNDECIDED_S: Final = 1.0
-"""How long a stream waits for a decision that must be there; then the partition is In-Sync no more."""
-
-LOAD_S: Final = 10.0
-"""How long markers wait until the transaction log is read, after the start."""
-NOT_JOINED: Final = 1 << 63
-"""Above all offsets."""
-
-
-class Needs(Protocol):
-    """What synchronous links need."""
-
-    @property
-    def who(self) -> SyncNeeds: ...
-
-    def holds(self, link: Link) -> bool:
-        """Whether acks may have to wait for a link."""
-
-    def concerns(self, topic: str) -> bool: ...
-
-    def in_sync(self, key: LedPartition) -> bool: ...
-
-    def floor(self, key: LedPartition) -> int | None:
-        """From where on this proxy knows of every decision to commit in a partition."""
-
-    def told_from(self, key: LedPartition) -> int | None:
-        """From where on every decision is told that lists a partition of the offsets topic; None: nowhere."""
-
-    def lose(self, key: LedPartition, why: str) -> bool:
-        """Have a partition leave; whether nothing says any more that it is In-Sync."""
-
-    settled: Callable[[Sequence[Partition]], Awaitable[None]]
-    on_more: Callable[[], None]
-    """Called when more of a partition is confirmed."""
-
-    @property
-    def leased(self) -> bool:
-        """Whether leases may still run of links that are synchronous no more."""
+"""How often is looked at what may have waited for too long, or has to be sent again."""
 
 
 class Decisions(Part):
-    """The decisions that the other sides may not have yet, and the answers to EndTxn that wait for them."""
+    """The decisions that the other sides may not have yet, and what waits for them."""
 
     def __init__(
-        self, context: PluginContext, leader_end: LeaderEnd, groups: GroupPlaces, peers: Connections, needs: Needs
+        self,
+        context: PluginContext,
+        leader_end: LeaderEnd,
+        groups: GroupPlaces,
+        peers: Connections,
+        links: SynchronousLinks,
+        partitions: SyncPartitions,
+        needs: SyncNeeds,
     ) -> None:
         self._context = context
         self._clock = context.clock
         self._leader_end = leader_end
         self._groups = groups
-        self._peers = peers
+        self._links = links
+        self._partitions = partitions
         self._needs = needs
         self._tasks = Tasks("decisions")
         self._work = asyncio.Event()
         self._active = False
-        self._load_until = 0.0
         self._pending: dict[str, list[Decision]] = {}
         """By transactional id, in the order of the log."""
         self._fresh: list[Decision] = []
         """Those whose ends are to be read."""
-        self._asking = False
         self._ends = EndsReader(context, "decisions")
-        self._aborts = AbortEnds(context, leader_end, groups, peers, needs, self._work.set, self._ends)
-        self._held_back = False
-        """Whether a decision waits for what is aborted before it."""
+        self._aborts = AbortEnds(context, leader_end, groups, peers, links, needs, self._work.set, self._ends)
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
-        self._groups_of = DecisionGroups(context, lambda: needs.who, self._all_pending, self._groups_found)
-        self.held = HeldTransactions(self, context.clock.monotonic, self._ask)
-        self._order = MarkerOrder(self._floor, self._recall)
-        self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
-        """Streams that wait for a decision: of which producer, at which offset, and since when."""
-        self._catching_up: set[LedPartition] = set()
-        """Those of the offsets topic for which the log is read up to its end."""
+        self._groups_of = DecisionGroups(context, links, needs, self._all_pending, self._groups_found)
+        self.markers = MarkerGate(
+            context, leader_end, groups, partitions, needs, self.tail, self._recall, self._work.set
+        )
+        self._sender = DecisionSender(
+            context,
+            peers,
+            PushedPartitions(leader_end, groups),
+            self._groups_of,
+            self._aborts,
+            self.markers,
+            self.tail.coordinator,
+            self._stored,
+            self._work.set,
+        )
+        self.end_txn = EndTxnAnswers(context, self.tail, self._ends, self._outstanding)
 
     def start(self) -> None:
         self.tail.start()
         self._groups_of.start()
-        self._tasks.start("tell", self._tell_for_ever())
+        self._tasks.start("send", self._send_for_ever())
 
     async def stop(self) -> None:
         await self.tail.stop()
@@ -134,6 +102,12 @@ class Decisions(Part):
         await self._aborts.stop()
         await self._ends.stop()
         await self._tasks.close()
+        await self._sender.stop()
+        await self.markers.stop()
+        await self.end_txn.stop()
+
+    def hooks(self) -> list[RequestHook]:
+        return self.end_txn.hooks()
 
     def control_changed(self, state: ControlState) -> None:
         """Links, their modes, or states of partitions are others."""
@@ -141,60 +115,29 @@ class Decisions(Part):
         self._work.set()
 
     def _look_at(self, state: ControlState) -> None:
-        leading = any(self._needs.holds(link) and pushed(link) for link in state.links.values())
-        active = leading or self._needs.leased
-        if active and not self._active:
-            self._load_until = self._clock.monotonic() + LOAD_S
-        self._active = active
+        leading = any(self._links.holds(link) and pushed(link) for link in state.links.values())
+        self._active = leading or bool(self._links.former)
         self.tail.follow(self._active)
         self._groups_of.follow(self._active and any(map(leads_positions, state.links.values())))
         if not self._active:
             self._pending.clear()
             self._fresh.clear()
-            self.held.let_all_go()
-            self._go_on_reading()
-        self.held.check()
-
-    # ---- requests ----
-
-    def hooks(self) -> list[RequestHook]:
-        return [RequestHook(ApiKey.END_TXN, self.on_end_txn, whole=True)]
-
-    def on_end_txn(self, request: Request) -> Verdict:
-        """Have the answer to a commit wait for the other side."""
-        if not self._active:
-            return None
-        _, payload = decode_request(request.frame)
-        asked: Any = payload
-        if not asked.committed:
-            return None
-        return Replace(request.frame, partial(self._answered, request.version, asked.transactional_id, request.frame))
-
-    def _answered(self, version: int, transactional_id: str, request: bytes, frame: bytes) -> Any:
-        if not self._active or peeks.error_codes(ApiKey.END_TXN, version, frame) != {0}:
-            return frame
-        return self.held.hold(transactional_id, request, frame)
+        self.end_txn.follow(self._active)
+        self.markers.follow(self._active)
+        self.end_txn.check()
 
     # ---- what answers wait for ----
 
-    def partition_of(self, transactional_id: str) -> int | None:
-        """See :class:`~isthmus_plugins.replication.transactions.end_txn_gate.TransactionNeeds`."""
-        return self.tail.partition_of(transactional_id)
-
-    def reached(self, partition: int) -> int:
-        """See :class:`~isthmus_plugins.replication.transactions.end_txn_gate.TransactionNeeds`."""
-        return self.tail.reached(partition)
-
-    def outstanding(self, transactional_id: str) -> bool:
-        """See :class:`~isthmus_plugins.replication.transactions.end_txn_gate.TransactionNeeds`."""
+    def _outstanding(self, transactional_id: str) -> bool:
+        """Whether some decision of an id is not known to be on the other side, as far as the log is read."""
         if not self.tail.readable(transactional_id):
             return True
-        if self.tail.is_past(transactional_id) and not self._told_again(transactional_id):
+        if self.tail.is_past(transactional_id) and not self._sent_again(transactional_id):
             return True  # whether its decision got to the other side died with the process before this one
         return not all(map(self._may_be_acked, self._pending.get(transactional_id, ())))
 
-    def _told_again(self, transactional_id: str) -> bool:
-        """Whether what an id decided before this process is being told, or need not be."""
+    def _sent_again(self, transactional_id: str) -> bool:
+        """Whether what an id decided before this process is being sent, or need not be."""
         decided = self.tail.decided_by(transactional_id)
         if decided is None:
             return self._all_in_sync()
@@ -205,7 +148,7 @@ class Decisions(Part):
         """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
         places = {key.place for key in self._pushed()}
         return not any(map(self._groups_of.may_lead, places)) and all(
-            clause.holds(self._needs.in_sync) for place in places for clause in self._needs.who.commit_needed(place)
+            clause.holds(self._partitions.in_sync) for place in places for clause in self._needs.commit_needed(place)
         )
 
     def _pushed(self) -> set[LedPartition]:
@@ -219,61 +162,16 @@ class Decisions(Part):
         return all(
             clause.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
             for place in decision.places
-            for clause in self._needs.who.commit_needed(place, decision.groups.get(place))
+            for clause in self._needs.commit_needed(place, decision.groups.get(place))
         )
 
     def _needs_none(self, key: LedPartition, decision: Decision) -> bool:
-        return key.link not in decision.links and key in self._needs.who.holding(key.place)
+        return key.link not in decision.links and key in self._links.holding(key.place)
 
     def _is_kept(self, decision: Decision) -> bool:
         """Whether somebody is to have a decision, or may be."""
         waits = decision.looks_for_groups or self._groups_of.may_be_needed(decision)
-        return waits or bool(self._missing(decision))
-
-    def _missing(self, decision: Decision) -> set[str]:
-        """Links that are to have a decision and do not."""
-        told = {key for place in decision.places for key in self._told(decision, place)}
-        return ({key.link for key in told} & decision.links) - decision.confirmed
-
-    def _told(self, decision: Decision, place: Partition) -> set[LedPartition]:
-        """Over which links a decision goes that lists a partition."""
-        return self._groups_of.told(decision, place)
-
-    def _links_of(self, places: Iterable[Partition]) -> set[str]:
-        """Over which links a decision goes."""
-        return {key.link for place in places for key in self._needs.who.told(place)}
-
-    def _ask(self) -> None:
-        if not self._asking:
-            self._asking = True
-            self._tasks.start("ends-of-log", self._read_ends_of_log())
-
-    async def _read_ends_of_log(self) -> None:
-        """Read where the transaction log ends, for answers that came before; at once for all that come meanwhile."""
-        try:
-            while taken := self.held.take_untold():
-                by_partition: dict[int, list[HeldTransaction]] = {}
-                for answer in taken:
-                    answer.partition = self.tail.partition_of(answer.transactional_id)
-                    if answer.partition is not None:
-                        by_partition.setdefault(answer.partition, []).append(answer)
-                places = [(TRANSACTION_TOPIC, partition) for partition in by_partition]
-                await self._ends.read(places, partial(self._log_has_ended, by_partition))
-                unknown = [answer for answer in taken if answer.partition is None]
-                if unknown:
-                    self.held.told(unknown)
-                    self.tail.wake()
-                    await asyncio.sleep(RETRY_S)
-        finally:
-            self._asking = False
-
-    def _log_has_ended(
-        self, waiting: Mapping[int, Sequence[HeldTransaction]], ends: Mapping[Partition, int | None]
-    ) -> None:
-        for (_, partition), end in ends.items():
-            for answer in waiting[partition]:
-                answer.log_end = end
-            self.held.told(waiting[partition])
+        return waits or bool(self._groups_of.missing(decision))
 
     # ---- the log ----
 
@@ -287,16 +185,16 @@ class Decisions(Part):
             self._remember(partition, change)
 
     def _remember(self, partition: int, change: Change) -> bool:
-        """Have a decision told; whether it has to be."""
+        """Have a decision sent; whether it has to be."""
         transaction, at = change.transaction, (partition, change.offset)
         assert transaction is not None
         before = self.tail.decided(transaction.producer_id)
         self.tail.is_told(transaction.producer_id)
-        if before is not None and before != (partition, change) and not self._are_level(transaction.partitions):
+        if before is not None and before != (partition, change) and not self.markers.are_level(transaction.partitions):
             self._remember(*before)  # its marker may not be at the other side, and this one would hide it
         places = (place for place in transaction.partitions if place[0] == OFFSETS_TOPIC)
-        of_groups = {link for place in places for link in self._needs.who.records(place)}
-        links = self._links_of(transaction.partitions) | of_groups
+        of_groups = {link for place in places for link in self._links.records(place)}
+        links = {key.link for place in transaction.partitions for key in self._needs.told(place)} | of_groups
         pending = self._pending.get(change.transactional_id, [])
         if not links or any(known.at == at for known in pending):
             return False
@@ -320,26 +218,14 @@ class Decisions(Part):
         for link_name in links:
             for place in transaction.partitions:
                 if (key := LedPartition(link_name, *place)) in pushed:
-                    self._order.decided(key, decision)
+                    self.markers.decided(key, decision)
         self._keep(change.transactional_id, sorted((*pending, decision), key=lambda each: each.at))
         self._fresh.append(decision)
         self._work.set()
         return True
 
-    def _are_level(self, places: Iterable[Partition]) -> bool:
-        """Whether the other side has all that was in these partitions, as far as this proxy pushes them, when it began
-        to."""
-        keys = [key for place in places for key in self._needs.who.ordered(place)]
-        for key in keys:
-            pushed, floor = self._aborts.place(key), self._needs.floor(key)
-            if pushed is not None and (floor is None or pushed.acked < floor):
-                return False
-        return True
-
     def _recall(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
-        """Have told what a producer decided in a partition before this process; whether that was not yet told."""
-        if not self.tail.loaded and self._clock.monotonic() < self._load_until:
-            return True
+        """Have sent what a producer decided in a partition before this process; whether that was not yet."""
         found = self.tail.decided(producer_id)
         transaction = None if found is None else found[1].transaction
         if found is None or transaction is None or key.place not in transaction.partitions:
@@ -347,7 +233,7 @@ class Decisions(Part):
         return epoch in (transaction.producer_epoch, transaction.data_epoch) and self._remember(*found)
 
     def _go_on(self, change: Change) -> None:
-        """Forget what other proxies have told, from when the id's next transaction is begun: that was answered then.
+        """Forget what other proxies have sent, from when the id's next transaction is begun: that was answered then.
 
         Until then this proxy may come to front the coordinator, and be asked whether the other side has it.
         """
@@ -355,16 +241,7 @@ class Decisions(Part):
         if pending and (change.transaction is None or change.transaction.state is TransactionState.ONGOING):
             for decision in pending:
                 self._groups_of.let_go(decision)
-            self._keep(change.transactional_id, [decision for decision in pending if self._is_ours(decision)])
-
-    def _is_ours(self, decision: Decision) -> bool:
-        """Whether this proxy tells a decision."""
-        return self._coordinates(decision) or any(
-            self._connections_for(decision, link_name) for link_name in decision.links
-        )
-
-    def _coordinates(self, decision: Decision) -> bool:
-        return self._context.fronts(self.tail.coordinator(decision.at[0]))
+            self._keep(change.transactional_id, [decision for decision in pending if self._sender.is_ours(decision)])
 
     def _keep(self, transactional_id: str, decisions: list[Decision]) -> None:
         if decisions:
@@ -373,25 +250,23 @@ class Decisions(Part):
             self._pending.pop(transactional_id, None)
 
     def on_more(self) -> None:
-        if self._held_back:
+        if self._sender.held_back:
             self._work.set()
 
     def _on_progress(self) -> None:
-        if self.held:
-            self.held.check()
+        self.end_txn.check()
 
-    # ---- telling ----
+    # ---- sending ----
 
-    async def _tell_for_ever(self) -> None:
+    async def _send_for_ever(self) -> None:
         while True:
             self._work.clear()
             fresh, self._fresh = self._fresh, []
             if fresh:
                 self._tasks.start("ends", self._read_ends(fresh))
-            self._tell_again()
-            self._look_at_undecided(self._clock.monotonic())
-            for transactional_id in self.held.expire(self._clock.monotonic()):
-                log.warning("commit not confirmed in time", extra={"transactional_id": transactional_id})
+            self._send_again()
+            self.markers.look(self._clock.monotonic())
+            self.end_txn.expire()
             try:
                 async with asyncio.timeout(STEP_S if self._active else None):
                     await self._work.wait()
@@ -399,7 +274,7 @@ class Decisions(Part):
                 self._look_at(self._context.control.state)  # leases may have run out
 
     async def _read_ends(self, decisions: Sequence[Decision]) -> None:
-        """Read where the partitions of new decisions end, and tell the decisions."""
+        """Read where the partitions of new decisions end, and send the decisions."""
         places = {place for decision in decisions for place in decision.places}
         await self._ends.read(places, partial(self._have_ended, decisions, {}, self._aborts.readings))
 
@@ -410,180 +285,37 @@ class Decisions(Part):
         readings: int,
         ends: Mapping[Partition, int | None],
     ) -> None:
-        """Tell those decisions of which all ends are known now."""
+        """Send those decisions of which all ends are known now."""
         known.update(ends)
         ready = [each for each in decisions if each.ends is None and known.keys() >= set(each.places)]
         for decision in ready:
             decision.ends = {place: end for place in decision.places if (end := known[place]) is not None}
             self._aborts.ended(decision, readings)
             self._groups_of.look_for(decision)
-        self._tell(ready)
+        self._sender.send(ready)
 
     def _all_pending(self) -> Iterator[Decision]:
         return (decision for of_id in self._pending.values() for decision in of_id)
 
     def _groups_found(self, found: Sequence[Decision]) -> None:
         """It is known what groups these are about, or that it will not be."""
-        self._tell([decision for decision in found if decision.ends is not None])
-        self._go_on_reading()
-        self.held.check()
+        self._sender.send([decision for decision in found if decision.ends is not None])
+        self.markers.go_on()
+        self.end_txn.check()
 
-    def _tell_again(self) -> None:
-        """Tell what nobody was told of, or was told in vain; forget what is needed no more."""
-        self._held_back = False
-        untold: list[Decision] = []
+    def _send_again(self) -> None:
+        """Send what was not sent, or was sent in vain; forget what is needed no more."""
+        unsent: list[Decision] = []
         for transactional_id, pending in list(self._pending.items()):
             left = [decision for decision in pending if self._is_kept(decision)]
-            untold += [decision for decision in left if decision.ends is not None]
+            unsent += [decision for decision in left if decision.ends is not None]
             self._keep(transactional_id, left)
-        self._tell(untold)
+        self._sender.send_all(unsent)
 
-    def _tell(self, decisions: Sequence[Decision]) -> None:
-        """Send decisions over every connection that is to have them and was not sent them, many in one call."""
-        calls: dict[LinkConnection, list[Decision]] = {}
+    def _stored(self, decisions: Sequence[Decision]) -> None:
+        """The other side of a link has these."""
         for decision in decisions:
-            for link_name in self._missing(decision):
-                connections = self._connections_for(decision, link_name) if self._carries(link_name, decision) else []
-                unsent = [connection for connection in connections if connection not in decision.sent_on]
-                if unsent and not self._aborts.are_there(decision, link_name, partial(self._is_held, decision)):
-                    self._held_back, unsent = True, []
-                for connection in unsent:
-                    calls.setdefault(connection, []).append(decision)
-        for connection, told in calls.items():
-            link = self._context.control.state.links.get(connection.link_name)
-            for start in range(0, len(told), CALL_MAX):
-                if link is not None and not connection.lost:
-                    self._send(connection, link, told[start : start + CALL_MAX])
-
-    def _carries(self, link_name: str, decision: Decision) -> bool:
-        """Whether a link leads all of a decision's places that go over it: an answer says nothing of others."""
-        link = self._context.control.state.links.get(link_name)
-        told = [place for place in decision.places if LedPartition(link_name, *place) in self._told(decision, place)]
-        return link is not None and all(remote_topic(link, topic) is not None for topic, _ in told)
-
-    def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
-        pushed = (self._aborts.place(LedPartition(link_name, *place)) for place in decision.places)
-        pushing = {place.connection for place in pushed if place is not None}
-        if not pushing and self._coordinates(decision):
-            return self._peers.connections(link_name)[:1]
-        return list(pushing)
-
-    def _send(self, connection: LinkConnection, link: Link, decisions: Sequence[Decision]) -> None:
-        """Put decisions on the way: what is sent over the connection after this comes behind them."""
-        told = []
-        for decision in decisions:
-            again = decision.again or not self._are_level(decision.places)
-            told.append(said(link, decision, again, self._order.earlier))
-        answer = connection.begin_call(calls.Decide(tuple(told)))(CALL_TIMEOUT_S)
-        for decision in decisions:
-            decision.sent_on.add(connection)
-        self._go_on_reading()
-        self._tasks.start("decide", self._decided(connection, decisions, answer))
-
-    async def _decided(
-        self,
-        connection: LinkConnection,
-        decisions: Sequence[Decision],
-        answer: Awaitable[calls.Done],
-    ) -> None:
-        try:
-            await answer
-        except (LinkRejected, LinkLost, TimeoutError) as error:
-            log.warning("decisions not stored", extra={"link": connection.link_name, "detail": str(error)})
-            # Markers wait there for what came over this connection: over another one they do not.
-            connection.close(f"decisions not stored: {error}")
-            for decision in decisions:
-                decision.sent_on.discard(connection)
-            self._work.set()
-            return
-        for decision in decisions:
-            decision.confirmed.add(connection.link_name)
             pending = self._pending.get(decision.transactional_id, [])
             self._keep(decision.transactional_id, [each for each in pending if self._is_kept(each)])
-        self._go_on_reading()
-        self.held.check()
-
-    # ---- markers ----
-
-    def _is_held(self, decision: Decision, place: SyncPlace) -> bool:
-        """Whether all is there of a partition up to the marker that a decision is waited for at."""
-        for stream, (producer_id, offset, _) in self._undecided.items():
-            if stream is place and producer_id == decision.producer_id and place.acked >= offset:
-                return self._order.is_next(place.key, decision)
-        return False
-
-    def _floor(self, key: LedPartition) -> int | None:
-        if key not in self._needs.who.ordered(key.place):
-            return None
-        floor = self._needs.floor(key)
-        return NOT_JOINED if floor is None else floor
-
-    def may_pass(self, stream: LeaderStream, header: BatchHeader, batch: Frame, plain: bool) -> bool:
-        """Whether a transactional batch may be sent now; else the stream is read on when its decision was."""
-        return stream.copy is not None or self._may_pass(stream, header, batch, plain)
-
-    def may_be_told(self, place: OrderedPlace, header: BatchHeader, batch: Frame) -> bool:
-        """The same of the offsets topic: what a marker commits there is told as any other commit, not in its order."""
-        return self._may_pass(place, header, batch, header.is_control)
-
-    def _may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool) -> bool:
-        if not self._active:
-            return True
-        if self._order.may_pass(stream, header, batch, plain):
-            self._undecided.pop(stream, None)
-            return True
-        if self._undecided.get(stream, (-1, -1, 0.0))[1] != header.base_offset:
-            self._undecided[stream] = header.producer_id, header.base_offset, self._clock.monotonic()
-            self._work.set()  # it may have been told over another connection, and in vain
-        stream.undecided = True
-        return False
-
-    def _go_on_reading(self) -> None:
-        """Have streams that wait look again."""
-        for stream in list(self._undecided):
-            if stream.undecided:
-                stream.undecided = False
-                if stream.key.topic == OFFSETS_TOPIC:
-                    self._groups.resume(stream.key.partition)
-                else:
-                    self._leader_end.resume_tails(stream.key.link)
-
-    def _is_pushed(self, stream: OrderedPlace) -> bool:
-        return self._leader_end.stream(stream.key) is stream or self._groups.is_told(stream)
-
-    def _look_at_undecided(self, now: float) -> None:
-        self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
-        loading = not self.tail.loaded and now < self._load_until + UNDECIDED_S
-        for stream, (_, offset, since) in self._undecided.items():
-            if self._may_be_untold(stream.key, offset) and stream.key not in self._catching_up:
-                self._catching_up.add(stream.key)
-                self._tasks.start("catch-up", self._catch_up(stream.key))
-            if not loading and now - since > UNDECIDED_S:
-                why = f"the decision that the marker at offset {offset} carries out is not known"
-                if self._needs.lose(stream.key, why):
-                    self._order.waive(stream.key, offset)
-        self._go_on_reading()
-        self._order.forget(self._is_pushed, lambda key: key in self._needs.who.ordered(key.place))
-
-    def _may_be_untold(self, key: LedPartition, offset: int) -> bool:
-        """Whether a marker of the offsets topic may carry out a decision that is told to nobody because of it."""
-        if key.topic != OFFSETS_TOPIC or offset < self._order.known_upto(key):
-            return False
-        told_from = self._needs.told_from(key)
-        return told_from is None or offset < told_from
-
-    async def _catch_up(self, key: LedPartition) -> None:
-        """Read all that is decided by now, so that markers of what other groups decided wait for nobody.
-
-        Of a partition of the offsets topic that is Out-Of-Sync those are told that are about groups of the link.
-        """
-        upto = self._groups.read_end(key.partition)
-        try:
-            async with asyncio.timeout(UNDECIDED_S):
-                await self.tail.caught_up()
-            self._order.all_known(key, upto)
-        except (BrokerUnavailable, KafkaRefused, TimeoutError) as error:
-            log.warning("transaction log not read", extra={"detail": str(error)})
-        finally:
-            self._catching_up.discard(key)
-        self._go_on_reading()
+        self.markers.go_on()
+        self.end_txn.check()

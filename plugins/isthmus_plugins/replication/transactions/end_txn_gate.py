@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from isthmus_plugins.api import Gate
 from isthmus_protocol.error_answers import Cause, error_answer
@@ -17,19 +17,6 @@ from isthmus_protocol.refusals import refuse_all
 from isthmus_protocol.schema import ApiKey
 
 HELD_S: Final = 3.0
-
-
-class TransactionNeeds(Protocol):
-    """What an answer to EndTxn needs."""
-
-    def partition_of(self, transactional_id: str) -> int | None:
-        """The partition of the transaction log that has an id; None: not known."""
-
-    def reached(self, partition: int) -> int:
-        """Up to where that is read."""
-
-    def outstanding(self, transactional_id: str) -> bool:
-        """Whether some decision of the id is not known to be on the other side, as far as the log is read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +36,18 @@ class HeldTransaction:
 class HeldTransactions:
     """All answers to EndTxn that wait."""
 
-    def __init__(self, needs: TransactionNeeds, clock: Callable[[], float], on_untold: Callable[[], None]) -> None:
-        """``on_untold`` is called when the log's end is wanted."""
-        self._needs = needs
+    def __init__(
+        self,
+        reached: Callable[[int], int],
+        outstanding: Callable[[str], bool],
+        clock: Callable[[], float],
+        on_untold: Callable[[], None],
+    ) -> None:
+        """``reached(partition)``: up to where a partition of the transaction log is read. ``outstanding(transactional
+        id)``: whether some decision of it is not known to be on the other side, as far as the log is read.
+        ``on_untold``: called when the log's end is wanted."""
+        self._reached = reached
+        self._outstanding = outstanding
         self._clock = clock
         self._waiting: dict[HeldTransaction, None] = {}
         self._untold: list[HeldTransaction] = []
@@ -88,8 +84,8 @@ class HeldTransactions:
         return (
             answer.log_end is not None
             and answer.partition is not None
-            and self._needs.reached(answer.partition) >= answer.log_end
-            and not self._needs.outstanding(answer.transactional_id)
+            and self._reached(answer.partition) >= answer.log_end
+            and not self._outstanding(answer.transactional_id)
         )
 
     def let_all_go(self) -> None:

@@ -16,6 +16,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_plugins.replication.transactions.decision import Decision, Partition
 from isthmus_plugins.replication.transactions.groups_as_read import ASKED_WITHIN_S, NOT_KNOWN, TransactionGroups
@@ -34,7 +35,8 @@ class DecisionGroups:
     def __init__(
         self,
         context: PluginContext,
-        who: Callable[[], SyncNeeds],
+        links: SynchronousLinks,
+        needs: SyncNeeds,
         pending: Callable[[], Iterable[Decision]],
         on_found: Callable[[list[Decision]], None],
     ) -> None:
@@ -42,7 +44,8 @@ class DecisionGroups:
         will not be."""
         self._context = context
         self._clock = context.clock
-        self._who = who
+        self._links = links
+        self._needs = needs
         self._pending = pending
         self._on_found = on_found
         self._seen = TransactionGroups(context, self._look)
@@ -68,7 +71,12 @@ class DecisionGroups:
 
     def told(self, decision: Decision, place: Partition) -> set[LedPartition]:
         """Over which links a decision goes that lists a partition, as far as it is known what it is about."""
-        return self._who().told(place, decision.groups.get(place))
+        return self._needs.told(place, decision.groups.get(place))
+
+    def missing(self, decision: Decision) -> set[str]:
+        """Links that are to have a decision and do not."""
+        over = {key.link for place in decision.places for key in self.told(decision, place)}
+        return (over & decision.links) - decision.confirmed
 
     def may_be_needed(self, decision: Decision) -> bool:
         """Whether a link may need a decision that is not In-Sync, and hence is not told of it without a reason."""
@@ -77,7 +85,7 @@ class DecisionGroups:
 
     def may_lead(self, place: Partition) -> bool:
         """Whether a partition of the offsets topic is Out-Of-Sync over a link, which may lead any of its groups."""
-        return place[0] == OFFSETS_TOPIC and len(self._who().records(place)) > len(self._who().holding(place))
+        return place[0] == OFFSETS_TOPIC and len(self._links.records(place)) > len(self._links.holding(place))
 
     # ---- what is known ----
 

@@ -20,7 +20,6 @@ from isthmus_plugins.cluster import CommittedOffset, Refused
 from isthmus_plugins.replication.groups.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Pending, Plan
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
-from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 OTHER = ("remote-t", 1)
@@ -520,8 +519,7 @@ def test_the_leader_end_knows_what_is_pending(monkeypatch: pytest.MonkeyPatch) -
 
 def test_records_that_are_not_known_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
-        end = replicas.ends["A"]
-        statuses = GroupStatuses(end.context, end.group_leader, end.group_follower, end.sync_leader.sync_of)
+        statuses = replicas.ends["A"].parts.group_statuses
         assert statuses.warnings(replicas.controls["A"].state.links[LINK]) == []
         log(replicas, (b"\x00\x63", b"?"))
         await replicas.until("it is told", lambda: statuses.warnings(replicas.controls["A"].state.links[LINK]))
@@ -536,8 +534,7 @@ def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         log(replicas, commit("app-1", "local-t", 99))
         await replicas.until("it waits", lambda: status(replicas).pending == 1)
-        end = replicas.ends["B"]
-        families = GroupStatuses(end.context, end.group_leader, end.group_follower, end.sync_leader.sync_of).metrics()
+        families = replicas.ends["B"].parts.group_statuses.metrics()
         values = {
             (sample.name, sample.labels.get("reason")): sample.value for family in families for sample in family.samples
         }

@@ -150,7 +150,7 @@ def test_status_says_what_an_ack_means() -> None:
         sync_leader = two.a.plugin.parts.sync
         await sync_leader.stop()  # what is recorded here is the test's
         level: set[int] = set()
-        sync_leader.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
+        sync_leader.partitions.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
         await two.a.links.set_mode("a-to-b", SYNC)
         status = two.a.status()
         assert status.state == "Syncing"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from isthmus_plugins.replication.partitions import LedPartition
-from isthmus_plugins.replication.sync.expiring_leases import FormerLeases
-from isthmus_plugins.replication.sync.lease_grants import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S, FormerLeases
 
 ONE, TWO = (LedPartition("link", "t", partition) for partition in range(2))
 RUNS_S = LEASE_S + LEASE_MARGIN_S
@@ -14,8 +13,25 @@ def runs(former: FormerLeases, key: LedPartition, now: float) -> bool:
     return key in former.running(key.place, now)
 
 
+def sure() -> FormerLeases:
+    """Of a process that has run for long enough."""
+    former = FormerLeases(0.0)
+    assert former.expire(RUNS_S + 0.01)
+    return former
+
+
+def test_those_of_the_process_before_may_run_for_as_long_as_one_does() -> None:
+    former = FormerLeases(10.0)
+    assert former.unsure
+    assert not former.expire(10.0 + RUNS_S)
+    assert former.unsure
+    assert former.expire(10.0 + RUNS_S + 0.01), "others are to know"
+    assert not former.unsure
+    assert not former.expire(100.0)
+
+
 def test_what_this_proxy_granted_runs_from_then() -> None:
-    former = FormerLeases()
+    former = sure()
     former.granted_here(ONE, 10.0)
     assert former.has_link("link")
     assert former.has_topic("t")
@@ -29,7 +45,7 @@ def test_what_this_proxy_granted_runs_from_then() -> None:
 
 
 def test_what_others_granted_runs_from_when_all_of_them_have_applied_the_change() -> None:
-    former = FormerLeases()
+    former = sure()
     former.granted_elsewhere([ONE, TWO], 5)
     former.granted_elsewhere([TWO], 7)
     assert not former.expire(1e9)

@@ -10,6 +10,7 @@ from typing import Any
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
 from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import Progress
 from isthmus_plugins.replication.sync.quorums import AckRules, Clause, GroupScope
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
@@ -21,6 +22,24 @@ IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
 ANY_1 = Confirm(1, ("b", "c"))
 LED_BY = {"of b": ("b",), "of c": ("c",), "of both": ("b", "c")}
 """Groups, and the links that lead them."""
+
+
+class Links(SynchronousLinks):
+    """Synchronous ones with these records, which lead whatever is asked for."""
+
+    def __init__(self, recorded: dict[str, SyncRecord]) -> None:
+        context: Any = SimpleNamespace(clock=time)
+        super().__init__(context)
+        self.recorded = recorded
+
+    def leading(self, topic: str) -> tuple[str, ...]:
+        return tuple(self.recorded)
+
+    def record(self, link_name: str, place: tuple[str, int]) -> SyncRecord | None:
+        return self.recorded.get(link_name)
+
+    def is_synchronous(self, link_name: str) -> bool:
+        return True
 
 
 def needs(
@@ -41,9 +60,7 @@ def needs(
     }
     return SyncNeeds(
         AckRules(lambda: state),
-        lambda topic: tuple(states),
-        lambda link, place: records.get(link),
-        lambda link: True,
+        Links(records),
         progress or {},
         lambda place: epoch,
         lambda group: GroupScope("", LED_BY.get(group, ())),
@@ -70,38 +87,35 @@ def test_a_decision_about_groups_is_needed_over_the_links_that_lead_them() -> No
         return needed, of.told(place, groups)
 
     of = needs(ALL, b=IN, c=OUT)
-    of.unsure = False
+    of._former.unsure = False
     assert {key for clause in of.commit_needed(place) for key in clause.keys} == of.told(place) == {b}, "not known yet"
     assert asked(of, "of nobody") == (set(), set())
     assert asked(of, "of b") == ({b}, {b})
     assert asked(of, "of c", "of nobody") == ({c}, {c}), "it is Out-Of-Sync"
     assert asked(of, "of b", "of c") == asked(of, "of both") == ({b, c}, {b, c})
     degraded = needs(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT)
-    degraded.unsure = False
+    degraded._former.unsure = False
     assert asked(degraded, "of c") == (set(), set())
     assert asked(degraded, "of both") == ({b}, {b})
     chosen = needs(ANY_1, b=IN, c=OUT)
-    chosen.unsure = False
+    chosen._former.unsure = False
     assert asked(chosen, "of both") == ({b, c}, {b}), "one of them is enough"
 
 
 def test_what_follows_from_the_control_log_alone_is_looked_up_once() -> None:
-    states = {"b": IN}
-    found = needs(ALL, **states)
-    records: dict[str, Any] = {"b": found.records(PLACE)["b"]}
-    found._record_of = lambda link, place: records.get(link)
+    found = needs(ALL, b=IN)
     assert found.needed(PLACE, False) is not found.needed(PLACE, False), "leases of before may run"
-    found.unsure = False
+    found._former.unsure = False
     known = found.needed(PLACE, False)
     assert (known, found.needed(PLACE, False)) == ((Clause(1, (B,)),), known)
-    records.clear()
+    found._links.record = lambda link_name, place: None  # type: ignore[method-assign]
     assert found.needed(PLACE, False) is known
     found.changed()
     assert found.needed(PLACE, False) == ()
-    found.former.granted_here(B, monotonic())
+    found._former.granted_here(B, monotonic())
     assert [*found.needed(PLACE, False)] == [Clause(1, (B,))], "a lease of before runs for a time"
     chosen = needs(ANY_1, b=IN, c=IN)
-    chosen.unsure = False
+    chosen._former.unsure = False
     assert chosen.needed(PLACE, False) is not chosen.needed(PLACE, False), "promises run for a time"
 
 

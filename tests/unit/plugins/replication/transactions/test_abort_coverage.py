@@ -51,10 +51,10 @@ class Scene:
         self.more = asyncio.Event()
         self.led: dict[LedPartition, None] = {}
         self.links = {LINK: object()}
-        self.control = self.state = self.who = self.discovery = self
+        self.control = self.state = self.discovery = self
         me: Any = self
         self.reader = EndsReader(me, "test")
-        self.aborts = AbortEnds(me, me, me, me, me, self.more.set, self.reader)
+        self.aborts = AbortEnds(me, me, me, me, me, me, self.more.set, self.reader)
 
     def make(self, end: int) -> None:
         """The topic is made, anew if it was there, and recorded In-Sync."""

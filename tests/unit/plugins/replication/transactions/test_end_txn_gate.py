@@ -19,14 +19,11 @@ class Scene:
         self.now = 100.0
         self.read_to = 10
         self.missing: set[str] = set()
-        self.held = HeldTransactions(self, lambda: self.now, self.ask)
+        self.held = HeldTransactions(self.reached, self.outstanding, lambda: self.now, self.ask)
         self.asked = 0
 
     def ask(self) -> None:
         self.asked += 1
-
-    def partition_of(self, transactional_id: str) -> int | None:
-        return 3
 
     def reached(self, partition: int) -> int:
         assert partition == 3

@@ -41,8 +41,10 @@ from isthmus_plugins.replication.follower.settings import FollowerSettings, Foun
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.status.truncations import truncation_metrics, truncation_statuses
 from isthmus_plugins.replication.truncation.common_log import CommonLog, SourceReplaced
+from isthmus_plugins.replication.truncation.ownership import NotOwner
+from isthmus_plugins.replication.truncation.runs import Truncations
 from isthmus_plugins.replication.truncation.spool import SpoolDamaged
-from isthmus_plugins.replication.truncation.steps import FROZEN, MESSAGE_BYTES_MAX, NotOwner, Truncations
+from isthmus_plugins.replication.truncation.steps import FROZEN, MESSAGE_BYTES_MAX, TruncationSteps
 
 TOPIC = "remote-t"
 P = TruncationPhase
@@ -86,8 +88,8 @@ class Scene:
         verification = Verification(self.context)
         common_log: Any = OneLess(self.context, verification)
         unused: Any = None
-        self.truncations = Truncations(self.context, unused, unused, verification, common_log, unused)
-        self.truncations._connection = lambda truncation: unused  # type: ignore[method-assign]
+        self.steps = TruncationSteps(self.context, unused, unused, verification, common_log, unused)
+        self.steps._connection = lambda truncation: unused  # type: ignore[method-assign]
         topic_id = str(uuid.UUID(bytes=self.topic.topic_id))
         self.apply(SetFollowerTopic(LINK, TOPIC, "local-t", SOURCE_ID, TopicState.FOLLOWING, topic_id))
         self.apply(OpenProvenance(LINK, tuple(PartitionOffset(TOPIC, topic_id, p, 0) for p in range(3))))
@@ -145,7 +147,7 @@ WAY: tuple[tuple[TruncationPhase, dict[str, Any]], ...] = (
 
 def test_each_log_is_cut_within_its_own_limits_whichever_broker_answers_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(scene: Scene) -> None:
-        await scene.truncations._compare(scene.now)
+        await scene.steps._compare(scene.now)
         assert scene.now.phase is P.SALVAGING
         assert scene.now.cuts == CUTS
 
@@ -155,9 +157,9 @@ def test_each_log_is_cut_within_its_own_limits_whichever_broker_answers_first(mo
 def test_a_topic_that_got_a_partition_just_then_is_begun_with_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(scene: Scene) -> None:
         scene.cluster._grow(scene.topic, 4)
-        await scene.truncations._compare(scene.now)
+        await scene.steps._compare(scene.now)
         assert scene.now.phase is P.CANCELLING
-        await scene.truncations._cancel(scene.now)
+        await scene.steps._cancel(scene.now)
         assert MESSAGE_BYTES_MAX not in scene.topic.configs
 
     on_scene(monkeypatch, work)
@@ -169,7 +171,7 @@ def test_a_log_that_does_not_start_or_end_where_it_was_compared_is_compared_agai
 ) -> None:
     async def work(scene: Scene) -> None:
         scene.advance(P.SALVAGING, cuts=(CUTS[0], moved, CUTS[2]), compared_at=VIEWS)
-        await scene.truncations._salvage(scene.now)
+        await scene.steps._salvage(scene.now)
         assert scene.now.phase is P.COMPARING
 
     on_scene(monkeypatch, work)
@@ -183,7 +185,7 @@ def test_who_slept_through_a_take_over_neither_freezes_nor_unfreezes(
         scene.topic.configs |= frozen
         slept = scene.now
         scene.take_over()
-        step = scene.truncations._cancel if frozen else scene.truncations._compare
+        step = scene.steps._cancel if frozen else scene.steps._compare
         with pytest.raises(NotOwner):
             await step(slept)
         assert scene.topic.configs == frozen
@@ -213,7 +215,7 @@ def test_who_slept_through_a_take_over_leaves_the_next_owners_spool_and_position
         if phase is P.CLEANING:
             await and_sleep(())
         with pytest.raises(NotOwner):
-            await scene.truncations._steps[phase](slept)
+            await scene.steps.carry_out(slept)
         assert slept.spool("2") in scene.cluster.found
         assert scene.cluster.offsets == {"g": {place: CommittedOffset(2, "")}}
 
@@ -228,7 +230,7 @@ def test_a_log_whose_leader_moved_is_compared_again(monkeypatch: pytest.MonkeyPa
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
         before = scene.at(P.SPOOLING)
         partition = scene.topic.partitions[0]
-        digest = scene.truncations._digest
+        digest = scene.steps._digest
 
         async def moved(*arguments: Any) -> str:
             if partition.leader_epoch == 0:
@@ -237,14 +239,14 @@ def test_a_log_whose_leader_moved_is_compared_again(monkeypatch: pytest.MonkeyPa
             return await digest(*arguments)
 
         if when == "before its digest is made":
-            monkeypatch.setattr(scene.truncations, "_digest", moved)
+            monkeypatch.setattr(scene.steps, "_digest", moved)
             with pytest.raises(OperationError, match="another leader"):
-                await scene.truncations._spool(before)
+                await scene.steps._spool(before)
         else:
             partition.move(1)
-        await scene.truncations._spool(before)
+        await scene.steps._spool(before)
         assert scene.now.phase is P.COMPARING
-        await scene.truncations._compare(scene.now)
+        await scene.steps._compare(scene.now)
         assert scene.now.compared_at == (PartitionView(1, 1), *VIEWS[1:])
 
     on_scene(monkeypatch, work)
@@ -256,14 +258,14 @@ def test_a_log_that_is_cleaned_while_it_is_spooled_is_compared_again(monkeypatch
     async def work(scene: Scene) -> None:
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
         before = scene.at(P.SPOOLING)
-        digest = scene.truncations._digest
+        digest = scene.steps._digest
 
         async def cleaned(*arguments: Any) -> str:
             scene.topic.partitions[0].clean({0})
             return await digest(*arguments)
 
-        monkeypatch.setattr(scene.truncations, "_digest", cleaned)
-        await scene.truncations._spool(before)
+        monkeypatch.setattr(scene.steps, "_digest", cleaned)
+        await scene.steps._spool(before)
         assert scene.now.phase is P.COMPARING
 
     on_scene(monkeypatch, work)
@@ -272,18 +274,18 @@ def test_a_log_that_is_cleaned_while_it_is_spooled_is_compared_again(monkeypatch
 def test_a_refill_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(scene: Scene) -> None:
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
-        await scene.truncations._spool(scene.at(P.SPOOLING))
-        scene.truncations._follower_end = FollowerEnd(scene.context)
-        scene.truncations._follower_end.on_stored = lambda place, end: None
-        scene.truncations._follower_end.awaits = lambda connection, producer_id: False
-        scene.truncations._follower_end.start()
+        await scene.steps._spool(scene.at(P.SPOOLING))
+        scene.steps._follower_end = FollowerEnd(scene.context)
+        scene.steps._follower_end.on_stored = lambda place, end: None
+        scene.steps._follower_end.awaits = lambda connection, producer_id: False
+        scene.steps._follower_end.start()
         for number in (1, 2):
-            await scene.truncations._recreate(scene.now)
+            await scene.steps._recreate(scene.now)
             scene.cluster.partition(TOPIC, 0).write_values(b"somebody", b"else's", b"records")
-            await scene.truncations._refill(scene.now)
+            await scene.steps._refill(scene.now)
             assert scene.now.phase is P.RECREATING
             assert scene.now.refills_failed == number
-        await scene.truncations._follower_end.stop()
+        await scene.steps._follower_end.stop()
         (told,) = truncation_statuses(scene.control.state, LINK)
         assert told.refills_failed == 2
         assert told.refill_failure is not None
@@ -300,7 +302,7 @@ def test_each_attempt_fills_a_spool_of_its_own(monkeypatch: pytest.MonkeyPatch) 
         scene.topic.configs[MESSAGE_BYTES_MAX] = FROZEN
         before = scene.at(P.SPOOLING)
         scene.cluster.add_topic(before.spool("killed"))
-        await scene.truncations._spool(before)
+        await scene.steps._spool(before)
         assert scene.now.phase is P.RECREATING
         assert scene.now.attempt is not None
         assert [name for name in scene.cluster.found if before.is_spool(name)] == [before.spool(scene.now.attempt)]
@@ -312,7 +314,7 @@ def test_a_topic_that_was_given_its_settings_back_is_frozen_again(monkeypatch: p
     """Another proxy, which had not heard of the truncation, had it follow the source's settings."""
 
     async def work(scene: Scene) -> None:
-        await scene.truncations._spool(scene.at(P.SPOOLING))
+        await scene.steps._spool(scene.at(P.SPOOLING))
         assert scene.now.phase is P.RECREATING
         assert scene.topic.configs[MESSAGE_BYTES_MAX] == FROZEN
 
@@ -345,8 +347,10 @@ def test_a_spool_is_lost_when_it_stays_so_whatever_failed_before(monkeypatch: py
             raise failures.pop(0)
 
         scene.at(P.RESTORING)
-        scene.truncations._steps[P.RESTORING] = restore
-        await scene.truncations._run(TOPIC, scene.now.topic_id)
+        scene.steps._steps[P.RESTORING] = restore
+        unused: Any = None
+        truncations = Truncations(scene.context, unused, unused, unused, scene.steps)
+        await truncations._run(TOPIC, scene.now.topic_id)
         assert len(seen) == 10
         assert scene.now.phase is P.RESTORING
         assert not scene.now.positions_lost
@@ -376,13 +380,13 @@ def test_a_topic_that_diverges_on_another_proxy_while_it_catches_up_is_not_waite
         for partition, end in zip(scene.topic.partitions, (2, 3, 21), strict=True):
             for _ in range(end):
                 partition.write_values(b"from the source")
-        await scene.truncations._catch_up(scene.now)
+        await scene.steps._catch_up(scene.now)
         assert scene.now.phase is P.CATCHING_UP
 
         other: Any = FakeContext(scene.cluster, scene.control)
         nothing: Any = None
         streams = Diverged(other)
-        elsewhere = Truncations(other, nothing, streams, nothing, nothing, FollowerTopics(other))
+        elsewhere = Truncations(other, nothing, streams, FollowerTopics(other), nothing)
         elsewhere._may_run = lambda state, truncation: False  # type: ignore[method-assign]
         elsewhere._look()
         await asyncio.sleep(1)
@@ -391,7 +395,7 @@ def test_a_topic_that_diverges_on_another_proxy_while_it_catches_up_is_not_waite
         elsewhere._look()
         await asyncio.sleep(1)
         assert scene.now.stuck is not None
-        await scene.truncations._catch_up(scene.now)
+        await scene.steps._catch_up(scene.now)
         assert scene.now.phase is P.RESTORING
         assert [cut.offset for cut in scene.now.cuts] == [2, 3, 21]
         await elsewhere.stop()
@@ -409,9 +413,9 @@ def test_a_succession_that_is_out_of_date_is_told_again_before_a_topic_is_frozen
 
         topics = FollowerTopics(scene.context)
         topics.succeeded[TOPIC] = Succession(SOURCE_ID, str(uuid.UUID(int=11, version=4)), (1, 1, 1))
-        scene.truncations._follower_topics = topics
-        scene.truncations._common_log = Replaced(scene.context, Verification(scene.context))
-        await scene.truncations._compare(scene.now)
+        scene.steps._follower_topics = topics
+        scene.steps._common_log = Replaced(scene.context, Verification(scene.context))
+        await scene.steps._compare(scene.now)
         assert scene.now.phase is P.CANCELLING
         assert not topics.succeeded
 

@@ -1,0 +1,368 @@
+"""Which partitions of synchronous links are In-Sync, and how they join and leave.
+
+What docs/adr/0006 says, in the words of this file: a partition *joins* when it is recorded In-Sync, which makes every
+proxy hold acks; it is *level* when the other side has confirmed all that was in the log once all of them did; when it
+is recorded that it has *reached* this once, it is *in sync*, and leases are *granted* to the follower. It *leaves* when
+confirmations stay out: no lease is granted any more, and when the last one has run out it is recorded Out-Of-Sync, or
+Syncing again if it never reached In-Sync, and acks go out when that record is applied.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from isthmus_control.commands import DegradeSync, PartitionSync, RecordSync
+from isthmus_control.control_state import ControlState
+from isthmus_control.model import Link, Reason, ResourceType, SyncState, made_here
+from isthmus_control.outcome import Accepted, Outcome, Rejected, SyncChanged
+from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.links import SyncStatus
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.partitions import LedPartition, SyncPlace
+from isthmus_plugins.replication.sync import degrading
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
+from isthmus_plugins.replication.sync.lease_grants import granted_no_more
+from isthmus_plugins.replication.sync.links import SynchronousLinks
+from isthmus_plugins.replication.sync.progress import NOT_READ, Phase, Progress
+from isthmus_plugins.replication.sync.pushed import PushedPartitions
+from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, AckRules, Known
+from isthmus_plugins.replication.sync.status import recorded_sync
+from isthmus_plugins.tasks import Tasks
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+JOIN_S: Final = 3.0
+"""How long acks are held for a partition that joins."""
+JOIN_RETRY_S: Final = 5.0
+
+
+class SyncPartitions:
+    """The partitions that this proxy pushes over synchronous links, each on its way into In-Sync or out of it.
+
+    Whoever owns it calls :meth:`decide` again and again.
+    """
+
+    def __init__(
+        self,
+        context: PluginContext,
+        pushed: PushedPartitions,
+        links: SynchronousLinks,
+        rules: AckRules,
+        known: Known,
+        waits_since: Callable[[LedPartition, int], float | None],
+        agreed: Callable[[str], bool],
+        settled: Callable[[Sequence[Partition]], Awaitable[None]],
+        wake: Callable[[], None],
+    ) -> None:
+        """``known``: what followers have confirmed. ``waits_since(partition, beyond)``: since when (monotonic seconds)
+        the first answer waits for its link to confirm what stands at an offset or later. ``agreed``: whether the other
+        cluster of a link knows of its mode, and so asks for leases. ``settled``: returns when transactions in these
+        partitions that were decided before the call are carried out. ``wake``: called when there is something to
+        decide."""
+        self._context = context
+        self._clock = context.clock
+        self._pushed = pushed
+        self._links = links
+        self._rules = rules
+        self._known = known
+        self._waits_since = waits_since
+        self._agreed = agreed
+        self._settled = settled
+        self._wake = wake
+        self._tasks = Tasks("sync-partitions")
+        self.progress: dict[LedPartition, Progress] = {}
+        self._enforcing = -1
+        """The offset of the control log that other proxies are waited for to have applied."""
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    # ---- what the control log says ----
+
+    def links_changed(self, before: ControlState, state: ControlState) -> None:
+        """Links are others: of partitions whose records ended with that leases may still run, whoever granted them."""
+        elsewhere: list[LedPartition] = []
+        for name, records in before.sync_records.items():
+            if not made_here(before.links[name]):
+                continue  # it follows
+            for place, record in records.items():
+                key = LedPartition(name, *place)
+                if record.state is not SyncState.IN_SYNC or self._links.record(name, place) is not None:
+                    continue
+                progress = self.progress.get(key)
+                if progress is None:
+                    elsewhere.append(key)
+                else:
+                    progress.leaves()
+                    self._links.former.granted_here(key, progress.promised_at)
+        if elsewhere:
+            self._links.former.granted_elsewhere(elsewhere, state.applied_offset)
+        for key, progress in self.progress.items():
+            was, link = before.links.get(key.link), state.links.get(key.link)
+            if key.topic == OFFSETS_TOPIC and link is not None and (was is None or was.mappings != link.mappings):
+                # Commits of other groups, or in other topics, count now, and nobody held those of before.
+                progress.leaves()
+
+    def records_changed(self, before: ControlState, state: ControlState) -> None:
+        """Partitions are recorded Out-Of-Sync, by whatever proxy: no lease of them is granted any more, and acks wait
+        for those that were. Who records it has waited for its own, but may believe to lead what it leads no more."""
+        now = self._clock.monotonic()
+        for name, records in state.sync_records.items():
+            known = before.sync_records.get(name, {})
+            for place, record in records.items() if records is not known else ():
+                was, key = known.get(place), LedPartition(name, *place)
+                if was is None or (was.state, record.state) != (SyncState.IN_SYNC, SyncState.OUT_OF_SYNC):
+                    continue
+                progress, promised_at = self.progress.get(key), now
+                if progress is not None:
+                    progress.leaves()
+                    promised_at = progress.promised_at
+                if self._links.leads(key) and now < promised_at + LEASE_S + LEASE_MARGIN_S:
+                    self._links.former.granted_here(key, promised_at)
+
+    async def _enforced(self, offset: int) -> None:
+        await granted_no_more(self._context, offset)
+        self._links.former.enforced(offset, self._clock.monotonic())
+        self._wake()
+
+    # ---- joining and leaving ----
+
+    def in_sync(self, key: LedPartition) -> bool:
+        """Whether every ack of a partition means that both sides have it."""
+        progress = self.progress.get(key)
+        return progress is not None and progress.phase is Phase.IN_SYNC
+
+    def catches_up(self, key: LedPartition) -> bool:
+        """Whether acks are held for a partition until the other side has what was there before."""
+        progress = self.progress.get(key)
+        return progress is not None and progress.phase is Phase.CATCHING_UP
+
+    def floor(self, key: LedPartition) -> int | None:
+        """From where on this proxy knows of every decision to commit in a partition."""
+        progress = self.progress.get(key)
+        return progress.floor if progress is not None and not progress.suspended else None
+
+    def told_from(self, key: LedPartition) -> int | None:
+        """From where on every decision is told that lists a partition of the offsets topic; None: nowhere."""
+        progress, record = self.progress.get(key), self._links.record(key.link, key.place)
+        if progress is None or record is None or record.state is not SyncState.IN_SYNC:
+            return None
+        is_read = progress.joining == record.at_offset and progress.join_end != NOT_READ
+        return progress.join_end if is_read else None
+
+    def lose(self, key: LedPartition, why: str) -> bool:
+        """Have a partition leave; whether nothing says any more that it is In-Sync."""
+        progress, record = self.progress.get(key), self._links.record(key.link, key.place)
+        if progress is None or record is None or record.state is not SyncState.IN_SYNC:
+            return True
+        if progress.why is None and progress.phase is not Phase.OUT:
+            progress.lost(why)
+        self._wake()
+        return False
+
+    def _why_not(self, key: LedPartition) -> str | None:
+        """Why a partition did not get In-Sync when it tried last, for status."""
+        progress = self.progress.get(key)
+        return progress.failed if progress is not None else None
+
+    def sync_of(self, key: LedPartition, group: str | None = None) -> SyncStatus:
+        """What an ack for a partition means; of the offsets topic, to a group."""
+        state, topic_id = self._context.control.state, self._pushed.topic_id(key.topic)
+        asks = (ResourceType.TOPIC, key.topic) if group is None else (ResourceType.CONSUMER_GROUP, group)
+        return recorded_sync(state, key, topic_id, state.lookup.demands(*asks), self.in_sync, self._why_not)
+
+    # ---- what is late ----
+
+    def late_since(self, key: LedPartition) -> float | None:
+        """Since when the first answer waits for what a link has not confirmed, or such went without waiting for it."""
+        epoch, end = self._known.get(key, NOT_KNOWN)
+        since = [self._waits_since(key, end if epoch == self._pushed.leader_epoch(key.place) else -1)]
+        progress, topic_id = self.progress.get(key), self._pushed.topic_id(key.topic) or b""
+        if progress is not None and self._rules.is_chosen(key):
+            since.append(progress.late_since(end, self._rules.acked(key.place, topic_id)[1], self._clock.monotonic()))
+        return min((each for each in since if each is not None), default=None)
+
+    def is_late(self, key: LedPartition, now: float) -> bool:
+        """Whether a partition may not stay in sync for as long as a lease runs."""
+        since, timeout_s = self.late_since(key), self._links.timeout_s(key.link)
+        return since is not None and now - since >= timeout_s - LEASE_S - LEASE_MARGIN_S
+
+    # ---- what is to be recorded ----
+
+    async def decide(self, now: float) -> None:
+        """Have partitions join, leave, or go on. Raises BrokerUnavailable, KafkaRefused: then nothing is let go."""
+        changed_at = self._links.former.changed_at
+        if changed_at is not None and changed_at != self._enforcing:
+            self._enforcing = changed_at
+            self._tasks.start("enforced", self._enforced(changed_at))
+        state = self._context.control.state
+        joining: dict[str, list[SyncPlace]] = {}
+        leaving: dict[str, dict[LedPartition, str]] = {}
+        joined: list[SyncPlace] = []
+        reached: dict[str, list[LedPartition]] = {}
+        degraded: dict[str, dict[LedPartition, int]] = {}
+        led = {key for key in self._pushed.led() if self._links.leads(key)}
+        for key in [key for key in self.progress if key not in led]:
+            del self.progress[key]
+        for key in led:
+            progress, epoch = self.progress.get(key), self._pushed.leader_epoch(key.place)
+            if progress is None:
+                progress = self.progress[key] = Progress(now, epoch)
+            progress.leader_moved(epoch, now)
+            stream = self._pushed.get(key)
+            record = self._links.record(key.link, key.place)
+            progress.lost_at = None if stream is not None else progress.lost_at or now
+            another = record is not None and stream is not None and record.topic_id != _as_uuid(stream.topic_id)
+            if record is None or record.state is SyncState.OUT_OF_SYNC or another:
+                progress.leaves()
+                if record is not None and not another:
+                    without = self._rules.goes_without(key, self._links.records(key.place))
+                    progress.suspended = progress.suspended or without
+                    after_ms = degrading.due_after_ms(self._rules, key, record, progress, now)
+                    if after_ms is not None:
+                        degraded.setdefault(key.link, {})[key] = after_ms
+                ready = stream is not None and now >= progress.retry_at and stream.is_close(now)
+                if stream is not None and ready and self._agreed(key.link):
+                    joining.setdefault(key.link, []).append(stream)
+                continue
+            if progress.joining != record.at_offset:
+                progress.joins(record, now)
+            if stream is not None and progress.was_in_sync and self._may_have_been_led(stream, progress):
+                progress.led_elsewhere(now)
+            if stream is not None and progress.asks:
+                joined.append(stream)
+            why = self._why_leave(key, progress, stream, now)
+            if why is not None:
+                leaving.setdefault(key.link, {})[key] = why
+            elif progress.phase is Phase.LEVEL:
+                if record.reached and record.degraded is None:
+                    self._begin(key, progress, record.at_offset)
+                else:
+                    reached.setdefault(key.link, []).append(key)
+        if joined:
+            asked = [(stream, self.progress[stream.key].joining) for stream in joined]
+            for stream in joined:
+                self.progress[stream.key].asked()
+            self._tasks.start("join", self._joined(asked))
+        for name, gone in leaving.items():
+            await self._leave_sync(state.links[name], gone)
+        for name, level in reached.items():
+            await self._reach(state.links[name], level)
+        for name, long_out in degraded.items():
+            for command in degrading.commands(state.links[name], long_out, self._links.record, self._known):
+                await self._append(command)
+        for name, streams in joining.items():
+            await self._join(state.links[name], streams)
+
+    def _may_have_been_led(self, place: SyncPlace, progress: Progress) -> bool:
+        """Whether acks of another process may have gone without a partition that it knows to be in sync."""
+        return self._rules.is_chosen(place.key) and place.leader_epoch != progress.level_epoch
+
+    def _why_leave(self, key: LedPartition, progress: Progress, stream: SyncPlace | None, now: float) -> str | None:
+        """Why a partition is In-Sync no more; None while it is, or a lease may still run."""
+        why, timeout = progress.why, self._links.timeout_s(key.link)
+        progress.late = self.is_late(key, now)
+        if stream is not None and progress.was_in_sync:
+            if stream.acked < progress.confirmed:
+                why = f"the follower has lost what it confirmed: it ends at {stream.acked} of {progress.confirmed}"
+            progress.confirmed = max(progress.confirmed, stream.acked)
+        elif stream is not None:
+            progress.has(stream.acked, stream.leader_epoch)
+        oldest = self.late_since(key)
+        if progress.was_in_sync:
+            since = min((moment for moment in (progress.lost_at, oldest) if moment is not None), default=now)
+            if now - since > timeout:
+                why = f"nothing was confirmed for {now - since:.1f} s"
+        elif now - progress.joined_at > JOIN_S + timeout:
+            why = "proxies of this cluster, or the follower, did not get there in time"
+        elif progress.held_at is not None and now - progress.held_at > JOIN_S:
+            why = f"the follower did not catch up within {JOIN_S:.0f} s while acks were held"
+        if why is None:
+            return None
+        progress.lost(why)
+        return why if now > progress.promised_at + LEASE_S + LEASE_MARGIN_S else None
+
+    async def _join(self, link: Link, streams: Sequence[SyncPlace]) -> None:
+        for stream in streams:
+            self.progress[stream.key].retry_at = self._clock.monotonic() + JOIN_RETRY_S
+        entries = tuple(
+            PartitionSync(stream.key.topic, _as_uuid(stream.topic_id), stream.key.partition, stream.acked)
+            for stream in streams
+        )
+        await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
+
+    def _entries(self, keys: Iterable[LedPartition]) -> tuple[PartitionSync, ...]:
+        """What is recorded of partitions whose records still are those that were looked at."""
+        return tuple(
+            PartitionSync(key.topic, record.topic_id, key.partition, max(0, self._known.get(key, (-1, 0))[1]))
+            for key in keys
+            if (record := self._links.record(key.link, key.place)) is not None
+            and record.at_offset == self.progress[key].joining
+        )
+
+    async def _reach(self, link: Link, keys: Sequence[LedPartition]) -> None:
+        """Record that the follower had all once: from now on it may be told so, and whoever leaves is Out-Of-Sync."""
+        entries = self._entries(keys)
+        if not entries:
+            return
+        outcome = await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, reached=True))
+        for change in outcome.changes if isinstance(outcome, Accepted) else ():
+            if not isinstance(change, SyncChanged) or change.before is None or change.after is None:
+                continue
+            key = LedPartition(link.name, change.topic, change.partition)
+            progress = self.progress.get(key)
+            if progress is not None and progress.joining == change.before.at_offset:
+                self._begin(key, progress, change.after.at_offset)
+
+    def _begin(self, key: LedPartition, progress: Progress, at_offset: int) -> None:
+        progress.reached(at_offset)
+        log.info("partition in sync", extra=key._asdict())
+
+    async def _leave_sync(self, link: Link, gone: Mapping[LedPartition, str]) -> None:
+        entries = self._entries(gone)
+        if not entries:
+            return
+        key, why = next(iter(gone.items()))
+        reason = Reason(ReasonCode.TIMEOUT_ERROR, f"{key.topic}-{key.partition}: {why}")
+        log.warning("out of sync", extra={"link": link.name, "partitions": len(gone), "detail": reason.message})
+        for each in gone:
+            self.progress[each].retry_at = self._clock.monotonic() + JOIN_RETRY_S
+            self.progress[each].failed = gone[each]
+        await self._append(RecordSync(link.name, link.link_id, SyncState.OUT_OF_SYNC, entries, reason))
+
+    async def _append(self, body: RecordSync | DegradeSync) -> Outcome:
+        outcome = await self._context.control.append(body)
+        if isinstance(outcome, Rejected):
+            log.warning("synchronous state refused", extra={"link": body.link, "detail": outcome.message})
+        return outcome
+
+    async def _joined(self, asked: Sequence[tuple[SyncPlace, int | None]]) -> None:
+        """Find the log's ends from which on every ack was held: by all proxies, with no write under way before.
+
+        ``asked``: with the records that these joined by. What joined anew meanwhile has asked anew: acks went out in
+        between, which this answer knows nothing of.
+        """
+        streams = [stream for stream, _ in asked]
+        ends: Mapping[Partition, int] = {}
+        try:
+            await self._context.control.enforced(self._context.control.state.applied_offset)
+            await self._context.fence()
+            await self._settled([each.key.place for each in streams])
+            ends = await self._context.cluster.log_ends([each.key.place for each in streams])
+        except (BrokerUnavailable, KafkaRefused) as error:
+            log.warning("log ends not read", extra={"detail": str(error)})
+        for stream, joined_by in asked:
+            progress = self.progress.get(stream.key)
+            if progress is not None and progress.join_end == NOT_READ and progress.joining == joined_by:
+                progress.read(ends.get(stream.key.place), self._clock.monotonic())
+        self._wake()
+
+
+def _as_uuid(topic_id: bytes) -> str:
+    return str(uuid.UUID(bytes=topic_id))

@@ -1,0 +1,38 @@
+"""What this proxy pushes over links: partitions of topics and those of the offsets topic, asked for alike."""
+
+from __future__ import annotations
+
+from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
+
+
+class PushedPartitions:
+    """Those of the leader end, and those that are read for groups. A copy of the offsets topic is none of either."""
+
+    def __init__(self, leader_end: LeaderEnd, groups: GroupPlaces) -> None:
+        self._leader_end = leader_end
+        self._groups = groups
+
+    def led(self) -> set[LedPartition]:
+        """All that this proxy is to push."""
+        return {*(key for key in self._leader_end.discovery.led if key.topic != OFFSETS_TOPIC), *self._groups.places()}
+
+    def get(self, key: LedPartition) -> SyncPlace | None:
+        """One that is pushed now."""
+        return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
+
+    def leader_epoch(self, place: Partition) -> int:
+        """The latest that is known, -1 for none."""
+        if place[0] == OFFSETS_TOPIC:
+            return self._groups.leader_epoch(place[1])
+        return self._leader_end.discovery.leader_epochs.get(place, -1)
+
+    def topic_id(self, topic: str) -> bytes | None:
+        """None: not known."""
+        return (
+            (self._groups.topic_id or None)
+            if topic == OFFSETS_TOPIC
+            else self._leader_end.discovery.topic_ids.get(topic)
+        )

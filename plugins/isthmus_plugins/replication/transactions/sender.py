@@ -1,0 +1,146 @@
+"""Sends decisions to the other side of links, over each connection that has to have them before its markers.
+
+A decision goes over the connections on which this proxy pushes a partition of it, and where it pushes none and fronts
+the coordinator over one of them. What is sent over a connection after a decision comes behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
+
+from isthmus_control.model import Link
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link import calls
+from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
+from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.sync.pushed import PushedPartitions
+from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
+from isthmus_plugins.replication.transactions.decision import Decision, remote_topic, said
+from isthmus_plugins.replication.transactions.groups_of_decisions import DecisionGroups
+from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
+from isthmus_plugins.tasks import Tasks
+
+log = logging.getLogger("isthmus_plugins.replication")
+
+CALL_TIMEOUT_S: Final = 10.0
+CALL_MAX: Final = 500
+"""How many decisions go in one call: each is answered in time, and none keeps the loop from other work."""
+
+
+class DecisionSender:
+    """Which connections a decision has to go over, and what is on its way."""
+
+    def __init__(
+        self,
+        context: PluginContext,
+        peers: Connections,
+        pushed: PushedPartitions,
+        groups_of: DecisionGroups,
+        aborts: AbortEnds,
+        markers: MarkerGate,
+        coordinator: Callable[[int], int],
+        on_stored: Callable[[Sequence[Decision]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """``coordinator``: the broker that leads a partition of the transaction log. ``on_stored``: called when the
+        other side of a link has these. ``on_lost``: called when some have to be sent again."""
+        self._context = context
+        self._peers = peers
+        self._pushed = pushed
+        self._groups_of = groups_of
+        self._aborts = aborts
+        self._markers = markers
+        self._coordinator = coordinator
+        self._on_stored = on_stored
+        self._on_lost = on_lost
+        self._tasks = Tasks("decision-sender")
+        self.held_back = False
+        """Whether a decision waits for what is aborted before it, as of the last time that all were to be sent."""
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    def is_ours(self, decision: Decision) -> bool:
+        """Whether this proxy sends a decision."""
+        return self._coordinates(decision) or any(
+            self._connections_for(decision, link_name) for link_name in decision.links
+        )
+
+    def send_all(self, decisions: Sequence[Decision]) -> None:
+        """The same as :meth:`send`, of all that have to be sent."""
+        self.held_back = False
+        self.send(decisions)
+
+    def send(self, decisions: Sequence[Decision]) -> None:
+        """Send decisions over every connection that is to have them and was not sent them, many in one call."""
+        unsent: dict[LinkConnection, list[Decision]] = {}
+        for decision in decisions:
+            for link_name in self._groups_of.missing(decision):
+                for connection in self._unsent_on(decision, link_name):
+                    unsent.setdefault(connection, []).append(decision)
+        for connection, those in unsent.items():
+            link = self._context.control.state.links.get(connection.link_name)
+            for start in range(0, len(those), CALL_MAX):
+                if link is not None and not connection.lost:
+                    self._call(connection, link, those[start : start + CALL_MAX])
+
+    def _unsent_on(self, decision: Decision, link_name: str) -> list[LinkConnection]:
+        """Over which connections of a link a decision is to be sent now."""
+        connections = self._connections_for(decision, link_name) if self._carries(link_name, decision) else []
+        unsent = [connection for connection in connections if connection not in decision.sent_on]
+        if unsent and not self._aborts.are_there(decision, link_name, partial(self._markers.is_held_for, decision)):
+            self.held_back = True
+            return []
+        return unsent
+
+    def _carries(self, link_name: str, decision: Decision) -> bool:
+        """Whether a link leads all of a decision's places that go over it: an answer says nothing of others."""
+        link = self._context.control.state.links.get(link_name)
+        places = [
+            place
+            for place in decision.places
+            if LedPartition(link_name, *place) in self._groups_of.told(decision, place)
+        ]
+        return link is not None and all(remote_topic(link, topic) is not None for topic, _ in places)
+
+    def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
+        pushed = (self._pushed.get(LedPartition(link_name, *place)) for place in decision.places)
+        pushing = {place.connection for place in pushed if place is not None}
+        if not pushing and self._coordinates(decision):
+            return self._peers.connections(link_name)[:1]
+        return list(pushing)
+
+    def _coordinates(self, decision: Decision) -> bool:
+        return self._context.fronts(self._coordinator(decision.at[0]))
+
+    def _call(self, connection: LinkConnection, link: Link, decisions: Sequence[Decision]) -> None:
+        """Put decisions on the way: what is sent over the connection after this comes behind them."""
+        sent = []
+        for decision in decisions:
+            again = decision.again or not self._markers.are_level(decision.places)
+            sent.append(said(link, decision, again, self._markers.earlier))
+        answer = connection.begin_call(calls.Decide(tuple(sent)))(CALL_TIMEOUT_S)
+        for decision in decisions:
+            decision.sent_on.add(connection)
+        self._markers.go_on()
+        self._tasks.start("decide", self._answered(connection, decisions, answer))
+
+    async def _answered(
+        self, connection: LinkConnection, decisions: Sequence[Decision], answer: Awaitable[calls.Done]
+    ) -> None:
+        try:
+            await answer
+        except (LinkRejected, LinkLost, TimeoutError) as error:
+            log.warning("decisions not stored", extra={"link": connection.link_name, "detail": str(error)})
+            # Markers wait there for what came over this connection: over another one they do not.
+            connection.close(f"decisions not stored: {error}")
+            for decision in decisions:
+                decision.sent_on.discard(connection)
+            self._on_lost()
+            return
+        for decision in decisions:
+            decision.confirmed.add(connection.link_name)
+        self._on_stored(decisions)

@@ -1,0 +1,351 @@
+"""Decisions to commit: sent before their markers, answered to clients when the other side has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.api_requests import request
+from support.fake_cluster import simulated_now
+from support.partition_log import batch, control_batch
+from support.pushing import KEY, PLACE, Connection, Source, on_source
+from support.transaction_state import state_batch, state_key, state_value
+
+from isthmus_control.model import LinkMode
+from isthmus_plugins.api import Gate, Replace
+from isthmus_plugins.replication.link.connection import LinkRejected
+from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S
+from isthmus_plugins.replication.transactions.marker_gate import UNDECIDED_S
+from isthmus_protocol import schema
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import decode_response, encode_response
+from isthmus_protocol.records import TRANSACTIONAL_BIT, whole_header
+from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.transaction_log import Transaction, TransactionState
+
+APP, PRODUCER, EPOCH = "app", 7, 3
+VERSION = 4
+TRY_AGAIN = 14
+"""COORDINATOR_LOAD_IN_PROGRESS."""
+
+
+def record(source: Source, state: TransactionState, *places: tuple[str, int], app: str = APP) -> None:
+    """The coordinator writes a state of a transaction."""
+    value = state_value(Transaction(PRODUCER, EPOCH, state, places, 1))
+    log = source.state[0]
+    log.write(state_batch(log.end, [(state_key(app), value)]))
+
+
+def write(source: Source) -> None:
+    """One record of the transaction."""
+    data = batch(
+        source.log.end,
+        [b"v"],
+        producer_id=PRODUCER,
+        producer_epoch=EPOCH,
+        base_sequence=0,
+        attributes=TRANSACTIONAL_BIT,
+    )
+    source.log.write(data)
+    assert passes(source, data)
+
+
+def mark(source: Source, committed: bool = True) -> bytes:
+    """The marker that the coordinator writes into the partition."""
+    data = control_batch(source.log.end, committed, producer_id=PRODUCER, producer_epoch=EPOCH)
+    source.log.write(data)
+    return data
+
+
+def passes(source: Source, data: bytes) -> bool:
+    """Whether the partition's stream may send a batch."""
+    stream: Any = source.stream
+    return source.decisions.markers.may_pass(stream, whole_header(data), data, False)
+
+
+def end_txn(source: Source, error_code: int = 0, committed: bool = True) -> bytes | Gate:
+    """A client's request that the broker has answered: what goes out, or what waits."""
+    asked = {"transactional_id": APP, "producer_id": PRODUCER, "producer_epoch": EPOCH, "committed": committed}
+    asking = request(ApiKey.END_TXN, VERSION, asked)
+    (hook,) = source.decisions.hooks()
+    verdict = hook.on_request(asking)
+    frame = encode_response(build(schema.response_type(ApiKey.END_TXN, VERSION), {"error_code": error_code}), 1)
+    if verdict is None:
+        return frame
+    assert isinstance(verdict, Replace)
+    assert verdict.on_response is not None
+    found: bytes | Gate = verdict.on_response(frame)  # type: ignore[assignment]
+    return found
+
+
+def ended(sent: bytes | Gate) -> int | None:
+    """The error code that the client got; None: it waits."""
+    frame = sent._frame if isinstance(sent, Gate) else sent
+    if frame is None:
+        return None
+    _, answer = decode_response(ApiKey.END_TXN, VERSION, frame)
+    found: Any = answer
+    return int(found.error_code)
+
+
+async def committing(source: Source, *places: tuple[str, int]) -> None:
+    """In-Sync, and a transaction is decided."""
+    await source.synchronous()
+    write(source)
+    source.confirm()
+    record(source, TransactionState.PREPARE_COMMIT, *(places or (PLACE,)))
+
+
+def test_a_commit_is_answered_when_the_other_side_has_its_decision() -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        answer = end_txn(source)
+        await source.until("it is sent", lambda: source.connection.decided)
+        (decision,) = source.connection.decided
+        assert (decision.transactional_id, decision.producer_id, decision.epoch) == (APP, PRODUCER, EPOCH)
+        assert [(place.topic, place.partition, place.end) for place in decision.places] == [("remote-t", 0, 1)]
+        assert not decision.again
+        await asyncio.sleep(1.0)
+        assert ended(answer) is None
+        source.connection.answer()
+        await source.until("it is answered", lambda: ended(answer) is not None, 1.0)
+        assert ended(answer) == 0
+
+    on_source(work)
+
+
+@pytest.mark.parametrize(("error_code", "committed"), [(48, True), (0, False)])
+def test_an_abort_and_a_commit_that_was_refused_wait_for_nobody(error_code: int, committed: bool) -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        assert ended(end_txn(source, error_code, committed)) == error_code
+
+    on_source(work)
+
+
+def test_no_commit_waits_while_no_link_is_synchronous() -> None:
+    async def work(source: Source) -> None:
+        record(source, TransactionState.PREPARE_COMMIT, PLACE)
+        assert ended(end_txn(source)) == 0
+        await asyncio.sleep(1.0)
+        assert not source.connection.asked
+
+    on_source(work)
+
+
+def test_a_commit_that_touches_no_synchronous_link_is_answered_once_that_is_known() -> None:
+    async def work(source: Source) -> None:
+        source.cluster.add_topic("other")
+        await committing(source, ("other", 0))
+        answer = end_txn(source)
+        assert ended(answer) is None, "the log is read up to where it ends now"
+        await source.until("it is answered", lambda: ended(answer) is not None, 1.0)
+        assert ended(answer) == 0
+        assert not source.connection.asked
+
+    on_source(work)
+
+
+def test_a_commit_is_not_answered_before_the_log_is_read_that_far() -> None:
+    async def work(source: Source) -> None:
+        await source.synchronous()
+        await source.until("it is read", lambda: source.decisions.tail.loaded)
+        await source.decisions.tail.stop()
+        record(source, TransactionState.PREPARE_COMMIT, PLACE)
+        answer = end_txn(source)
+        await source.until("it is answered", lambda: ended(answer) is not None)
+        assert ended(answer) == TRY_AGAIN
+
+    on_source(work)
+
+
+def test_a_commit_that_is_not_confirmed_in_time_is_asked_for_again() -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        began = simulated_now()
+        answer = end_txn(source)
+        await source.until("it is answered", lambda: ended(answer) is not None)
+        assert ended(answer) == TRY_AGAIN
+        assert HELD_S <= simulated_now() - began < HELD_S + 0.5
+        again = end_txn(source)
+        source.connection.answer()
+        await source.until("it is answered", lambda: ended(again) is not None, 1.0)
+        assert ended(again) == 0
+
+    on_source(work)
+
+
+def test_a_marker_goes_behind_its_decision() -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        marker = mark(source)
+        passed_at: list[float] = []
+        source.ends.on_resume = lambda: passes(source, marker) and passed_at.append(simulated_now())
+        assert not passes(source, marker), "the decision is not read yet"
+        await source.until("it is sent", lambda: source.connection.decided)
+        assert passed_at[0] == source.connection.asked_at, "as soon as the decision is ahead of it"
+        assert not source.connection.asked[0][1].done()
+
+    on_source(work)
+
+
+def test_a_marker_that_goes_over_another_connection_waits_for_its_decision_there() -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        await source.until("it is sent", lambda: source.connection.decided)
+        source.connection = source.stream.connection = Connection()
+        marker = mark(source)
+        assert not passes(source, marker), "what was sent before may come later"
+        await source.until("it is sent again", lambda: source.connection.decided, 0.1)
+        assert passes(source, marker)
+
+    on_source(work)
+
+
+def test_a_marker_whose_decision_the_other_side_has_goes_over_any_connection() -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        await source.until("it is sent", lambda: source.connection.decided)
+        source.connection.answer()
+        await asyncio.sleep(0.1)
+        source.connection = source.stream.connection = Connection()
+        assert passes(source, mark(source))
+        await asyncio.sleep(1.0)
+        assert not source.connection.decided
+
+    on_source(work)
+
+
+def test_markers_of_aborts_wait_for_nothing() -> None:
+    async def work(source: Source) -> None:
+        await source.synchronous()
+        write(source)
+        assert passes(source, mark(source, committed=False))
+
+    on_source(work)
+
+
+def test_a_decision_that_is_refused_ends_the_connection_and_goes_over_the_next_one() -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        answer = end_txn(source)
+        await source.until("it is sent", lambda: source.connection.decided)
+        refusing = source.connection
+        refusing.answer(LinkRejected("STORE_UNAVAILABLE", "the store has no leader"))
+        await source.until("it is closed", lambda: refusing.lost, 1.0)
+        assert refusing.closed == "decisions not stored: the store has no leader"
+        assert ended(answer) is None
+        source.connection = source.stream.connection = Connection()
+        await source.until("it is sent again", lambda: source.connection.decided, 1.0)
+        source.connection.answer()
+        await source.until("it is answered", lambda: ended(answer) is not None, 1.0)
+        assert ended(answer) == 0
+
+    on_source(work)
+
+
+def test_a_proxy_that_pushes_none_of_its_partitions_sends_a_decision_where_it_fronts_the_coordinator() -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        source.ends.pushed, source.ends.discovery.led = None, {}
+        await source.until("it is sent", lambda: source.connection.decided)
+        source.context.fronted_brokers = frozenset((99,))
+        record(source, TransactionState.COMPLETE_COMMIT)
+        record(source, TransactionState.ONGOING, PLACE)
+        record(source, TransactionState.PREPARE_COMMIT, PLACE)
+        await asyncio.sleep(2.0)
+        assert len(source.connection.decided) == 1, "another proxy fronts it by now"
+
+    on_source(work)
+
+
+def test_what_another_proxy_sends_is_forgotten_when_the_next_transaction_begins() -> None:
+    """Until then this one may come to front the coordinator, and be asked."""
+
+    async def work(source: Source) -> None:
+        await committing(source)
+        source.ends.pushed, source.context.fronted_brokers = None, frozenset((99,))
+        record(source, TransactionState.COMPLETE_COMMIT)
+        early = end_txn(source)
+        await asyncio.sleep(1.0)
+        assert ended(early) is None
+        assert not source.connection.decided
+        record(source, TransactionState.ONGOING, PLACE)
+        await source.until("it is answered", lambda: ended(early) is not None, 1.0)
+        assert ended(early) == 0, "who began the next one had the answer"
+
+    on_source(work)
+
+
+def test_a_decision_waits_until_the_other_side_has_what_the_same_epoch_aborted_before() -> None:
+    """Else the other side would take the aborted records for those of the commit."""
+
+    async def work(source: Source) -> None:
+        await source.synchronous()
+        write(source)
+        record(source, TransactionState.PREPARE_ABORT, PLACE)
+        mark(source, committed=False)
+        record(source, TransactionState.COMPLETE_ABORT)
+        record(source, TransactionState.ONGOING, PLACE)
+        record(source, TransactionState.PREPARE_COMMIT, PLACE)
+        source.confirm(0)
+        await asyncio.sleep(0.7)
+        assert not source.connection.decided
+        source.confirm()
+        await source.until("it is sent", lambda: source.connection.decided, 0.05)
+
+    on_source(work)
+
+
+def test_what_was_decided_before_the_start_is_sent_as_such() -> None:
+    """The process before may have sent it, or not: its ends may be those of later transactions."""
+
+    async def work(source: Source) -> None:
+        write(source)
+        record(source, TransactionState.PREPARE_COMMIT, PLACE)
+        source.mode(LinkMode.SYNCHRONOUS)
+        await source.until("it joins", lambda: source.recorded() is not None)
+        marker = mark(source)
+        assert not passes(source, marker)
+        await source.until("it is sent", lambda: source.connection.decided)
+        (decision,) = source.connection.decided
+        assert decision.again
+        assert passes(source, marker)
+
+    on_source(work)
+
+
+def test_a_partition_whose_decision_nobody_knows_is_in_sync_no_more_and_its_marker_goes_then() -> None:
+    async def work(source: Source) -> None:
+        await source.synchronous()
+        await asyncio.sleep(5.0)
+        write(source)
+        source.confirm()
+        marker = mark(source)
+        assert not passes(source, marker)
+        assert await source.until("it leaves", lambda: not source.in_sync(), 3.0) >= UNDECIDED_S
+        await source.until("it may go", lambda: passes(source, marker), 10.0)
+        assert not source.in_sync()
+        recorded = source.recorded()
+        assert recorded is not None
+        assert recorded.reason is not None
+        assert recorded.reason.message.endswith("the decision that the marker at offset 1 carries out is not known")
+        assert KEY not in source.sync.links.holding(PLACE)
+
+    on_source(work)
+
+
+def test_all_answers_go_when_no_link_is_synchronous_any_more() -> None:
+    async def work(source: Source) -> None:
+        await committing(source)
+        answer = end_txn(source)
+        await asyncio.sleep(0.5)
+        assert ended(answer) is None
+        source.mode(LinkMode.ASYNCHRONOUS)
+        marker = mark(source)
+        await source.until("it is answered", lambda: ended(answer) is not None, 2.9)
+        assert ended(answer) == 0
+        assert passes(source, marker)
+
+    on_source(work)
