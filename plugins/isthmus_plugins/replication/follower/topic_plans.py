@@ -36,12 +36,12 @@ class Step(enum.Enum):
     """What comes next for a topic that is to follow over a link."""
 
     GO_ON = "go on"
-    """It follows: see whether it still can."""
+    """The topic follows: see whether it still can."""
     CREATE = "create"
     REPLACE = "replace"
     """The operator has agreed to lose this very topic for one that follows."""
     ADOPT = "adopt"
-    """It exists, and does not follow (yet): see :func:`plan`."""
+    """The topic exists, and does not follow (yet): see :func:`plan`."""
 
 
 def next_step(record: FollowerTopic | None, link_name: str, existing: TopicInfo | None) -> Step:
