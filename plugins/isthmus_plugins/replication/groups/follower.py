@@ -314,6 +314,8 @@ class GroupFollower(Part):
         found = await self._context.cluster.committed_offsets([group.group for group in due])
         lookup, now = self._context.control.state.lookup, self._clock.monotonic()
         for group in due:
+            if self._intake.group(group.link, group.group) is not group:
+                continue  # told anew meanwhile, as another one, to which what was read says nothing
             positions = found.get(group.group)
             if positions is None:
                 group.is_not_told()

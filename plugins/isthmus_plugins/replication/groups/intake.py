@@ -96,8 +96,9 @@ class Intake:
         return self._groups.get((link_name, name))
 
     def forget(self, group: FollowedGroup) -> None:
-        """Nothing of a group is the link's any more."""
-        self._groups.pop((group.link, group.group), None)
+        """Nothing of a group is the link's any more; one that was told anew meanwhile is another one, and stays."""
+        if self._groups.get((group.link, group.group)) is group:
+            del self._groups[group.link, group.group]
 
     def is_whole(self, group: FollowedGroup) -> bool:
         """Whether all is told that the source has of a group."""

@@ -12,14 +12,15 @@ from support.group_replicas import PLACE, in_replicas, log, position, status, un
 from support.offsets import commit, deleted, group_gone
 from support.replicas import LINK, Replicas
 
-from isthmus_control.commands import AttachNamespace, DetachNamespace
-from isthmus_control.model import Reason, ResourceType, Role
+from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
+from isthmus_control.model import LinkMode, Reason, ResourceType, Role
 from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.cluster import CommittedOffset, Refused
 from isthmus_plugins.replication.groups.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Pending, Plan
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
+from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 OTHER = ("remote-t", 1)
@@ -542,5 +543,69 @@ def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
         assert values["isthmus_link_group_offsets_pending", None] == 1
         assert values["isthmus_link_group_offsets_pending_seconds", None] > 0
         assert values["isthmus_link_group_offsets_committed_total", None] == 1
+
+    in_replicas(monkeypatch, test)
+
+
+class Reading:
+    """The first answer about a group is held back, until it is released; what is asked meanwhile waits, too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, replicas: Replicas, group: str) -> None:
+        self.begun, self.release = asyncio.Event(), asyncio.Event()
+        self._group, self._read = group, replicas.b.committed_offsets
+        monkeypatch.setattr(replicas.b, "committed_offsets", self._committed_offsets)
+
+    async def _committed_offsets(self, groups: Any) -> Any:
+        if self.begun.is_set():
+            await self.release.wait()
+            return await self._read(groups)
+        found = await self._read(groups)
+        if self._group in groups:
+            self.begun.set()
+            await self.release.wait()
+        return found
+
+
+async def told_anew_while_it_is_read(replicas: Replicas, reading: Reading) -> None:
+    """A group that only the target has is read; meanwhile the link is lost, and the source tells of a group by its
+    name."""
+    replicas.b.offsets["far-app-2"] = {("own", 0): position(1)}
+    await asyncio.wait_for(reading.begun.wait(), 30)
+    replicas.cut()
+    log(replicas, commit("app-2", "local-t", 4))
+    await replicas.connect()
+    follower = replicas.ends["B"].group_follower
+    await replicas.until("it is told", lambda: any(each.wanted for each in follower.groups(LINK)))
+
+
+def test_what_was_read_of_a_group_says_nothing_of_the_one_that_was_told_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(replicas: Replicas) -> None:
+        reading = Reading(monkeypatch, replicas, "far-app-2")
+        await told_anew_while_it_is_read(replicas, reading)
+        reading.release.set()
+        await replicas.until("it is there", lambda: replicas.b.offsets["far-app-2"].get(PLACE) == position(4))
+
+    in_replicas(monkeypatch, test)
+
+
+def test_no_commit_is_confirmed_by_what_was_read_before_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def test(replicas: Replicas) -> None:
+        replicas.controls["A"].apply(AlterLink(LINK, mode=LinkMode.SYNCHRONOUS))
+        key = LedPartition(LINK, OFFSETS_TOPIC, 0)
+        leader = replicas.ends["A"].group_leader
+        await replicas.until("it is pushed", lambda: leader.place(key))
+        reading = Reading(monkeypatch, replicas, "far-app-2")
+        monkeypatch.setattr(replicas.b, "commit_offsets", never)
+        await told_anew_while_it_is_read(replicas, reading)
+        reading.release.set()
+        await asyncio.sleep(30)  # of the simulated clock
+        pushed = leader.place(key)
+        assert pushed is None or pushed.acked < replicas.a.partition(OFFSETS_TOPIC).end
+        assert PLACE not in replicas.b.offsets["far-app-2"]
 
     in_replicas(monkeypatch, test)
