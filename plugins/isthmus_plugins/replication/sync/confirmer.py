@@ -64,6 +64,8 @@ class SyncLeader(Confirmer, Part):
         """(leader epoch, offset): what a link's follower has confirmed."""
         self._stable: dict[LedPartition, tuple[int, int]] = {}
         """The same of transactions that have ended there."""
+        self._known_ids: dict[str, bytes] = {}
+        """By topic: the id of the one that this was confirmed of."""
         self.settled: Callable[[Sequence[Partition]], Awaitable[None]] = not_joined
         """Returns when transactions in these that were decided before the call are carried out."""
         self.on_more: Callable[[], None] = not_joined
@@ -160,18 +162,30 @@ class SyncLeader(Confirmer, Part):
         self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
     ) -> int | None:
         """See :class:`~isthmus_plugins.confirmation.Confirmer`; ``scope``: to these groups."""
+        topic_id = self._pushed.topic_id(place[0])
+        self._forget_another(place[0], topic_id)
         ends = [clause.end(self.known, epoch) for clause in self.needs.needed(place, transactional, scope)]
         if not ends:
             return None
         end = min(ends)
-        self._rules.may_be_acked(place, self._pushed.topic_id(place[0]), epoch, end, scope)
+        self._rules.may_be_acked(place, topic_id, epoch, end, scope)
         return end
+
+    def _forget_another(self, topic: str, topic_id: bytes | None) -> None:
+        """Of a topic that was made anew, what was confirmed of the one before says nothing, at whatever epoch."""
+        if topic_id is None or self._known_ids.get(topic, topic_id) == topic_id:
+            return
+        del self._known_ids[topic]
+        for known in (self.known, self._stable):
+            for key in [key for key in known if key.topic == topic]:
+                del known[key]
 
     def readable_end(self, place: Partition, committed: bool) -> int | None:
         """Up to where consumers see a partition that are to see what is confirmed alone: as far as plain acks go.
 
         None: all of it; -1: it is not known.
         """
+        self._forget_another(place[0], self._pushed.topic_id(place[0]))
         epoch, known = self.leader_epoch(place), self._stable if committed else self.known
         return min((clause.end(known, epoch) for clause in self.needs.needed(place, False)), default=None)
 
@@ -190,6 +204,7 @@ class SyncLeader(Confirmer, Part):
     def on_stream(self, stream: LeaderStream) -> None:
         if stream.copy is None:
             if self.links.active:
+                self._forget_another(stream.key.topic, stream.topic_id)
                 self._stable[stream.key] = (stream.leader_epoch, stream.stable)
             self.on_confirmed(stream)
 
@@ -197,6 +212,8 @@ class SyncLeader(Confirmer, Part):
         """The follower has more of a partition, or it was opened."""
         if not self.links.active:
             return
+        self._forget_another(stream.key.topic, stream.topic_id)
+        self._known_ids[stream.key.topic] = stream.topic_id
         self.known[stream.key] = (stream.leader_epoch, stream.acked)
         if stream.key.topic == OFFSETS_TOPIC:
             self.commits.confirmed(stream.key)

@@ -58,6 +58,21 @@ def test_what_is_confirmed_under_one_leader_epoch_says_nothing_of_another() -> N
     on_source(work)
 
 
+def test_what_is_confirmed_of_a_topic_says_nothing_of_the_one_that_was_made_anew_under_its_name() -> None:
+    async def work(source: Source) -> None:
+        await source.synchronous()
+        source.stream.topic_id = another = bytes(range(16))
+        source.ends.discovery.topic_ids[PLACE[0]] = another
+        source.ends.pushed = None
+        assert produced(source.produce()) is None, "nobody has any of the new topic"
+        assert source.sync.readable_end(PLACE, committed=False) == -1
+        source.ends.pushed = source.stream
+        source.confirm()
+        assert source.sync.confirmed_end(PLACE, 0, False) == source.log.end
+
+    on_source(work)
+
+
 def test_it_joins_when_all_acks_are_held_and_is_in_sync_when_the_other_side_has_what_was_there_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
