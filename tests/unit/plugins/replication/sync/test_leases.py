@@ -429,6 +429,22 @@ def test_a_time_that_the_clock_has_not_reached_is_claimed_by_nobody() -> None:
     on_synchronous(work)
 
 
+def test_what_runs_out_when_no_link_is_synchronous_any_more_is_recorded_all_the_same() -> None:
+    """A failover may come after, and find another process here: what was acked until then is here still."""
+
+    async def work(scene: Scene) -> None:
+        await scene.granted()
+        scene.mode(LinkMode.ASYNCHRONOUS)
+        claim = scene.claim()
+        assert claim is not None
+        await scene.replicas.until("recorded", scene.recorded, LEASE_S + RECORD_AFTER_S + 2 * ASK_INTERVAL_S)
+        assert scene.replicas.controls["B"].state.claim(TOPIC, scene.topic_id, 0) == claim
+        await asyncio.sleep(60)
+        assert len(scene.recorded()) == 1
+
+    on_synchronous(work)
+
+
 def test_of_a_topic_that_is_another_one_nothing_is_claimed() -> None:
     async def work(scene: Scene) -> None:
         await scene.granted()
