@@ -389,6 +389,9 @@ class FollowerTopics(Part):
         )
 
     async def _check_following(self, record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> bool:
+        seen = existing
+        if not _is(record, existing):  # another proxy of this cluster may have made it since the topics were read
+            existing = await self._context.cluster.topic(record.topic)
         if existing is None or not _is(record, existing):
             raise Refusal(
                 ReasonCode.TARGET_TOPIC_MAY_BE_DELETED if existing is None else ReasonCode.TARGET_TOPIC_ID_CHANGED,
@@ -410,7 +413,7 @@ class FollowerTopics(Part):
         if unopened:
             ends = {p: await self._context.cluster.log_end(record.topic, p) if p < there else 0 for p in unopened}
             await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
-        return there < partitions
+        return there < partitions or existing is not seen
 
     async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
         await self._record(link_name, wanted, local, TopicState.CREATING)

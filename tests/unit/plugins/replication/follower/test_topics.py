@@ -6,9 +6,10 @@ The source's end is the test's; cluster and control log are models, with the rea
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -217,6 +218,36 @@ def test_killed_anywhere_the_next_process_ends_with_one_topic_that_follows_whole
         assert scene.found.configs["cleanup.policy"] == "delete"
 
     on_cluster(work)
+
+
+def test_two_proxies_of_the_cluster_make_each_topic_once_and_neither_says_that_it_was_deleted() -> None:
+    """What a proxy has seen of the cluster is older than what the control log says when it comes to its last topic."""
+
+    async def run(seed: int) -> None:
+        scene = Scene()
+        scene.cluster.random = scene.control.random = random.Random(seed)
+        other: Any = FakeContext(scene.cluster, scene.control, "q")
+        peers = scene.peer, CalledAtOnce(LINK, FollowerTopics(other).answers())
+        names = [SOURCE, "local-u", "local-v"]
+
+        async def ask(peer: CalledAtOnce, topics: Iterable[str], after_s: float = 0.0) -> list[calls.PreparedTopic]:
+            await asyncio.sleep(after_s)
+            question = calls.PrepareTopics(tuple(wanted(name) for name in topics), tuple(names))
+            return list((await peer.call(question)).topics.values())
+
+        later = scene.cluster.random.uniform(0, 0.05)
+        answers = await asyncio.gather(ask(peers[0], names), ask(peers[1], reversed(names), later))
+        for told in itertools.chain(*answers):
+            assert told.ready or told.code in (ReasonCode.TARGET_TOPIC_NOT_CREATED, "CONFLICT"), told
+            assert told.leaders == ((1,) if told.ready else None)
+        for peer in peers:
+            assert all(told.ready for told in await ask(peer, names))
+        for name in (LOCAL, "remote-u", "remote-v"):
+            assert scene.control.state.follower_topics[name].topic_id == text(scene.cluster.found[name])
+            assert scene.provenance(topic=name) == [(SOURCE_ID, 0, None)]
+
+    for seed in range(50):
+        run_simulated(run(seed))
 
 
 def test_a_topic_without_leaders_is_waited_for_a_moment_and_told_as_it_is() -> None:
