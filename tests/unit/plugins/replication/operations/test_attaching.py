@@ -6,6 +6,7 @@ Both ends are whole, on model clusters and a simulated clock.
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -182,6 +183,28 @@ def test_a_topic_that_holds_other_records_keeps_everything_from_being_attached(r
     on_link(work)
 
 
+@pytest.mark.parametrize("request_", [LEADS, FOLLOWS], ids=["leader", "follower"])
+def test_what_is_agreed_to_counts_at_the_follower_whichever_side_is_asked(request_: links.Attach) -> None:
+    async def work(scene: Scene) -> None:
+        scene.replicas.a.add_topic("m-t")
+        topic = scene.replicas.b.add_topic("s-t")
+        topic.partitions[0].write_values(b"somebody's")
+        await scene.attach(request_, truncate_target=True, disable_transaction_verification=True)
+        assert scene.attached() == "AB"
+        (mapping,) = (each for each in mappings(scene) if each.local_prefix == "s-")
+        assert mapping.truncate_topic_ids == (str(uuid.UUID(bytes=topic.topic_id)),), "and none that comes later"
+        assert list(scene.replicas.b.cluster_configs.values()) == ["false"]
+        assert not scene.replicas.a.cluster_configs
+        await scene.replicas.until("emptied", lambda: scene.replicas.b.found.get("s-t") not in (None, topic))
+        await scene.replicas.until("follows", lambda: scene.end("B").follower.streams())
+
+    on_link(work)
+
+
+def mappings(scene: Scene) -> list[Any]:
+    return list(scene.replicas.controls["B"].state.links[LINK].mappings)
+
+
 # ---- at both or at neither ----
 
 
@@ -281,6 +304,26 @@ def test_a_peer_is_told_of_the_topics_of_the_namespace_alone() -> None:
         (connection,) = scene.end("B").peers.connections(LINK)
         answer = await connection.call(calls.LedTopics("m-"))
         assert [(each.topic, each.partitions) for each in answer.topics] == [("m-t", 2)]
+
+    on_link(work)
+
+
+def test_consent_that_the_brokers_do_not_follow_is_told_and_the_source_is_not_attached() -> None:
+    async def work(scene: Scene) -> None:
+        cluster: Any = scene.replicas.b
+        alter = cluster.alter_cluster_config
+
+        async def refuse(name: str, value: str | None, validate_only: bool = False) -> None:
+            if not validate_only:
+                raise KafkaRefused(31, "CLUSTER_AUTHORIZATION_FAILED", "no")
+
+        cluster.alter_cluster_config = refuse
+        with pytest.raises(OperationError, match=r"attached, but transaction\.partition\..* is not set as agreed"):
+            await scene.attach(FOLLOWS, disable_transaction_verification=True)
+        assert "A" not in scene.attached()
+        cluster.alter_cluster_config = alter
+        await scene.attach(FOLLOWS, disable_transaction_verification=True)
+        assert scene.attached() == "AB"
 
     on_link(work)
 
