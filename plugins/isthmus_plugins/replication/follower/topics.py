@@ -355,7 +355,7 @@ class FollowerTopics(Part):
             return local, await self._check_following(record, partitions, existing)
         if existing is not None and record is not None and _to_be_lost(record, link_name, existing):
             log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
-            await self._context.cluster.delete_topic(local)
+            await self._lose(existing)
             existing = None
         if existing is not None:
             await self._adopt_or_refuse(link_name, counterpart.mapping, record, wanted, local, existing)
@@ -426,6 +426,12 @@ class FollowerTopics(Part):
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
         await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
 
+    async def _lose(self, agreed: TopicInfo) -> None:
+        """Delete the topic that the operator agreed to lose, and not one that has its name by now."""
+        now = await self._context.cluster.topic(agreed.name)
+        if now is not None and now.topic_id == agreed.topic_id:
+            await self._context.cluster.delete_topic(agreed.name)
+
     async def _adopt_or_refuse(
         self,
         link_name: str,
@@ -450,7 +456,7 @@ class FollowerTopics(Part):
                 "follower topic emptied", extra={"link": link_name, "topic": local, "records_lost": plan.records_lost}
             )
             await self._record(link_name, wanted, local, TopicState.CREATING)
-            await cluster.delete_topic(local)
+            await self._lose(existing)
             await self._create(link_name, wanted, local)
             return
         partitions = wanted.partitions

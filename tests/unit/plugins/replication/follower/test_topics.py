@@ -400,6 +400,33 @@ def test_a_topic_that_the_operator_gives_up_is_made_anew_and_no_other(agreed: bo
     on_cluster(work)
 
 
+@pytest.mark.parametrize("how", ["consent", "recreate"])
+def test_a_topic_that_took_the_name_since_the_cluster_was_looked_at_is_not_deleted(how: str) -> None:
+    """Another proxy's, which follows already, or anybody's."""
+
+    async def work(scene: Scene) -> None:
+        if how == "consent":
+            of_one_to_be_lost(scene)
+        else:
+            assert (await scene.prepare()).ready
+            scene.control.apply(RecreateFollowerTopic(LINK, LOCAL, text(scene.found)))
+        topics = scene.cluster.topics
+
+        async def then_replaced() -> Mapping[str, TopicInfo]:
+            found = await topics()
+            scene.cluster.topics = topics  # type: ignore[method-assign]
+            del scene.cluster.found[LOCAL]
+            scene.cluster.add_topic(LOCAL).partitions[0].write_values(b"never agreed")
+            return found
+
+        scene.cluster.topics = then_replaced  # type: ignore[method-assign]
+        assert (await scene.prepare()).code == ReasonCode.TARGET_TOPIC_NOT_CREATED
+        assert scene.found.partitions[0].end == 1
+        assert (await scene.prepare()).code == ReasonCode.TARGET_TOPIC_NOT_EMPTY
+
+    on_cluster(work)
+
+
 # ---- attached again ----
 
 
