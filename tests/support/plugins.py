@@ -1,10 +1,9 @@
-"""Whole replication plugins on model clusters, joined over loopback sockets."""
+"""Whole replication plugins on model clusters, joined over a loopback interface in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +12,8 @@ from isthmus_control.model import BrokerClaim
 from isthmus_plugins import links
 from isthmus_plugins.process import LinkListenerSpec
 from isthmus_plugins.replication.plugin import ReplicationPlugin
-from support.fake_cluster import FakeCluster, FakeContext, FakeControl
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, LoopClock, simulated_now
+from support.loopback import run_on_loopback
 
 
 class Proxy:
@@ -75,8 +75,13 @@ class Two:
         for cluster in self.clusters.values():
             cluster.add_topic("__isthmus_control")
         for control in self.controls.values():
-            control.wall_ms = int((time.time() - asyncio.get_running_loop().time()) * 1000)
+            control.wall_ms = int((LoopClock().time() - simulated_now()) * 1000)
         self.a, self.b = (Proxy(self.clusters[name], self.controls[name], name.lower()) for name in "AB")
+
+    @property
+    def now_ms(self) -> int:
+        """What their wall clocks tell."""
+        return int(LoopClock().time() * 1000)
 
     async def create(self, name: str = "a-to-b", **more: Any) -> links.LinkStatus:
         request = links.CreateLink(link_name=name, remote=more.pop("remote", self.b.address), **more)
@@ -105,4 +110,4 @@ def on_two(work: Callable[[Two], Awaitable[None]]) -> None:
             await two.a.stop()
             await two.b.stop()
 
-    asyncio.run(run())
+    run_on_loopback(run())

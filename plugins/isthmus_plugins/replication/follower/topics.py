@@ -180,8 +180,9 @@ class FollowerTopics(Part):
             case Step.CREATE:
                 await self._create(link_name, wanted, local)
             case Step.REPLACE:
+                assert existing is not None
                 log.warning("follower topic recreated", extra={"link": link_name, "topic": local})
-                await self._context.cluster.delete_topic(local)
+                await self._lose(existing)
                 await self._create(link_name, wanted, local)
             case Step.ADOPT:
                 assert existing is not None
@@ -203,9 +204,12 @@ class FollowerTopics(Part):
             self.succeeded[record.topic] = found
             raise Refusal(ReasonCode.SOURCE_TRUNCATED, reasons.source_truncated(record.source_topic, found))
 
-    async def _go_on(self, record: FollowerTopic, partitions: int, existing: TopicInfo | None) -> bool:
-        """Give a topic that follows the partitions that its source has got; whether there were some."""
-        existing = topic_plans.going_on(record, partitions, existing)
+    async def _go_on(self, record: FollowerTopic, partitions: int, seen: TopicInfo | None) -> bool:
+        """Give a topic that follows the partitions that its source has got; whether there were some, or all."""
+        found = seen
+        if not topic_plans.is_recorded(record, found):  # another proxy of this cluster may have made it since
+            found = await self._context.cluster.topic(record.topic)
+        existing = topic_plans.going_on(record, partitions, found)
         there = len(existing.partitions)
         if there < partitions:
             await self._context.cluster.create_partitions(record.topic, partitions)
@@ -214,7 +218,7 @@ class FollowerTopics(Part):
         if unopened := topic_plans.not_opened(record, history, partitions):
             ends = {p: await self._context.cluster.log_end(record.topic, p) if p < there else 0 for p in unopened}
             await self._open_provenance(record.link, record.topic, existing.topic_id, ends)
-        return there < partitions
+        return there < partitions or found is not seen
 
     async def _create(self, link_name: str, wanted: calls.WantedTopic, local: str) -> None:
         await self._record(link_name, wanted, local, TopicState.CREATING)
@@ -226,6 +230,12 @@ class FollowerTopics(Part):
         log.info("follower topic created", extra={"link": link_name, "topic": local, "partitions": wanted.partitions})
         await self._record(link_name, wanted, local, TopicState.FOLLOWING, topic_id)
         await self._open_provenance(link_name, local, topic_id, dict.fromkeys(range(wanted.partitions), 0))
+
+    async def _lose(self, agreed: TopicInfo) -> None:
+        """Delete the topic that the operator agreed to lose, and not one that has its name by now."""
+        now = await self._context.cluster.topic(agreed.name)
+        if now is not None and now.topic_id == agreed.topic_id:
+            await self._context.cluster.delete_topic(agreed.name)
 
     async def _adopt_or_refuse(
         self,
@@ -251,7 +261,7 @@ class FollowerTopics(Part):
                 "follower topic emptied", extra={"link": link_name, "topic": local, "records_lost": plan.records_lost}
             )
             await self._record(link_name, wanted, local, TopicState.CREATING)
-            await cluster.delete_topic(local)
+            await self._lose(existing)
             await self._create(link_name, wanted, local)
             return
         partitions = wanted.partitions

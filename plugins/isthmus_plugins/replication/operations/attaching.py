@@ -73,7 +73,8 @@ class Attaching:
             request.local,
             role.other,
             truncate_target=request.truncate_target,
-            disable_transaction_verification=request.disable_transaction_verification,
+            # The follower's end is what consents are about, and the leader's takes none.
+            disable_transaction_verification=role is Role.LEADER and request.disable_transaction_verification,
         )
         here = AttachNamespace(link_name, kind, request.local, request.remote, role, create_missing=True)
         if role is Role.LEADER:
@@ -122,7 +123,7 @@ class Attaching:
         truncate = tuple(topic_id for topic_id in ids if topic_id is not None)
         if role is Role.FOLLOWER:
             here = replace(here, truncate_topic_ids=truncate)
-        await self._attach_both(link, here, replace(there, truncate_topic_ids=truncate))
+        await self._attach_both(link, here, replace(there, truncate_topic_ids=truncate if role is Role.LEADER else ()))
         return result
 
     async def _attach_principals(self, link: Link, request: links.Attach, role: Role) -> AttachResult:

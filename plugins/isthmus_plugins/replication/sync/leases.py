@@ -140,7 +140,7 @@ class SyncLeases(Part):
 
     async def _ask_for_ever(self) -> None:
         while True:
-            if not self._links and not any(self._due()):
+            if not self._links and not any(self._due(float("inf"))):
                 self._followed.clear()
                 await self._followed.wait()
             streams: dict[Peer, dict[int, FollowerStream]] = {}
@@ -155,7 +155,8 @@ class SyncLeases(Part):
                 if peer not in self._asking:
                     self._asking.add(peer)
                     self._tasks.start("lease", self._ask(peer, streams.get(peer, {}), groups.get(peer, {})))
-            if not self._recording and any(due := self._due()) and self._clock.monotonic() > self._record_from:
+            now = self._clock.monotonic()
+            if not self._recording and any(due := self._due(now - RECORD_AFTER_S)) and now > self._record_from:
                 self._recording = True
                 self._tasks.start("record", self._record(*due))
             await asyncio.sleep(ASK_INTERVAL_S)
@@ -209,14 +210,14 @@ class SyncLeases(Part):
 
     # ---- recording ----
 
-    def _due(self) -> tuple[list[tuple[Place, Lease]], dict[str, list[OffsetsClaim]]]:
-        """Leases that have run out and are not recorded; those of groups by link."""
-        over, now_ms = self._clock.monotonic() - RECORD_AFTER_S, int(self._clock.time() * 1000)
-        state = self._context.control.state
+    def _due(self, over: float) -> tuple[list[tuple[Place, Lease]], dict[str, list[OffsetsClaim]]]:
+        """Leases that run out before ``over`` (monotonic seconds) and are not recorded; those of groups by link."""
+        state, now_ms = self._context.control.state, int(self._clock.time() * 1000)
         due = []
         for place, lease in list(self._leases.items()):
             topic = state.follower_topics.get(place[0])
-            if topic is None or topic.topic_id != lease.topic_id or topic.link != lease.link:
+            follows = topic is not None and topic.topic_id == lease.topic_id and topic.link == lease.link
+            if not follows or lease.link not in state.links:
                 del self._leases[place]  # it follows no more
             elif lease.until_ms and lease.until < over:
                 known = state.claim(place[0], lease.topic_id, place[1])

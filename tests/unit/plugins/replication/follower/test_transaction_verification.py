@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.fake_cluster import FakeContext
+from support.fake_cluster import FakeContext, run_simulated
 from support.plugins import Two, on_two
 from support.replicas import Replicas
 
@@ -212,4 +211,4 @@ def test_killed_anywhere_it_ends_as_agreed(dies_at: int, former: str | None) -> 
         assert cluster.cluster_configs.get(TRANSACTION_VERIFICATION) == former
         assert not control.state.held_configs
 
-    asyncio.run(run())
+    run_simulated(run())

@@ -1,9 +1,8 @@
-"""The leader end: streams and their limits, and whole ends against a model cluster on a simulated clock."""
+"""The leader end: whole ends against a model cluster on a simulated clock."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -18,115 +17,10 @@ from isthmus_plugins.cluster import Fetched, TransactionMarkers
 from isthmus_plugins.replication.follower.log import StopReason
 from isthmus_plugins.replication.leader import leader_end as module
 from isthmus_plugins.replication.leader import tail
-from isthmus_plugins.replication.leader.stream import (
-    CLOSE_MS,
-    IN_FLIGHT_BYTES_MAX,
-    IN_FLIGHT_BYTES_MIN,
-    PEER_IN_FLIGHT_BYTES_MAX,
-    SEEN_INTERVAL_S,
-    Flow,
-    LeaderStream,
-    Wait,
-)
+from isthmus_plugins.replication.leader.stream import IN_FLIGHT_BYTES_MIN
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.partitions import LedPartition
 from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
-
-
-class Connection:
-    writable = True
-
-
-def a_stream(flow: Flow | None = None) -> LeaderStream:
-    connection: Any = Connection()
-    stream = LeaderStream(LedPartition(LINK, "t", 0), bytes(16), "r", 1, 0, connection, 1, flow or Flow(), time)
-    stream.opened(10)
-    return stream
-
-
-def test_bytes_in_flight_are_limited_by_stream_and_by_connection() -> None:
-    flow = Flow()
-    one, other = a_stream(flow), a_stream(flow)
-    one.sent(11, IN_FLIGHT_BYTES_MIN)
-    assert one.wait is Wait.PEER
-    assert other.wait is None
-    one.confirmed(11)
-    assert one.wait is None
-    assert (one.in_flight_bytes, flow.in_flight_bytes) == (0, 0)
-    one.sent(12, PEER_IN_FLIGHT_BYTES_MAX)
-    assert other.wait is Wait.PEER
-    one.closed()
-    assert other.wait is None
-    other.connection.writable = False  # type: ignore[misc]
-    assert other.wait is Wait.PEER
-
-
-def test_a_stream_has_one_reason_to_wait() -> None:
-    stream = a_stream()
-    stream.blocked = lambda: None
-    waits = [stream.wait]
-    for begin in ("seeking", "doubting", "undecided"):
-        setattr(stream, begin, True)
-        waits.append(stream.wait)
-    stream.sent(11, IN_FLIGHT_BYTES_MAX)
-    waits.append(stream.wait)
-    assert waits == [Wait.END, Wait.LOG_START, Wait.DELETIONS, Wait.DECISION, Wait.PEER]
-
-
-@pytest.mark.parametrize(
-    ("round_trip_s", "most"), [(0.0, IN_FLIGHT_BYTES_MIN), (0.02, 3 << 20), (0.1, 11 << 20), (1.0, IN_FLIGHT_BYTES_MAX)]
-)
-def test_more_is_in_flight_to_a_peer_that_is_far_away(round_trip_s: float, most: int) -> None:
-    stream = a_stream(Flow(round_trip_s))
-    stream.sent(11, int(0.97 * most))
-    assert stream.wait is None
-    stream.sent(12, int(0.04 * most))
-    assert stream.wait is Wait.PEER
-
-
-def test_a_follower_is_close_when_it_has_had_all_and_lacks_what_is_young() -> None:
-    stream = a_stream()
-    assert not stream.is_close(100.0)  # nobody has looked
-    stream.saw_end(1_000, 100.0)
-    assert stream.age_ms(100.0) == 0
-    assert not stream.is_close(100.0)  # nobody knows how old that is
-    stream.confirmed(1_000)
-    assert stream.is_close(100.0)
-    stream.saw_end(1_010, 101.0)
-    assert stream.is_close(101.0 + CLOSE_MS / 1000)
-    assert not stream.is_close(101.1 + CLOSE_MS / 1000)
-    stream.confirmed(1_010)
-    assert stream.is_close(102.0)
-    empty = a_stream()
-    empty.saw_end(0, 100.0)
-    assert empty.is_close(100.0)
-
-
-def test_age_is_that_of_the_oldest_record_that_is_missing() -> None:
-    stream = a_stream()
-    stream.saw_end(10, 100.0)
-    stream.saw_end(20, 100.0)
-    stream.saw_end(30, 105.0)
-    assert stream.lag == 20
-    assert stream.age_ms(106.0) == 6000
-    stream.confirmed(15)
-    assert stream.age_ms(106.0) == 6000
-    stream.confirmed(20)
-    assert stream.age_ms(106.0) == 1000
-    stream.confirmed(30)
-    assert (stream.lag, stream.age_ms(200.0)) == (0, 0)
-
-
-def test_what_was_seen_takes_little_memory() -> None:
-    stream = a_stream()
-    for number in range(10_000):
-        stream.saw_end(20 + number, 100.0 + number / 1000)
-    assert len(stream._seen) <= 10 / SEEN_INTERVAL_S + 1
-    assert stream.age_ms(110.0) == 10_000
-
-
-# ---- whole ends ----
-
 
 KEY = LedPartition(LINK, "local-t", 0)
 

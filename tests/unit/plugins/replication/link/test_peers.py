@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from support.loopback import run_on_loopback
 from support.plugins import Proxy, Two, on_two
 
 from isthmus_control.commands import AlterLink, CreateLink
@@ -77,7 +78,7 @@ def test_every_proxy_is_connected_with_every_one_of_the_other_cluster() -> None:
         for proxy in every:
             await proxy.stop()
 
-    asyncio.run(run())
+    run_on_loopback(run())
 
 
 def test_a_proxy_of_another_cluster_at_the_address_is_refused_and_the_right_one_found_later() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -179,7 +178,7 @@ def test_where_some_of_several_links_are_enough_nothing_is_said_of_this_side_alo
     async def work(two: Two) -> None:
         state = two.controls["B"].state
         link_id, topic_id = state.links["a-to-b"].link_id, str(state.follower_topics["r-t"].topic_id)
-        now_ms = int(time.time() * 1000)
+        now_ms = two.now_ms
         terms = AckTerms(1, {"a-to-b": "B", "a-to-c": "C"}, 60_000)
         claimed = Claimed("r-t", topic_id, 0, now_ms, 3, terms)
         two.controls["B"].apply(RecordClaims("a-to-b", link_id, (claimed,)))
@@ -196,7 +195,7 @@ def test_a_claim_of_a_clock_that_was_ahead_says_nothing() -> None:
     async def work(two: Two) -> None:
         state = two.controls["B"].state
         link_id, topic_id = state.links["a-to-b"].link_id, str(state.follower_topics["r-t"].topic_id)
-        later = int(time.time() * 1000) + 3_600_000
+        later = two.now_ms + 3_600_000
         two.controls["B"].wall_ms += 3_600_000
         two.controls["B"].apply(RecordClaims("a-to-b", link_id, (Claimed("r-t", topic_id, 0, later, 3),)))
         assert two.controls["B"].state.claims
@@ -220,7 +219,7 @@ def test_an_ack_to_a_group_meant_this_until_then() -> None:
         await two.until("In-Sync", lambda: all(leases.lease("a-to-b", partition) for partition in range(2)))
         two.clusters["B"].offsets["gr-1"] = {("r-t", 0): CommittedOffset(3, "")}
         await source_lost(two)
-        lost_ms = time.time() * 1000
+        lost_ms = two.now_ms
         await fail_over(two, DRY)
         await two.until("recorded", lambda: len(two.controls["B"].state.group_claims) == 2)
         (report,) = (each for each in (await fail_over(two)).namespaces if each.type == "consumer-group")
@@ -240,7 +239,7 @@ def test_of_groups_for_which_some_of_several_links_are_enough_it_says_which_to_c
             local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True
         )
         await two.a.links.attach("a-to-b", groups)
-        link_id, now_ms = two.controls["B"].state.links["a-to-b"].link_id, int(time.time() * 1000)
+        link_id, now_ms = two.controls["B"].state.links["a-to-b"].link_id, two.now_ms
         terms = {"gr-": AckTerms(degrade_after_ms=60_000), "gr-any-": AckTerms(1, {"a-to-b": "B", "a-to-c": "C"})}
         claimed = OffsetsClaim(0, 1, now_ms, terms)
         two.controls["B"].apply(RecordClaims("a-to-b", link_id, (), (claimed,)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from time import monotonic
 from typing import Any
 
 import pytest
+from support.fake_cluster import simulated_now
 from support.plugins import Proxy, Two, on_two
 
 from isthmus_control.commands import ClaimBrokers, PartitionSync, RecordSync
@@ -93,7 +93,7 @@ def test_a_link_under_load_is_made_synchronous_while_its_lag_is_young() -> None:
         stream = two.a.plugin.parts.leader_end.stream(LedPartition("a-to-b", "l-t", 0))
         assert stream is not None
         await two.until("read", lambda: stream.at_end)
-        stream.saw_end(stream.source_end + 5, monotonic())  # as if records had come that B has not confirmed
+        stream.saw_end(stream.source_end + 5, simulated_now())  # as if records had come that B has not confirmed
         assert two.a.status().state == "Catching Up"
         assert (await two.a.links.set_mode("a-to-b", DRY)).mode == "synchronous"
         await asyncio.sleep(CLOSE_MS / 1000 + 0.1)

@@ -1,4 +1,4 @@
-"""Operators' requests and connections between whole plugins, over loopback sockets, on model clusters."""
+"""Operators' requests and connections between whole plugins, over a loopback interface in memory, on model clusters."""
 
 from __future__ import annotations
 
