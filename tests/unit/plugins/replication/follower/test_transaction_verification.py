@@ -16,7 +16,6 @@ from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
 from isthmus_plugins import links
 from isthmus_plugins.cluster import KafkaRefused
 from isthmus_plugins.links import OperationError
-from isthmus_plugins.replication.follower import transaction_verification
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 
 TOPIC, GROUP, PRINCIPAL = ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL
@@ -139,9 +138,8 @@ def test_brokers_that_refuse_the_change() -> None:
     on_linked(work)
 
 
-def test_brokers_that_do_not_act_on_it_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_do_not_act_on_it_are_told_of() -> None:
     async def work(two: Two) -> None:
-        monkeypatch.setattr(transaction_verification, "EFFECTIVE_WAIT_S", 0.1)
 
         async def own_value(name: str) -> dict[int, str | None]:
             return {1: "true", 2: "false"}

@@ -13,7 +13,6 @@ from isthmus_control.commands import AlterLink, AttachNamespace, CreateNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
 from isthmus_plugins import links
 from isthmus_plugins.links import OperationError, SetMode
-from isthmus_plugins.replication.sync import leases
 
 SYNC, ASYNC = SetMode(mode="synchronous", confirm_timeout_ms=4_000), SetMode(mode="asynchronous")
 ATTACH = links.Attach(local="l-", remote="r-", role="leader")
@@ -88,11 +87,7 @@ def test_a_mode_that_the_other_cluster_refuses_is_not_set() -> None:
     on_two(work)
 
 
-def test_the_target_says_until_when_it_was_in_sync_and_so_does_its_next_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(leases, "RECORD_AFTER_S", 0.1)
-
+def test_the_target_says_until_when_it_was_in_sync_and_so_does_its_next_process() -> None:
     async def work(two: Two) -> None:
         await in_sync(two)
         (there,) = two.b.status().partitions

@@ -16,18 +16,11 @@ from isthmus_plugins.cluster import CommittedOffset
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import NamespaceRef, OperationError, Promote, SetMode
 from isthmus_plugins.replication.in_doubt.store import DECISION, Entry
-from isthmus_plugins.replication.operations import failover, promotion
 from isthmus_protocol.offsets_log import partition_of
 
 DRY, ALL = Failover(dry_run=True), Failover()
 TRANSACTIONAL = 0x10
 X = 7
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "CLAIMS_SETTLE_S", 0.3)
-    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
 
 
 async def fail_over(two: Two, request: Failover = ALL) -> FailoverReport:
@@ -306,7 +299,7 @@ def test_a_promotion_that_lost_its_source_is_gone_on_with_without_it() -> None:
     on_following(work)
 
 
-def test_a_reservation_that_is_cleared_by_hand_ends_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reservation_that_is_cleared_by_hand_ends_the_same() -> None:
     async def work(two: Two) -> None:
         open_transaction(two, "l-t")
         await two.until("copied", lambda: two.clusters["B"].partition("r-t").end == 4)

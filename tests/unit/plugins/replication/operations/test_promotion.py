@@ -18,8 +18,6 @@ from isthmus_control.model import TRANSACTION_VERIFICATION, NamespaceKey, Resour
 from isthmus_plugins import links
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.links import NamespaceRef, OperationError, Promote, PromoteReport
-from isthmus_plugins.replication.comparison import groups
-from isthmus_plugins.replication.operations import promotion
 
 REQUEST = Promote(namespaces=[NamespaceRef(local="r-")])
 
@@ -157,8 +155,6 @@ def test_who_slept_through_a_take_over_does_not_attach_the_source_again(monkeypa
 
 
 def test_what_is_to_be_taken_back_is_taken_back_whoever_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
-
     async def work(two: Two) -> None:
         killing = Killing(two, 2)  # begun, and decided
         two.clusters["A"].completing.append("payments")
@@ -209,9 +205,7 @@ def test_a_promotion_is_taken_back_where_the_peer_is_an_older_one_by_then() -> N
     on_following(work)
 
 
-def test_what_kept_a_promotion_is_told_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
-
+def test_what_kept_a_promotion_is_told_as_long_as_it_does() -> None:
     async def work(two: Two) -> None:
         killing = Killing(two, 1)
         with pytest.raises(OperationError, match="killed"):
@@ -229,9 +223,7 @@ def test_what_kept_a_promotion_is_told_as_long_as_it_does(monkeypatch: pytest.Mo
     on_following(work)
 
 
-def test_what_was_written_since_is_seen_after_the_source_was_detached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promotion, "ARRIVAL_S", 0.3)
-
+def test_what_was_written_since_is_seen_after_the_source_was_detached() -> None:
     async def work(two: Two) -> None:
         source, control = two.clusters["A"], two.controls["A"]
         append, fetch = control.append, source.fetch_connection
@@ -260,9 +252,7 @@ def test_what_was_written_since_is_seen_after_the_source_was_detached(monkeypatc
     on_following(work)
 
 
-def test_what_was_asked_for_with_an_abandoned_promotion_is_abandoned_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
-
+def test_what_was_asked_for_with_an_abandoned_promotion_is_abandoned_too() -> None:
     async def work(two: Two) -> None:
         groups = links.Attach(
             local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True
@@ -284,10 +274,8 @@ GROUP_KEY = NamespaceKey(ResourceType.CONSUMER_GROUP, "gr-")
 BOTH = Promote(namespaces=[NamespaceRef(local="gr-", type="consumer-group"), NamespaceRef(local="r-")])
 
 
-def on_groups(monkeypatch: pytest.MonkeyPatch, work: Callable[[Two], Awaitable[None]]) -> None:
+def on_groups(work: Callable[[Two], Awaitable[None]]) -> None:
     """The same, with a group namespace and a group that has the same position at both ends."""
-    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
-    monkeypatch.setattr(groups, "LOOK_AGAIN_S", 0.05)
 
     async def with_groups(two: Two) -> None:
         groups = links.Attach(
@@ -306,7 +294,7 @@ async def promote_both(proxy: Proxy) -> None:
     await proxy.links.promote("a-to-b", BOTH, lambda done, total: None)
 
 
-def test_groups_are_looked_at_again_when_nothing_more_comes_into_their_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_looked_at_again_when_nothing_more_comes_into_their_topics() -> None:
     async def work(two: Two) -> None:
         control = two.controls["B"]
         moved = {"gl-1": {("l-t", 0): CommittedOffset(2, "")}}
@@ -323,11 +311,11 @@ def test_groups_are_looked_at_again_when_nothing_more_comes_into_their_topics(mo
         assert promoted(two)
         assert not control.state.namespaces[GROUP_KEY].reserved
 
-    on_groups(monkeypatch, work)
+    on_groups(work)
 
 
 @pytest.mark.parametrize("at", range(12))
-def test_topics_and_groups_are_promoted_together_whoever_dies(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_and_groups_are_promoted_together_whoever_dies(at: int) -> None:
     async def work(two: Two) -> None:
         killing = Killing(two, at)
         try:
@@ -348,7 +336,7 @@ def test_topics_and_groups_are_promoted_together_whoever_dies(at: int, monkeypat
             assert all(control.state.namespaces[key].reserved for key in keys)
             assert len(two.a.status().mappings) == 2
 
-    on_groups(monkeypatch, work)
+    on_groups(work)
 
 
 async def follows_on(two: Two) -> None:
@@ -360,9 +348,7 @@ async def follows_on(two: Two) -> None:
 
 
 @pytest.mark.parametrize("at", range(9))
-def test_once_begun_another_proxy_finishes_it(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
-
+def test_once_begun_another_proxy_finishes_it(at: int) -> None:
     async def work(two: Two) -> None:
         killing = Killing(two, at)
         try:

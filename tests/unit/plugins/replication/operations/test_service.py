@@ -239,7 +239,6 @@ def test_the_ends_of_many_topics_are_recorded_together(monkeypatch: pytest.Monke
             return {place: end for place, end in (await log_ends(places)).items() if place != ("r-7", 0)}
 
         monkeypatch.setattr(cluster, "log_ends", ends)
-        monkeypatch.setattr(follower_topics, "SETTLE_S", 0.01)
         with pytest.raises(OperationError, match="r-7-0 cannot be read"):
             await two.b.links.detach("a-to-b", "r-")
         histories = two.controls["B"].state.histories
