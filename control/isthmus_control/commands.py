@@ -30,6 +30,7 @@ from isthmus_control.model import (
     LinkMode,
     LinkSettings,
     NamespaceKey,
+    NamespaceMapping,
     OffsetsCopy,
     Reason,
     ResourceType,
@@ -245,6 +246,19 @@ class AttachNamespace(Body):
     truncate_topic_ids: tuple[str, ...] = ()
     create_missing: bool = False
     disable_transaction_verification: bool = False
+
+    def mapping(self, attached_ms: int = 0, at_offset: int = 0) -> NamespaceMapping:
+        """What is attached, once the command stands at ``at_offset``."""
+        return NamespaceMapping(
+            self.type,
+            self.local_prefix,
+            self.remote_prefix,
+            self.role,
+            attached_ms,
+            at_offset,
+            self.truncate_topic_ids,
+            self.disable_transaction_verification,
+        )
 
 
 @dataclass(frozen=True, slots=True)

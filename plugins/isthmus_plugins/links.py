@@ -6,7 +6,7 @@ are the specification's. All models go over REST as they are, so they are also t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,9 +15,7 @@ from isthmus_control.bounds import (
     SYNC_CONFIRM_TIMEOUT_MS_MAX,
     SYNC_CONFIRM_TIMEOUT_MS_MIN,
 )
-
-if TYPE_CHECKING:
-    pass
+from isthmus_control.model import NamespaceMapping
 
 
 class _Model(BaseModel):
@@ -156,6 +154,20 @@ class MappingStatus(_Model):
     """That of the worst partition, group or binding of the namespace; which of them are worse on their own is named."""
     reason: str | None = None
     message: str | None = None
+
+    @classmethod
+    def of(cls, mapping: NamespaceMapping, state: str, reason: str | None, message: str | None) -> MappingStatus:
+        """What is attached, and the state of what it holds."""
+        return cls(
+            type=mapping.type.value,
+            local=mapping.local_prefix,
+            remote=mapping.remote_prefix,
+            role=mapping.role.value,
+            disable_transaction_verification=mapping.disable_transaction_verification,
+            state=state,
+            reason=reason,
+            message=message,
+        )
 
 
 class TransactionVerificationStatus(_Model):

@@ -274,16 +274,7 @@ def _attach(state: ControlState, offset: int, command: c.Command, body: c.Attach
         require(body.create_missing, Rejection.NOT_FOUND, f"there is no {key}: create it first")
         require(len(state.namespaces) < NAMESPACES_MAX, Rejection.CONFLICT, f"there are {NAMESPACES_MAX} namespaces")
         namespace = Namespace(body.type, body.local_prefix, command.at_ms)
-    mapping = NamespaceMapping(
-        body.type,
-        body.local_prefix,
-        body.remote_prefix,
-        body.role,
-        command.at_ms,
-        offset,
-        body.truncate_topic_ids,
-        body.disable_transaction_verification,
-    )
+    mapping = body.mapping(command.at_ms, offset)
     if link.mode is LinkMode.SYNCHRONOUS:
         check_synchronous(link, mapping, namespace.informational)
     require(key not in state.promotions, Rejection.CONFLICT, f"the {key} is being promoted: wait for that")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from isthmus_control.acls import AclBinding
-from isthmus_control.model import AckTerms, LinkSettings, OffsetsForm, ResourceType, Role
+from isthmus_control.model import AckTerms, LinkSettings, NamespaceMapping, OffsetsForm, ResourceType, Role
 from isthmus_plugins.replication.link.call_codec import LEFT_OUT, MERGED, Question, named
 
 
@@ -211,6 +211,11 @@ class Attach(Question[Done]):
     disable_transaction_verification: bool | None = field(default=None, metadata=LEFT_OUT)
     truncate_topic_ids: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
     """The topics that the operator agreed to lose."""
+
+    @classmethod
+    def other_end(cls, mapping: NamespaceMapping) -> Attach:
+        """Has the other end of a pair attached that is attached here, without consents."""
+        return cls(mapping.type, mapping.remote_prefix, mapping.local_prefix, mapping.role.other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,7 @@ class Attaching:
     ) -> tuple[list[TopicPlan], TransactionVerificationPlan]:
         """What following these topics of the source would do with this cluster's, and with its brokers' settings."""
         self._commands.would_append(body)
-        mapping = NamespaceMapping(body.type, body.local_prefix, body.remote_prefix, body.role, 0, 0)
+        mapping = body.mapping()
         try:
             verification = await self._transaction_verification.plan(body.type, body.disable_transaction_verification)
             topics = await self._context.cluster.topics()

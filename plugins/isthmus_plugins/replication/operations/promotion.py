@@ -356,8 +356,7 @@ class Promotions:
         """Attach the source's topics again, so that all follows on. Raises OperationError."""
         for mapping in attached:
             if mapping.type is ResourceType.TOPIC:
-                again = calls.Attach(mapping.type, mapping.remote_prefix, mapping.local_prefix, Role.LEADER)
-                await self._call(link.name, again)
+                await self._call(link.name, calls.Attach.other_end(mapping))
         await self._append(AbandonPromotion(promotion.type, promotion.prefix, self._context.incarnation))
 
     async def _missing_after(self, link: Link, mapping: NamespaceMapping) -> list[str]:

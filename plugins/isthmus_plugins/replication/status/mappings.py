@@ -40,18 +40,8 @@ def mapping_statuses(
             mode, parts = LinkMode.ASYNCHRONOUS, list(_principals(mapping, acls))
         state = combine(mode, connected, (part.state for part in parts))
         why = _why(state, parts)
-        found.append(
-            MappingStatus(
-                type=mapping.type.value,
-                local=mapping.local_prefix,
-                remote=mapping.remote_prefix,
-                role=mapping.role.value,
-                disable_transaction_verification=mapping.disable_transaction_verification,
-                state=state,
-                reason=why.reason if why is not None else None,
-                message=why.message if why is not None else None,
-            )
-        )
+        reason, message = (None, None) if why is None else (why.reason, why.message)
+        found.append(MappingStatus.of(mapping, state, reason, message))
     return found
 
 
