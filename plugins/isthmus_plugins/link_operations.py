@@ -32,7 +32,7 @@ class LinkOperations(Protocol):
         """Set up both ends of a link."""
 
     async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
-        """Change how this cluster's offsets topic is copied, at both ends."""
+        """Change settings, and how this cluster's offsets topic is copied, at both ends."""
 
     async def set_mode(self, link_name: str, request: SetMode) -> ModeResult:
         """Let acks of this cluster's clients wait for the other one, once the link follows; or not any more."""

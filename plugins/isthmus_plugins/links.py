@@ -51,10 +51,15 @@ class CreateLink(_Model):
 
 
 class AlterLink(_Model):
-    offsets_topic: OffsetsTopicForm = Field(description="how this cluster's offsets topic is copied from now on")
+    """What is not named stays as it is."""
+
+    offsets_topic: OffsetsTopicForm | None = Field(
+        default=None, description="how this cluster's offsets topic is copied from now on"
+    )
     offsets_groups: list[str] = Field(
         default=[], description="of a redacted copy: names of groups, or prefixes with '*' behind them"
     )
+    config: dict[str, str | None] = Field(default={}, description="settings of both ends by name; null removes one")
 
 
 Mode = Literal["asynchronous", "synchronous"]

@@ -112,6 +112,7 @@ class MemoryLinks:
     def __init__(self) -> None:
         self.links = {"a-to-b": _status("a-to-b")}
         self.created: list[CreateLink] = []
+        self.altered: list[AlterLink] = []
         self.attached: list[Attach] = []
         self.calls: list[tuple[Any, ...]] = []
         self.equal = True
@@ -130,8 +131,9 @@ class MemoryLinks:
 
     async def alter(self, link_name: str, request: AlterLink) -> LinkStatus:
         status = self.status(link_name).model_copy()
+        self.altered.append(request)
         self.calls.append(("alter", link_name, request.offsets_topic, request.offsets_groups))
-        if request.offsets_topic != "off":
+        if request.offsets_topic not in (None, "off"):
             status.offsets_topics = [
                 OffsetsTopicStatus(
                     role="leader",

@@ -268,7 +268,7 @@ def _links(app: FastAPI, services: AdminServices, operations: Operations) -> Non
 
     @app.patch("/v1/links/{name}", tags=["links"], summary="Alter a link, both ends of it", responses=example)
     async def alter_link(name: str, request: AlterLink) -> LinkStatus:
-        """Chooses how this cluster's offsets topic is copied from now on; what was copied before stays as it is."""
+        """Changes what is named. What was copied of an offsets topic before stays as it is."""
         return await _operations(services).alter(name, request)
 
     @app.post("/v1/links/{name}/mode", tags=["links"], summary="Set a link's mode")

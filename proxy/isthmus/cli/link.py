@@ -101,18 +101,30 @@ def create(
         "isthmus link alter a-to-b --offsets-topic encrypted",
         "isthmus link alter a-to-b --offsets-topic redacted --offsets-group 'app-*' --offsets-group billing",
         "isthmus link alter a-to-b --offsets-topic off",
+        "isthmus link alter a-to-b --config sync.confirm.timeout.ms=5000",
     )
     + EXIT_CODES
 )
 def alter(
     name: NameArgument,
-    offsets_topic: OffsetsTopicOption,
+    offsets_topic: OffsetsTopicOption | None = None,
     offsets_group: OffsetsGroupOption = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", help="NAME=VALUE of a setting of both ends, NAME= to remove it; several times."),
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Choose how this cluster's offsets topic is copied over a link; what was copied before stays as it is."""
-    body = {"offsets_topic": offsets_topic, "offsets_groups": offsets_group or []}
+    """Change a link's settings, or how this cluster's offsets topic is copied; what was copied stays as it is."""
+    settings = [each.partition("=") for each in config or ()]
+    if not all(equals for _, equals, _ in settings) or (offsets_topic is None and (offsets_group or not settings)):
+        raise CliError("USAGE", "say what to change: --offsets-topic, --config NAME=VALUE", Exit.USAGE, output)
+    body = {
+        "offsets_topic": offsets_topic,
+        "offsets_groups": offsets_group or [],
+        "config": {setting: value or None for setting, _, value in settings},
+    }
     with Admin(url, output) as admin:
         show(admin.patch(f"/v1/links/{_path(name)}", body), output, _described)
 

@@ -627,3 +627,11 @@ def test_plugins_need_a_proxy_that_is_up(admin: RunningAdmin) -> None:
     result = run("plugin", "list", "-o", "json", url=admin.url)
     assert result.exit_code == 1
     assert json.loads(result.stderr)["code"] == "NOT_READY"
+
+
+def test_settings_of_a_link_are_set_and_removed(admin: RunningAdmin) -> None:
+    settings = ("--config", "sync.confirm.timeout.ms=5000", "--config", "follower.replication.factor=")
+    assert run("link", "alter", "a-to-b", *settings, url=admin.url).exit_code == 0
+    assert admin.links.altered[-1].config == {"sync.confirm.timeout.ms": "5000", "follower.replication.factor": None}
+    assert run("link", "alter", "a-to-b", url=admin.url).exit_code == 2
+    assert run("link", "alter", "a-to-b", "--config", "sync.confirm.timeout.ms", url=admin.url).exit_code == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from isthmus_control.commands import AlterLink
 from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
@@ -36,7 +37,7 @@ from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.creation import LinkCreation
 from isthmus_plugins.replication.operations.failover import Failovers
 from isthmus_plugins.replication.operations.mode import LinkModes
-from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
+from isthmus_plugins.replication.operations.offsets_topics import OFF, OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
@@ -160,9 +161,13 @@ class LinkService(Part):
         await self.creation.delete(link_name, local_only)
 
     async def alter(self, link_name: str, request: links.AlterLink) -> LinkStatus:
-        """Change how this cluster's offsets topic is copied, at both ends."""
+        """Change settings, and how this cluster's offsets topic is copied, at both ends."""
         self._commands.link(link_name)
-        await self.offsets_topics.choose(link_name, wanted_copy(request.offsets_topic, request.offsets_groups))
+        if request.config:
+            await self._commands.append(AlterLink(link_name, config=request.config))
+        if request.offsets_topic is not None or request.offsets_groups:
+            copy = wanted_copy(request.offsets_topic or OFF, request.offsets_groups)
+            await self.offsets_topics.choose(link_name, copy)
         return self.status(link_name)
 
     async def set_mode(self, link_name: str, request: links.SetMode) -> links.ModeResult:

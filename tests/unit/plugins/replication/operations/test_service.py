@@ -352,3 +352,21 @@ def test_without_a_lease_nobody_is_spoken_to() -> None:
             await two.create()
 
     on_two(work)
+
+
+def test_settings_are_altered_at_both_ends_and_a_wrong_one_is_refused() -> None:
+    async def work(two: Two) -> None:
+        await two.create()
+        await two.connected()
+        altered = await two.a.links.alter("a-to-b", links.AlterLink(config={"sync.confirm.timeout.ms": "5000"}))
+        assert altered.sync_confirm_timeout_ms == 5000
+        await two.until("told", lambda: two.b.status().sync_confirm_timeout_ms == 5000)
+        with pytest.raises(OperationError, match="a link has no setting 'nope'") as raised:
+            await two.b.links.alter("a-to-b", links.AlterLink(config={"nope": "1"}))
+        assert raised.value.http_status == 422
+        with pytest.raises(OperationError, match="redacted copy only"):
+            await two.a.links.alter("a-to-b", links.AlterLink(offsets_groups=["app-*"]))
+        await two.b.links.alter("a-to-b", links.AlterLink(config={"sync.confirm.timeout.ms": None}))
+        await two.until("told", lambda: two.a.status().sync_confirm_timeout_ms == 10_000)
+
+    on_two(work)
