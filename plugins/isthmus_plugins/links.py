@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from isthmus_control.bounds import (
     SYNC_CONFIRM_TIMEOUT_MS,
@@ -60,6 +60,12 @@ class AlterLink(_Model):
         default=[], description="of a redacted copy: names of groups, or prefixes with '*' behind them"
     )
     config: dict[str, str | None] = Field(default={}, description="settings of both ends by name; null removes one")
+
+    @model_validator(mode="after")
+    def _says_what(self) -> AlterLink:
+        if self.offsets_topic is None and (self.offsets_groups or not self.config):
+            raise ValueError("say what to change: offsets_topic, config")
+        return self
 
 
 Mode = Literal["asynchronous", "synchronous"]

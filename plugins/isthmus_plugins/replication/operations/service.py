@@ -37,7 +37,7 @@ from isthmus_plugins.replication.operations.commands import LinkCommands
 from isthmus_plugins.replication.operations.creation import LinkCreation
 from isthmus_plugins.replication.operations.failover import Failovers
 from isthmus_plugins.replication.operations.mode import LinkModes
-from isthmus_plugins.replication.operations.offsets_topics import OFF, OffsetsTopics, wanted_copy
+from isthmus_plugins.replication.operations.offsets_topics import OffsetsTopics, wanted_copy
 from isthmus_plugins.replication.operations.promotion import Promotions
 from isthmus_plugins.replication.operations.topic_decisions import TopicDecisions
 from isthmus_plugins.replication.operations.verify import LinkVerification
@@ -165,9 +165,8 @@ class LinkService(Part):
         self._commands.link(link_name)
         if request.config:
             await self._commands.append(AlterLink(link_name, config=request.config))
-        if request.offsets_topic is not None or request.offsets_groups:
-            copy = wanted_copy(request.offsets_topic or OFF, request.offsets_groups)
-            await self.offsets_topics.choose(link_name, copy)
+        if request.offsets_topic is not None:
+            await self.offsets_topics.choose(link_name, wanted_copy(request.offsets_topic, request.offsets_groups))
         return self.status(link_name)
 
     async def set_mode(self, link_name: str, request: links.SetMode) -> links.ModeResult:
