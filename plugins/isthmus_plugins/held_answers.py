@@ -11,9 +11,10 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 
 from isthmus_plugins.api import Gate
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_protocol import peeks
 from isthmus_protocol.error_answers import Cause, error_answer
 from isthmus_protocol.error_codes import DUPLICATE_SEQUENCE_NUMBER
@@ -24,19 +25,17 @@ from isthmus_protocol.schema import ApiKey
 NOT_TOLD: Final = 2**63 - 1
 """Where a batch ends that the broker has, without saying where."""
 
-Partition: TypeAlias = tuple[str, int]
-
 
 class Needs(Protocol):
     """What an ack needs now."""
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         """Up to which offset everybody who must have a partition's records has them, of a leader epoch of the source.
 
         None: nobody must have any.
         """
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         """The latest leader epoch that is known, -1 for none."""
 
 
@@ -61,10 +60,10 @@ class _Answer(Gate):
         self.transactional = transactional
         self.began = began
         self.deadline = deadline
-        self.places: dict[Partition, Place] = {}
+        self.places: dict[TopicPartition, Place] = {}
         """What it waits for; by partition: what the frame calls it."""
 
-    def let_go(self, place: Partition, refusal: Refusal | None = None) -> None:
+    def let_go(self, place: TopicPartition, refusal: Refusal | None = None) -> None:
         """A partition needs to be waited for no longer."""
         named = self.places.pop(place, None)
         if named is None:
@@ -104,11 +103,11 @@ class HeldAnswers:
         self.unconfirmed = 0
         """Answers that went out although something of what they ack was not confirmed in time."""
         self._numbers = itertools.count()
-        self._waiting: dict[Partition, tuple[list[Wait], list[Wait]]] = {}
+        self._waiting: dict[TopicPartition, tuple[list[Wait], list[Wait]]] = {}
         """By partition: heaps of what plain and what transactional producers wait for."""
         self._deadlines: list[tuple[float, int, _Answer]] = []
-        self._untold: dict[Partition, list[Wait]] = {}
-        self._late: dict[Partition, Wait] = {}
+        self._untold: dict[TopicPartition, list[Wait]] = {}
+        self._late: dict[TopicPartition, Wait] = {}
         """What was waited for in vain, the first of it, until it is confirmed or need not be."""
 
     def hold(
@@ -133,7 +132,7 @@ class HeldAnswers:
         return self._held(answer, frame)
 
     def hold_commit(
-        self, place: Partition, transactional: bool, wait_s: float, frame: bytes, refused: Callable[[], bytes]
+        self, place: TopicPartition, transactional: bool, wait_s: float, frame: bytes, refused: Callable[[], bytes]
     ) -> bytes | Gate:
         """The answer to a commit whose records the broker has, somewhere in ``place``.
 
@@ -150,7 +149,7 @@ class HeldAnswers:
         heapq.heappush(self._deadlines, (answer.deadline, next(self._numbers), answer))
         return answer
 
-    def _wait(self, answer: _Answer, place: Partition, named: Place, end: int) -> None:
+    def _wait(self, answer: _Answer, place: TopicPartition, named: Place, end: int) -> None:
         epoch = self._needs.leader_epoch(place)
         kinds = self._waiting.get(place)
         if kinds is None:
@@ -170,7 +169,7 @@ class HeldAnswers:
 
     # ---- what lets answers go ----
 
-    def confirmed(self, place: Partition) -> None:
+    def confirmed(self, place: TopicPartition) -> None:
         """More of a partition is confirmed, or less must be, or its leader changed."""
         late = self._late.get(place)
         if late is not None:
@@ -198,12 +197,12 @@ class HeldAnswers:
         for place in list(self._waiting):
             self.confirmed(place)
 
-    def take_untold(self) -> dict[Partition, list[Wait]]:
+    def take_untold(self) -> dict[TopicPartition, list[Wait]]:
         """What waits for the end of a batch that the broker has and did not tell: by then, the log's end is enough."""
         taken, self._untold = self._untold, {}
         return taken
 
-    def told(self, place: Partition, waits: Iterable[Wait], log_end: int | None) -> None:
+    def told(self, place: TopicPartition, waits: Iterable[Wait], log_end: int | None) -> None:
         """A look at the log that began after ``waits`` were taken found its end there; None: it failed."""
         for wait in waits:
             if log_end is None:
@@ -225,11 +224,11 @@ class HeldAnswers:
                 self._note_late(place, answer)
                 answer.let_go(place, None if self._lets_go else self._not_confirmed(place))
 
-    def _not_confirmed(self, place: Partition) -> Refusal:
+    def _not_confirmed(self, place: TopicPartition) -> Refusal:
         reason = f"{self._name} has not confirmed it"
         return error_answer(Cause.NOT_CONFIRMED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", reason)
 
-    def _note_late(self, place: Partition, answer: _Answer) -> None:
+    def _note_late(self, place: TopicPartition, answer: _Answer) -> None:
         waits = (*self._waiting[place][answer.transactional], *self._untold.get(place, ()))
         for wait in waits:
             if wait.answer is answer:
@@ -246,7 +245,7 @@ class HeldAnswers:
     def has_untold(self) -> bool:
         return bool(self._untold)
 
-    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
+    def oldest(self, place: TopicPartition, beyond: int = -1) -> float | None:
         """Since when the first answer for a partition waits, or waited in vain, for what is at ``beyond`` or later.
 
         None: none does.
@@ -266,5 +265,5 @@ class HeldAnswers:
         return min(began, default=None)
 
 
-def _fenced(place: Partition) -> Refusal:
+def _fenced(place: TopicPartition) -> Refusal:
     return error_answer(Cause.FENCED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", "the partition's leader moved")

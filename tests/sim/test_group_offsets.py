@@ -19,7 +19,7 @@ from support.fake_cluster import run_simulated
 from support.offsets import KeyValue, commit, deleted, group_gone, group_made, marker_batch, offsets_batch
 from support.replicas import Replicas
 
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 from isthmus_protocol.record_codec import Marker
 
@@ -29,8 +29,6 @@ OFFSETS_PARTITIONS = 3
 GROUPS = ("app-1", "app-2", "app-3", "other-1")
 TOPICS = ("local-1", "local-2", "alien")
 
-Place = tuple[str, int]
-
 
 class Storm:
     """What happens to a pair of replicas, and what the source's groups should have."""
@@ -38,11 +36,11 @@ class Storm:
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
         self.random = replicas.random
-        self.has: dict[str, dict[Place, tuple[int, CommittedOffset]]] = {}
+        self.has: dict[str, dict[TopicPartition, tuple[int, CommittedOffset]]] = {}
         """By group and partition: where the commit stands in the offsets log, and what it is."""
-        self.open: dict[tuple[int, int], list[tuple[str, Place, int, CommittedOffset]]] = {}
+        self.open: dict[tuple[int, int], list[tuple[str, TopicPartition, int, CommittedOffset]]] = {}
         """Open transactions, by producer id and partition of the offsets topic."""
-        self.ever: set[tuple[str, Place, CommittedOffset]] = set()
+        self.ever: set[tuple[str, TopicPartition, CommittedOffset]] = set()
         self.problems: list[str] = []
         replicas.b.on_commit = self.committed
 
@@ -57,7 +55,7 @@ class Storm:
         partition.write(offsets_batch(base_offset, records, producer_id))
         return base_offset
 
-    def _choose(self) -> tuple[str, Place, CommittedOffset]:
+    def _choose(self) -> tuple[str, TopicPartition, CommittedOffset]:
         group, topic = self.random.choice(GROUPS), self.random.choice(TOPICS)
         end = self.replicas.a.partition(topic).end
         offset = self.random.randint(0, end + (3 if self.random.random() < 0.2 else 0))
@@ -85,7 +83,7 @@ class Storm:
                 if marker is Marker.COMMIT:
                     self._settle(group, place, at, position)
 
-    def _settle(self, group: str, place: Place, at: int, position: CommittedOffset) -> None:
+    def _settle(self, group: str, place: TopicPartition, at: int, position: CommittedOffset) -> None:
         known = self.has.setdefault(group, {}).get(place)
         if known is None or known[0] < at:
             self.has[group][place] = at, position
@@ -101,7 +99,7 @@ class Storm:
         if group in self.has:
             self._delete(group, list(self.has.pop(group)), [group_gone(group)])
 
-    def _delete(self, group: str, places: list[Place], more: list[KeyValue]) -> None:
+    def _delete(self, group: str, places: list[TopicPartition], more: list[KeyValue]) -> None:
         for place in places:
             self.has.get(group, {}).pop(place, None)
             for pending in self.open.values():
@@ -172,7 +170,7 @@ class Storm:
 
     # -- what must hold
 
-    def committed(self, group: str, place: Place, position: CommittedOffset) -> None:
+    def committed(self, group: str, place: TopicPartition, position: CommittedOffset) -> None:
         source = group.removeprefix("far-"), (place[0].replace("remote-", "local-"), place[1]), position
         before = self.replicas.b.offsets.get(group, {}).get(place)
         moved = before is not None and before.metadata == position.metadata and before.offset > position.offset
@@ -181,7 +179,7 @@ class Storm:
         if position.offset > self.replicas.b.partition(*place).high_watermark:
             self.problems.append(f"{group}: {position} is ahead of {place}")
 
-    def expected(self) -> dict[str, dict[Place, CommittedOffset]]:
+    def expected(self) -> dict[str, dict[TopicPartition, CommittedOffset]]:
         found = {
             "far-" + group: {
                 (topic.replace("local-", "remote-"), partition): position
@@ -200,7 +198,7 @@ class Storm:
         }
 
 
-def _arguments(place: Place, position: CommittedOffset) -> tuple[str, int, int, str]:
+def _arguments(place: TopicPartition, position: CommittedOffset) -> tuple[str, int, int, str]:
     return place[0], position.offset, place[1], position.metadata
 
 

@@ -21,7 +21,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.demands import Consistency
 from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.confirmer import SyncLeader
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_S
 from isthmus_plugins.replication.sync.progress import NOT_READ, Phase
@@ -79,7 +79,7 @@ class Scene:
 
     def holds(self) -> bool:
         """Whether A holds acks of all partitions, and knows them in sync."""
-        keys = [LedPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
+        keys = [LinkPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
         return self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
 
     def recorded(self, partition: int) -> SyncState | None:
@@ -406,7 +406,7 @@ def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
             scene.mode(LinkMode.ASYNCHRONOUS)
         else:
             control.apply(DetachNamespace(LINK, ResourceType.TOPIC, "local-"))
-        key = LedPartition(LINK, TOPIC, 0)
+        key = LinkPartition(LINK, TOPIC, 0)
         for _ in range(2):  # as long as another proxy may not know
             assert other.links.former
             assert other.concerns(TOPIC)
@@ -442,7 +442,7 @@ def test_who_joins_anew_does_not_go_by_where_the_log_ended_before(monkeypatch: p
         monkeypatch.setattr(control, "enforced", once_enforced)
         scene.mode(LinkMode.SYNCHRONOUS)
         sync = replicas.ends["A"].sync_leader
-        key = LedPartition(LINK, TOPIC, 0)
+        key = LinkPartition(LINK, TOPIC, 0)
 
         def asks(times: int) -> bool:
             return len(waited_for) >= times and sync.partitions.progress[key].phase is Phase.ASKING

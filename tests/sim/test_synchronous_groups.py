@@ -20,7 +20,7 @@ from support.replicas import LINK, End, Replicas, falsely_out_of_sync
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_request, encode_response
@@ -69,7 +69,7 @@ class Scene:
         return b is not None and b.sync_leases.groups.lease(LINK, partition) is not None
 
     def in_sync(self) -> bool:
-        keys = [LedPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
+        keys = [LinkPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
         holds = self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
         return holds and all(self.says_in_sync(partition) for partition in range(PARTITIONS))
 

@@ -24,7 +24,7 @@ from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
 from isthmus_plugins.replication.in_doubt.pending_offsets import committed_positions
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -72,7 +72,7 @@ class Scene:
         return self.replicas.ends.get("A")
 
     def in_sync(self) -> bool:
-        return self.a is not None and self.a.sync_leader.partitions.in_sync(LedPartition(LINK, *PLACE))
+        return self.a is not None and self.a.sync_leader.partitions.in_sync(LinkPartition(LINK, *PLACE))
 
     async def answered(self, ask: Any) -> bytes:
         """What a client gets in the end: it asks again when the proxy dies."""

@@ -15,11 +15,12 @@ from typing import Any, Final
 from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode, SyncRecord
 from isthmus_plugins.api import Gate
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Question
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.confirmer import SyncLeader
 from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_protocol import schema
@@ -33,7 +34,7 @@ from support.replicas import LINK, Replicas
 
 TOPIC: Final = "local-t"
 PLACE: Final = (TOPIC, 0)
-KEY: Final = LedPartition(LINK, *PLACE)
+KEY: Final = LinkPartition(LINK, *PLACE)
 PRODUCE_VERSION: Final = 9
 ALL_THERE: Final = 1_000_000
 PRODUCER_TIMEOUT_MS: Final = 60_000
@@ -90,7 +91,7 @@ class Stream:
 
     topic_id: bytes
     connection: Any
-    key: LedPartition = KEY
+    key: LinkPartition = KEY
     leader_epoch: int = 0
     acked: int = 0
     stable: int = 0
@@ -108,8 +109,8 @@ class Discovery:
     """Of what a leader end is to push what others ask."""
 
     topic_ids: dict[str, bytes]
-    led: dict[LedPartition, None] = field(default_factory=lambda: {KEY: None})
-    leader_epochs: dict[tuple[str, int], int] = field(default_factory=lambda: {PLACE: 0})
+    led: dict[LinkPartition, None] = field(default_factory=lambda: {KEY: None})
+    leader_epochs: dict[TopicPartition, int] = field(default_factory=lambda: {PLACE: 0})
 
 
 @dataclass
@@ -121,7 +122,7 @@ class LeaderEnd:
     on_resume: Callable[[], Any] = lambda: None
     """Called when streams that wait are to look again."""
 
-    def stream(self, key: LedPartition) -> Stream | None:
+    def stream(self, key: LinkPartition) -> Stream | None:
         return self.pushed if key == KEY else None
 
     def stream_of(self, connection: Any, stream_id: int) -> Stream | None:

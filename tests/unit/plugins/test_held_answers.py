@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from isthmus_plugins.api import Gate
-from isthmus_plugins.held_answers import HeldAnswers, Partition
+from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.held_answers import HeldAnswers
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
@@ -27,16 +28,16 @@ class Link:
     """What is confirmed, as the tests say."""
 
     def __init__(self) -> None:
-        self.ends: dict[Partition, int | None] = {}
-        self.epochs: dict[Partition, int] = {}
+        self.ends: dict[TopicPartition, int | None] = {}
+        self.epochs: dict[TopicPartition, int] = {}
         self.transactional_alone = False
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         if self.transactional_alone and not transactional:
             return None
         return self.ends.get(place, 0) if epoch == self.leader_epoch(place) else -1
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         return self.epochs.get(place, 0)
 
 

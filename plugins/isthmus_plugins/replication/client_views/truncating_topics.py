@@ -25,6 +25,7 @@ from typing import Any, Final
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.verdicts import verdict_of
@@ -156,7 +157,7 @@ class WithheldTopics(Part):
             return None
         return Replace(request.frame, partial(self._with_old_epochs, request.version, epochs))
 
-    def _with_old_epochs(self, version: int, epochs: dict[tuple[str, int], int], frame: bytes) -> bytes:
+    def _with_old_epochs(self, version: int, epochs: dict[TopicPartition, int], frame: bytes) -> bytes:
         correlation_id, payload = decode_response(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, frame)
         answered: Any = payload
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.links import BothOffsets, CommittedOffsets, GroupOnBothSides, GroupVerdict
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls
@@ -25,8 +25,7 @@ LOOKS: Final = 4
 LOOK_AGAIN_S: Final = 1.0
 """Commits reach the follower within a second."""
 
-Place = tuple[str, int]
-Positions = Mapping[Place, CommittedOffset]
+Positions = Mapping[TopicPartition, CommittedOffset]
 
 
 class GroupVerification:
@@ -211,7 +210,7 @@ class _Comparison:
 
     async def _ends(
         self, sources: Mapping[str, Positions | None], followers: Mapping[str, Positions | None]
-    ) -> dict[Place, int]:
+    ) -> dict[TopicPartition, int]:
         """The follower's high watermarks where a source's position is not the follower's, by local topic names."""
         places = sorted(
             {
@@ -244,7 +243,7 @@ class _Comparison:
         source: Positions | None,
         follower: Positions | None,
         before: Positions | None,
-        ends: Mapping[Place, int],
+        ends: Mapping[TopicPartition, int],
     ) -> GroupVerdict:
         verdict = GroupVerdict(group=name, remote_group=remote, equal=False, positions=0, waiting=0)
         if source is None or follower is None:

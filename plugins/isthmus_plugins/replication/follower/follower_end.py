@@ -20,7 +20,7 @@ from isthmus_control.lookup import Counterpart
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.last_batch import last_batch
 from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Numbering, Step, StopReason
@@ -61,11 +61,11 @@ class FollowerEnd(Part):
         self._clock = context.clock
         self._tasks = Tasks("follower-end")
         self._streams: dict[tuple[Peer, int], FollowerStream] = {}
-        self._partitions: dict[tuple[str, int], FollowerStream] = {}
+        self._partitions: dict[TopicPartition, FollowerStream] = {}
         """The latest stream of each partition; one that has ended stays, for what it can tell."""
-        self._dropped: dict[tuple[str, int], FollowerStream] = {}
+        self._dropped: dict[TopicPartition, FollowerStream] = {}
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
-        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
+        self._opening: dict[TopicPartition, asyncio.Lock] = {}
         self._writers: dict[int, Writers] = {}
         self._prerequisites = Prerequisites(context, self._tasks, self.proceed, self.tell_appended)
         self._seen: tuple[object, ...] = (None, None, None)
@@ -73,7 +73,7 @@ class FollowerEnd(Part):
         """From then on no request of a process that was here before can land any more."""
         self._producers_remembered = False
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
-        self.on_stored: Callable[[tuple[str, int], int], None] = not_joined
+        self.on_stored: Callable[[TopicPartition, int], None] = not_joined
         """Called when a partition (topic and index) has more: where what its in-sync replicas have ends."""
         self.awaits: Callable[[Peer, int], bool] = not_joined
         """Whether the decision of a producer's transaction came over a connection and is not durable yet."""

@@ -10,7 +10,7 @@ from isthmus_control.commands import CompactFollowerTopic, SetFollowerTopic
 from isthmus_control.model import INTERNAL_PREFIX, FollowerTopic, OffsetsCopy, Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import topic_settings
@@ -112,7 +112,7 @@ class FollowerSettings:
         The source's ends were read after it was known to be compacted: beyond them every record has a key.
         """
         lookup = self._context.control.state.lookup
-        ends: dict[tuple[str, int], int] = {}
+        ends: dict[TopicPartition, int] = {}
         since: dict[str, int] = {}
         for wanted in requests:
             counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.follower.log import FollowerLog, Step, StopReason
 from isthmus_plugins.replication.link.connection import Peer
@@ -90,7 +91,7 @@ class FollowerStream:
         self.end_age_noted = clock.monotonic()
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> TopicPartition:
         return self.topic, self.partition
 
     @property

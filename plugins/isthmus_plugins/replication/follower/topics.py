@@ -31,7 +31,7 @@ from isthmus_control.model import (
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower import topic_plans
@@ -302,7 +302,7 @@ class FollowerTopics(Part):
 
         Raises BrokerUnavailable if that is not known of all of them.
         """
-        ids: dict[tuple[str, int], str] = {}
+        ids: dict[TopicPartition, str] = {}
         for record, existing in stopped:
             history = self._context.control.state.histories.get(record.topic)
             if history is not None and history.topic_id == topic_plans.id_of(existing):
@@ -318,14 +318,14 @@ class FollowerTopics(Part):
             more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
             raise BrokerUnavailable(f"the log ends of {topic}-{partition}{more} cannot be read, or still move")
 
-    async def _settled_ends(self, places: Collection[tuple[str, int]]) -> list[tuple[tuple[str, int], int]]:
+    async def _settled_ends(self, places: Collection[TopicPartition]) -> list[tuple[TopicPartition, int]]:
         """Log ends that stay: another proxy's last append may be in the broker's hands when its stream ends.
 
         Those that are not read, or still move after some seconds, are left out.
         """
-        settled: list[tuple[tuple[str, int], int]] = []
+        settled: list[tuple[TopicPartition, int]] = []
         left = set(places)
-        before: Mapping[tuple[str, int], int] = {}
+        before: Mapping[TopicPartition, int] = {}
         for _ in range(SETTLE_TRIES):
             if not left:
                 break

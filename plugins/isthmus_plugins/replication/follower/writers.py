@@ -17,6 +17,7 @@ from isthmus_plugins.cluster import (
     KafkaRefused,
     ProduceConnection,
     ProduceResult,
+    TopicPartition,
     TransactionMarkers,
 )
 from isthmus_plugins.observers import LinkAppended
@@ -85,7 +86,7 @@ _DOUBTFUL: Final = frozenset({OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_N
 """Sequence trouble: passes if a request of ours landed that we took for lost, else it is an objection."""
 
 
-Writes: TypeAlias = dict[tuple[str, int], tuple[FollowerStream, list[Append] | Mark]]
+Writes: TypeAlias = dict[TopicPartition, tuple[FollowerStream, list[Append] | Mark]]
 """What is written to each partition."""
 
 
@@ -276,13 +277,13 @@ class Writer:
 
     async def _request(
         self, connection: ProduceConnection, writes: Writes
-    ) -> dict[tuple[str, int], list[ProduceResult]]:
+    ) -> dict[TopicPartition, list[ProduceResult]]:
         """Write batches and markers. Raises BrokerUnavailable: the fate of all is unknown.
 
         What a partition has under way ends with the last Produce request, which is the one with acks=all.
         """
         longest = max((len(written) for _, written in writes.values() if isinstance(written, list)), default=0)
-        requests: list[dict[tuple[str, int], bytes]] = [{} for _ in range(longest)]
+        requests: list[dict[TopicPartition, bytes]] = [{} for _ in range(longest)]
         markers: list[TransactionMarkers] = []
         transactional_id: str | None = None
         for place, (stream, written) in writes.items():
@@ -302,7 +303,7 @@ class Writer:
                 request[place] = append.data
             if written[0].transactional:
                 transactional_id = TRANSACTIONAL_ID_PREFIX + stream.link_name
-        results: dict[tuple[str, int], list[ProduceResult]] = {}
+        results: dict[TopicPartition, list[ProduceResult]] = {}
         if requests:
             for answer in await connection.produce(requests, PRODUCE_TIMEOUT_MS, transactional_id):
                 for place, result in answer.items():

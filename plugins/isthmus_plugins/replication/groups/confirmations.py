@@ -9,9 +9,10 @@ import logging
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
-from isthmus_plugins.replication.groups.followed_group import FollowedGroup, Place
+from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.in_doubt.pending_offsets import (
     PendingName,
     PendingPosition,
@@ -73,7 +74,7 @@ class Confirmations:
         key: SourcePartition,
         said: calls.Upto,
         pending: Sequence[PendingPosition],
-        waited: Iterable[tuple[str, Place]],
+        waited: Iterable[tuple[str, TopicPartition]],
     ) -> None:
         """Note what is to be there before a part is applied; have what is pending at the source stored.
 
@@ -98,7 +99,7 @@ class Confirmations:
                 group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what)
             )
 
-    def has(self, told: ToldSoFar, group: FollowedGroup, places: Iterable[Place]) -> None:
+    def has(self, told: ToldSoFar, group: FollowedGroup, places: Iterable[TopicPartition]) -> None:
         """What had been told of a group in these places is there."""
         for place in places:
             told.applied.has(group.group, place, told.number)

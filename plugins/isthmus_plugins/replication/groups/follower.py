@@ -19,7 +19,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, Refused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, Refused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import (
@@ -29,7 +29,6 @@ from isthmus_plugins.replication.groups.followed_group import (
     TARGET_REFUSES_OFFSETS,
     FollowedGroup,
     Pending,
-    Place,
     Plan,
     text_of,
 )
@@ -85,10 +84,10 @@ class GroupFollower(Part):
         self._changed = asyncio.Event()
         self.confirmations = Confirmations(context, store, self._tasks)
         self._intake = Intake(context, self.confirmations, self._touched, self._changed.set)
-        self._ends: dict[Place, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
         """By partition: where its data ended when some was appended last, since topics were what they are."""
         self._followed: object = None
-        self._awaited: set[Place] = set()
+        self._awaited: set[TopicPartition] = set()
         """Partitions whose data somebody's position is ahead of."""
         self._active: dict[FollowedGroup, None] = {}
         """Groups for which there may be something to do; the others are looked at once in a while."""
@@ -136,7 +135,7 @@ class GroupFollower(Part):
         await asyncio.sleep(ANSWERED_AFTER_S)
         return calls.GroupOffsetsAnswer(holds_back=True)
 
-    def data_came(self, place: Place, end: int) -> None:
+    def data_came(self, place: TopicPartition, end: int) -> None:
         """A partition of this cluster has more than it had, up to ``end``."""
         self._ends[place] = end
         if place in self._awaited:
@@ -259,8 +258,8 @@ class GroupFollower(Part):
         self,
         group: FollowedGroup,
         now: float,
-        ends: Mapping[Place, int],
-        log_ends: Mapping[Place, int] = MappingProxyType({}),
+        ends: Mapping[TopicPartition, int],
+        log_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
         """Begin what there is to do for a group. ``ends``, ``log_ends``: see :meth:`FollowedGroup.plan`."""
         topics = {topic for topic, _ in group.to_plan(now)}
@@ -366,11 +365,11 @@ class GroupFollower(Part):
             self._running.pop((group.link, group.group), None)
             self._changed.set()
 
-    async def _requests(self, group: FollowedGroup, plan: Plan) -> dict[Place, Refused]:
+    async def _requests(self, group: FollowedGroup, plan: Plan) -> dict[TopicPartition, Refused]:
         """Carry out a plan; what was refused. Raises BrokerUnavailable: fate unknown, KafkaRefused."""
         cluster, renewal_s = self._context.cluster, self._renewal_s or 0.0
-        refused: dict[Place, Refused] = {}
-        answers: Mapping[Place, Refused]
+        refused: dict[TopicPartition, Refused] = {}
+        answers: Mapping[TopicPartition, Refused]
         if plan.commit:
             told = self.confirmations.told_so_far(group.source)
             wanted = {place for place, position in plan.commit.items() if group.wanted.get(place) == position}
@@ -404,7 +403,7 @@ class GroupFollower(Part):
         return refused
 
     def _note(
-        self, group: FollowedGroup, refused: Sequence[tuple[Place | None, Refused]], verifies: bool = False
+        self, group: FollowedGroup, refused: Sequence[tuple[TopicPartition | None, Refused]], verifies: bool = False
     ) -> None:
         """What was refused waits, each for its reason; when the group's turn is next."""
         now = self._clock.monotonic()

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.confirmations import Confirmations, SourcePartition
 from isthmus_plugins.replication.groups.followed_group import (
@@ -19,7 +19,6 @@ from isthmus_plugins.replication.groups.followed_group import (
     TOPICS_DIFFER,
     FollowedGroup,
     Pending,
-    Place,
 )
 from isthmus_plugins.replication.in_doubt.pending_offsets import PendingPosition
 from isthmus_plugins.replication.link import calls, reasons
@@ -65,7 +64,7 @@ class Intake:
         self._feeds: dict[SourcePartition, _Feed] = {}
         self._groups: dict[tuple[str, str], FollowedGroup] = {}
         """By link and local group."""
-        self._telling: dict[SourcePartition, set[tuple[str, Place]]] = {}
+        self._telling: dict[SourcePartition, set[tuple[str, TopicPartition]]] = {}
         """Positions named so far by a leader end that is telling a whole partition."""
         self._certain_from: dict[SourcePartition, float] = {}
         """From when on no request of whoever was told before is carried out any more."""
@@ -130,8 +129,8 @@ class Intake:
                 self._certain_from[key] = now + LOST_REQUEST_MARGIN_S
         elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
             raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
-        told: set[tuple[str, Place]] = set()
-        waited: list[tuple[str, Place]] = []
+        told: set[tuple[str, TopicPartition]] = set()
+        waited: list[tuple[str, TopicPartition]] = []
         for name, topic, partition, offset, metadata, age_ms in part.positions:
             self._check(link_name, name)
             group = self._groups.get((link_name, name))
@@ -175,7 +174,7 @@ class Intake:
             what = f"{ResourceType.CONSUMER_GROUP} {group} does not follow over this link"
             raise LinkRejected(reasons.NOT_FOLLOWING, what)
 
-    def _told_whole(self, key: SourcePartition, told: set[tuple[str, Place]], end: bool, now: float) -> None:
+    def _told_whole(self, key: SourcePartition, told: set[tuple[str, TopicPartition]], end: bool, now: float) -> None:
         """Positions of a partition that is told whole: what it did not name when it ends is not there any more."""
         named = self._telling[key]
         named |= told

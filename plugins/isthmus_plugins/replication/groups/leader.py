@@ -26,7 +26,7 @@ from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace, SyncPlace
+from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace, SyncPlace
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.error_codes import OFFSET_OUT_OF_RANGE
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Group, OffsetKey, OffsetsLog
@@ -102,14 +102,14 @@ class GroupLeader(Part):
         """Of the offsets topic; empty while it is not known."""
         return self._topic_id
 
-    def places(self) -> Iterator[LedPartition]:
+    def places(self) -> Iterator[LinkPartition]:
         """The partitions whose groups are led over synchronous links, as far as this proxy fronts their leaders."""
         for link in self._leading().values():
             if leads_positions(link):
                 for partition in self._sources:
-                    yield LedPartition(link.name, OFFSETS_TOPIC, partition)
+                    yield LinkPartition(link.name, OFFSETS_TOPIC, partition)
 
-    def place(self, key: LedPartition) -> SyncPlace | None:
+    def place(self, key: LinkPartition) -> SyncPlace | None:
         """One of them, from when its follower had all of it once."""
         feed, source = self._feeds.get(key.link), self._sources.get(key.partition)
         if feed is None or source is None or not self._is_current(feed):
@@ -561,7 +561,7 @@ class GroupLeader(Part):
         upto = None
         if feed.confirms:
             upto = self._upto(feed, source, source.offsets_log.pending(), not withheld, True)
-            key = LedPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
+            key = LinkPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
             fed = feed.fed[source] = FedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
             fed.saw(source.next_offset, self._clock.monotonic())
             fed.told = -1 if withheld else source.next_offset

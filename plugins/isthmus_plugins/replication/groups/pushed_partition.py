@@ -6,7 +6,7 @@ from collections import deque
 
 from isthmus_plugins.replication.leader.stream import CLOSE_MS, SEEN_INTERVAL_S
 from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OffsetKey
 
 
@@ -26,7 +26,7 @@ class FedPartition:
         "undone",
     )
 
-    def __init__(self, key: LedPartition, topic_id: bytes, leader_epoch: int, connection: LinkConnection) -> None:
+    def __init__(self, key: LinkPartition, topic_id: bytes, leader_epoch: int, connection: LinkConnection) -> None:
         self.key = key
         self.topic_id = topic_id
         self.leader_epoch = leader_epoch

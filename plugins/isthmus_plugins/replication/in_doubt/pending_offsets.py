@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import ResourceType, contains
-from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.store import Entry, Stored, TransactionStore
 from isthmus_plugins.replication.link import calls
@@ -33,14 +33,12 @@ POSITIONS: Final = "o"
 SETTLED: Final = "f"
 STILL_OPEN: Final = "v"
 
-Place = tuple[str, int]
-
 
 class PendingName(NamedTuple):
     """Of which producer's transaction a position is."""
 
     producer_id: int
-    place: Place
+    place: TopicPartition
 
 
 class PendingPosition(NamedTuple):
@@ -50,7 +48,7 @@ class PendingPosition(NamedTuple):
     """As the source has it."""
     producer_epoch: int
     group: str
-    place: Place
+    place: TopicPartition
     offset: int | None
     """None: it was deleted."""
     metadata: str
@@ -133,7 +131,7 @@ def _is_void(value: Mapping[str, Any], producer_id: int, at: int) -> bool:
     return at < since
 
 
-def committed_positions(stored: Stored) -> dict[str, dict[Place, CommittedOffset]]:
+def committed_positions(stored: Stored) -> dict[str, dict[TopicPartition, CommittedOffset]]:
     """What transactions have committed that were decided and not carried out, by group as it is called here."""
     settled: dict[int, int] = {}
     still_open: dict[int, list[Mapping[str, Any]]] = {}
@@ -152,7 +150,7 @@ def committed_positions(stored: Stored) -> dict[str, dict[Place, CommittedOffset
         if each.offset is None:
             where = partition, each.group, each.name
             deleted[where] = max(each.at, deleted.get(where, 0))
-    found: dict[str, dict[Place, PendingPosition]] = {}
+    found: dict[str, dict[TopicPartition, PendingPosition]] = {}
     for partition, each in pending:
         over = max(settled.get(partition, 0), deleted.get((partition, each.group, each.name), 0))
         if any(_is_void(value, each.producer_id, each.at) for value in still_open.get(partition, ())):
@@ -182,7 +180,9 @@ def of_groups(stored: Stored, prefix: str) -> Stored:
     return Stored(stored.decisions, others)
 
 
-async def apply_committed(context: PluginContext, stored: Stored) -> Mapping[str, Mapping[Place, CommittedOffset]]:
+async def apply_committed(
+    context: PluginContext, stored: Stored
+) -> Mapping[str, Mapping[TopicPartition, CommittedOffset]]:
     """Commit what decided transactions have committed; what was committed. May be done again.
 
     No position is moved back, or beyond the data. To be called when nothing follows any more. Raises
@@ -192,7 +192,7 @@ async def apply_committed(context: PluginContext, stored: Stored) -> Mapping[str
     cluster = context.cluster
     has = await cluster.committed_offsets(sorted(wanted)) if wanted else {}
     ends = await cluster.log_ends({place for positions in wanted.values() for place in positions}) if wanted else {}
-    done: dict[str, Mapping[Place, CommittedOffset]] = {}
+    done: dict[str, Mapping[TopicPartition, CommittedOffset]] = {}
     for group, positions in sorted(wanted.items()):
         known = has.get(group)
         if known is None:

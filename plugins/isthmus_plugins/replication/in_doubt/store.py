@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from isthmus_control.directions import followed
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, reasons
@@ -95,9 +95,7 @@ class Stored:
     others: Mapping[tuple[Any, ...], Mapping[str, Any]]
     """Entries of other kinds, by key."""
 
-    def commits(
-        self, producer_id: int, producer_epoch: int, place: tuple[str, int], start: int
-    ) -> PlaceDecision | None:
+    def commits(self, producer_id: int, producer_epoch: int, place: TopicPartition, start: int) -> PlaceDecision | None:
         """The decision by which what is open since ``start`` commits; None: it was not decided.
 
         ``producer_id`` as the source has it; its markers have an epoch of their own.

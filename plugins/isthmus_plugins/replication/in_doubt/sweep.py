@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.pending_offsets import POSITIONS, SETTLED
@@ -31,7 +31,6 @@ AT_ONCE: Final = 1000
 
 Key = tuple[Any, ...]
 Value = Mapping[str, Any]
-Place = tuple[str, int]
 
 
 class TransactionSweep(Part):
@@ -85,7 +84,7 @@ class TransactionSweep(Part):
             elif key[0] == SETTLED:
                 settled[key[1], key[3]] = max(int(value["settled"]), settled.get((key[1], key[3]), 0))
         found: list[tuple[Key, Value]] = []
-        by_place: dict[Place, list[tuple[Key, Value]]] = {}
+        by_place: dict[TopicPartition, list[tuple[Key, Value]]] = {}
         for key, value in mine.items():
             name = names.get(key[1])
             is_settled = key[0] == POSITIONS and int(key[5]) < settled.get((key[1], key[4]), 0)
@@ -106,7 +105,7 @@ class TransactionSweep(Part):
                 ]
         return found
 
-    async def _open(self, place: Place) -> Collection[int]:
+    async def _open(self, place: TopicPartition) -> Collection[int]:
         """Producers, as their clusters have them, with an open transaction in a partition."""
         producers = await self._context.cluster.producers(*place)
         return {

@@ -37,7 +37,7 @@ from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -73,18 +73,18 @@ class LeaderEnd(Part):
         self._verification = verification
         self._tasks = Tasks("leader-end")
         self._stream_ids = itertools.count(1)
-        self._streams: dict[LedPartition, LeaderStream] = {}
+        self._streams: dict[LinkPartition, LeaderStream] = {}
         self._by_id: dict[tuple[LinkConnection, int], LeaderStream] = {}
         """Those and the ones that are being opened: the follower may end a stream as soon as it has opened it."""
-        self._opening: set[LedPartition] = set()
+        self._opening: set[LinkPartition] = set()
         self._tails: dict[tuple[int, str], Tail] = {}
         self._flows: dict[LinkConnection, Flow] = {}
-        self._lateness: dict[tuple[LedPartition, bytes], Lateness] = {}
+        self._lateness: dict[tuple[LinkPartition, bytes], Lateness] = {}
         """By partition and topic id."""
         self._policies: dict[bytes, tuple[float, bool]] = {}
         """By topic id: when its cleanup policy was read, and whether it compacts."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
-        self.stopped: dict[LedPartition, Stopped] = {}
+        self.stopped: dict[LinkPartition, Stopped] = {}
         self.discovery = Discovery(context, peers, self._reconcile)
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
@@ -108,7 +108,7 @@ class LeaderEnd(Part):
     def answers(self) -> Sequence[Answering]:
         return (calls.EndedTransactions.by(self.ended_transactions),)
 
-    def stream(self, key: LedPartition) -> LeaderStream | None:
+    def stream(self, key: LinkPartition) -> LeaderStream | None:
         return self._streams.get(key)
 
     def stream_of(self, connection: LinkConnection, stream_id: int) -> LeaderStream | None:
@@ -116,7 +116,7 @@ class LeaderEnd(Part):
         stream = self._by_id.get((connection, stream_id))
         return stream if stream is not None and self._streams.get(stream.key) is stream else None
 
-    def _without_stream(self) -> dict[LedPartition, bytes]:
+    def _without_stream(self) -> dict[LinkPartition, bytes]:
         discovery = self.discovery
         return {key: discovery.topic_ids[key.topic] for key in discovery.led if key not in self._streams}
 
@@ -149,7 +149,7 @@ class LeaderEnd(Part):
             else:
                 lateness.learn(self.discovery.configs_of(topic))
 
-    def _still_right(self, key: LedPartition, topic: TopicInfo) -> bool:
+    def _still_right(self, key: LinkPartition, topic: TopicInfo) -> bool:
         stream = self._streams[key]
         info = topic.partitions[key.partition]
         return (
@@ -161,7 +161,7 @@ class LeaderEnd(Part):
             and stream.copy == self._copy(key)
         )
 
-    def _copy(self, key: LedPartition) -> OffsetsCopy | None:
+    def _copy(self, key: LinkPartition) -> OffsetsCopy | None:
         """The form in which a partition of the offsets topic leaves now; None for other topics."""
         if key.topic != OFFSETS_TOPIC:
             return None
@@ -217,7 +217,7 @@ class LeaderEnd(Part):
 
     # ---- streams ----
 
-    def _open(self, key: LedPartition, topic: TopicInfo) -> None:
+    def _open(self, key: LinkPartition, topic: TopicInfo) -> None:
         prepared = self.discovery.led[key]
         info = topic.partitions[key.partition]
         if info.leader < 0:
@@ -251,7 +251,7 @@ class LeaderEnd(Part):
         )
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))
 
-    def _note(self, key: LedPartition, code: str, message: str, retry_s: float = 0.0) -> None:
+    def _note(self, key: LinkPartition, code: str, message: str, retry_s: float = 0.0) -> None:
         """Why a partition has no stream now; a reason that somebody must remove is kept as long as it may hold."""
         before = self.stopped.get(key)
         retry_at = self._clock.monotonic() + retry_s
@@ -394,7 +394,7 @@ class LeaderEnd(Part):
             if name == link_name:
                 tail.resume()
 
-    def _went_on(self, key: LedPartition) -> None:
+    def _went_on(self, key: LinkPartition) -> None:
         self.stopped.pop(key, None)
 
     def caught_up(self, stream: LeaderStream) -> None:

@@ -12,7 +12,7 @@ from isthmus_plugins.cluster import FetchPartition
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.leader.tombstone_window import Lateness
 from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 
 REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
@@ -112,7 +112,7 @@ class LeaderStream:
 
     def __init__(
         self,
-        key: LedPartition,
+        key: LinkPartition,
         topic_id: bytes,
         remote_topic: str,
         broker_id: int,

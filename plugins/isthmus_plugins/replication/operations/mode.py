@@ -15,7 +15,7 @@ from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import SYNC_FEATURES, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.shared_settings import LinkMirror
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 
 NOT_FOLLOWING: Final = "NOT_FOLLOWING"
 
@@ -26,7 +26,7 @@ class LinkModes:
     def __init__(
         self,
         status: Callable[[Link], LinkStatus],
-        stream: Callable[[LedPartition], LeaderStream | None],
+        stream: Callable[[LinkPartition], LeaderStream | None],
         connections: Callable[[str], list[LinkConnection]],
         append: Callable[[Body], Awaitable[None]],
         would_append: Callable[[Body], ControlState],
@@ -97,7 +97,7 @@ class LinkModes:
                 continue
             if not any(mapping.holds(each.topic) for mapping in leading):
                 continue  # the copy of an offsets topic: it is not synchronous
-            stream = self._stream(LedPartition(link.name, each.topic, each.partition))
+            stream = self._stream(LinkPartition(link.name, each.topic, each.partition))
             if stream is None or not stream.is_close(now):
                 return False
         return True

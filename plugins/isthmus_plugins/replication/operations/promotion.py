@@ -41,7 +41,7 @@ from isthmus_control.model import (
     contains,
 )
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TransactionMarkers
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed, of_groups
@@ -394,7 +394,7 @@ class Promotions:
     async def _lacking(self, mapping: NamespaceMapping, there: Mapping[str, calls.TopicEnds]) -> list[str]:
         """What the follower's logs lack of the source's, which end ``there``. Raises BrokerUnavailable."""
         lacking: list[str] = []
-        ours: dict[tuple[str, int], int] = {}
+        ours: dict[TopicPartition, int] = {}
         for source, told in there.items():
             name = mapping.local_name(source)
             if name is None:

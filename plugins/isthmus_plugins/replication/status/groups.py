@@ -17,7 +17,7 @@ from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
@@ -29,7 +29,7 @@ class GroupStatuses(Part):
         context: PluginContext,
         group_leader: GroupLeader,
         group_follower: GroupFollower,
-        sync_of: Callable[[LedPartition, str], SyncStatus],
+        sync_of: Callable[[LinkPartition, str], SyncStatus],
     ) -> None:
         """``sync_of``: what acks for a partition of the offsets topic mean to a group that a synchronous link leads."""
         self._context = context
@@ -74,7 +74,7 @@ class GroupStatuses(Part):
     def _sync(self, link: Link, group: LedGroup) -> SyncStatus | None:
         if group.partition is None or not leads_positions(link):
             return None
-        return self._sync_of(LedPartition(link.name, OFFSETS_TOPIC, group.partition), group.group)
+        return self._sync_of(LinkPartition(link.name, OFFSETS_TOPIC, group.partition), group.group)
 
     def _followed(self, group: FollowedGroup, remote: str) -> GroupStatus:
         status = GroupStatus(

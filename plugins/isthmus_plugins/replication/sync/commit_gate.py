@@ -16,10 +16,10 @@ from typing import Final, Protocol
 
 from isthmus_control.model import NamespaceMapping, ResourceType
 from isthmus_plugins.api import Gate, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
-from isthmus_plugins.held_answers import HeldAnswers, Partition, Wait
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
+from isthmus_plugins.held_answers import HeldAnswers, Wait
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.lease_grants import granted_no_more
 from isthmus_plugins.replication.sync.quorums import GroupScope
@@ -50,10 +50,10 @@ class GroupNeeds(Protocol):
     """What an ack to groups needs: the leader end of synchronous links."""
 
     def confirmed_end(
-        self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
+        self, place: TopicPartition, epoch: int, transactional: bool, scope: GroupScope | None = None
     ) -> int | None: ...
 
-    def leader_epoch(self, place: Partition) -> int: ...
+    def leader_epoch(self, place: TopicPartition) -> int: ...
 
 
 class _OfScope:
@@ -63,10 +63,10 @@ class _OfScope:
         self._needs = needs
         self._scope = scope
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         return self._needs.confirmed_end(place, epoch, transactional, self._scope)
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         return self._needs.leader_epoch(place)
 
 
@@ -123,12 +123,12 @@ class HeldCommits:
         await asyncio.sleep(LEASE_S + LEASE_MARGIN_S)
         self._detached.pop(mapping, None)
 
-    def confirmed(self, key: LedPartition) -> None:
+    def confirmed(self, key: LinkPartition) -> None:
         """The other side has more of a partition."""
         for held in self._over(key.link):
             held.confirmed(key.place)
 
-    def oldest(self, key: LedPartition, beyond: int) -> float | None:
+    def oldest(self, key: LinkPartition, beyond: int) -> float | None:
         """Since when the first commit at ``beyond`` or later in a partition waits, or waited in vain; None: none does.
 
         ``beyond``: what the key's link has confirmed; a commit before it waits for another one.
@@ -190,7 +190,7 @@ class HeldCommits:
         return any(mapping.holds(group) for mapping in self._detached)
 
     def _answer(
-        self, request: Request, group: str, scope: GroupScope | None, place: Partition | None, frame: bytes
+        self, request: Request, group: str, scope: GroupScope | None, place: TopicPartition | None, frame: bytes
     ) -> bytes | Gate:
         """The answer as it goes out: at once, when it may, or refused, if its group has been detached meanwhile."""
         if 0 not in peeks.error_codes(request.api_key, request.version, frame):
@@ -224,9 +224,9 @@ class HeldCommits:
             except TimeoutError:
                 pass
 
-    async def _look(self, taken: Mapping[GroupScope, Mapping[Partition, list[Wait]]]) -> None:
+    async def _look(self, taken: Mapping[GroupScope, Mapping[TopicPartition, list[Wait]]]) -> None:
         """Find where logs end that have commits."""
-        ends: Mapping[Partition, int] = {}
+        ends: Mapping[TopicPartition, int] = {}
         with suppress(TimeoutError):
             async with asyncio.timeout(TELLING_S):
                 await self._groups.told.wait()

@@ -14,9 +14,8 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import LinkMode, made_here
 from isthmus_plugins.api import RequestHook
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
-from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.confirmed_reads import ConfirmedReads
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
@@ -24,7 +23,7 @@ from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.part import Part, not_joined
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
 from isthmus_plugins.replication.sync.commit_gate import HeldCommits
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.lease_grants import SyncGrants
@@ -60,13 +59,13 @@ class SyncLeader(Confirmer, Part):
         """As of the last look."""
         self.acks: Acks = NoAcks()
         """Those that wait for it."""
-        self.known: dict[LedPartition, tuple[int, int]] = {}
+        self.known: dict[LinkPartition, tuple[int, int]] = {}
         """(leader epoch, offset): what a link's follower has confirmed."""
-        self._stable: dict[LedPartition, tuple[int, int]] = {}
+        self._stable: dict[LinkPartition, tuple[int, int]] = {}
         """The same of transactions that have ended there."""
         self._known_ids: dict[str, bytes] = {}
         """By topic: the id of the one that this was confirmed of."""
-        self.settled: Callable[[Sequence[Partition]], Awaitable[None]] = not_joined
+        self.settled: Callable[[Sequence[TopicPartition]], Awaitable[None]] = not_joined
         """Returns when transactions in these that were decided before the call are carried out."""
         self.on_more: Callable[[], None] = not_joined
         """Called when more of a partition is confirmed."""
@@ -155,11 +154,11 @@ class SyncLeader(Confirmer, Part):
 
     # ---- what an ack needs ----
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         return self._pushed.leader_epoch(place)
 
     def confirmed_end(
-        self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
+        self, place: TopicPartition, epoch: int, transactional: bool, scope: GroupScope | None = None
     ) -> int | None:
         """See :class:`~isthmus_plugins.confirmation.Confirmer`; ``scope``: to these groups."""
         topic_id = self._pushed.topic_id(place[0])
@@ -180,7 +179,7 @@ class SyncLeader(Confirmer, Part):
             for key in [key for key in known if key.topic == topic]:
                 del known[key]
 
-    def readable_end(self, place: Partition, committed: bool) -> int | None:
+    def readable_end(self, place: TopicPartition, committed: bool) -> int | None:
         """Up to where consumers see a partition that are to see what is confirmed alone: as far as plain acks go.
 
         None: all of it; -1: it is not known.
@@ -194,7 +193,7 @@ class SyncLeader(Confirmer, Part):
         self.acks.confirmed_all()
         self.reads.confirmed_all()
 
-    def _waits_since(self, key: LedPartition, beyond: int) -> float | None:
+    def _waits_since(self, key: LinkPartition, beyond: int) -> float | None:
         """Since when the first answer waits for a link to confirm an offset or a later one; None: none does."""
         offsets = key.topic == OFFSETS_TOPIC
         return self.commits.oldest(key, beyond) if offsets else self.acks.oldest(key.place, beyond)

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from isthmus_control.commands import DegradeSync, PartitionSync
 from isthmus_control.demands import NEVER
 from isthmus_control.model import Link, SyncRecord
-from isthmus_plugins.held_answers import Partition
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.progress import Progress
 from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, AckRules, Known
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 
-def due_after_ms(rules: AckRules, key: LedPartition, record: SyncRecord, progress: Progress, now: float) -> int | None:
+def due_after_ms(rules: AckRules, key: LinkPartition, record: SyncRecord, progress: Progress, now: float) -> int | None:
     """After which time acks are to go without a partition that is Out-Of-Sync, from now on; None: not for now.
 
     Groups of one partition of the offsets topic may ask for several times: the longest that is over counts for all.
@@ -34,8 +34,8 @@ def due_after_ms(rules: AckRules, key: LedPartition, record: SyncRecord, progres
 
 def commands(
     link: Link,
-    due: Mapping[LedPartition, int],
-    record_of: Callable[[str, Partition], SyncRecord | None],
+    due: Mapping[LinkPartition, int],
+    record_of: Callable[[str, TopicPartition], SyncRecord | None],
     known: Known,
 ) -> list[DegradeSync]:
     """What is to be recorded, and applied, before such acks go out. ``due``: after which time."""

@@ -19,7 +19,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.partitions import LedPartition, SyncPlace
+from isthmus_plugins.replication.partitions import LinkPartition, SyncPlace
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.group_leases import led_namespaces
 from isthmus_plugins.replication.sync.links import SynchronousLinks
@@ -48,14 +48,14 @@ class States(Protocol):
     """What is known of partitions that this proxy pushes over synchronous links."""
 
     @property
-    def progress(self) -> Mapping[LedPartition, Progress]: ...
+    def progress(self) -> Mapping[LinkPartition, Progress]: ...
 
-    def in_sync(self, key: LedPartition) -> bool: ...
+    def in_sync(self, key: LinkPartition) -> bool: ...
 
-    def is_late(self, key: LedPartition, now: float) -> bool:
+    def is_late(self, key: LinkPartition, now: float) -> bool:
         """Whether a partition may not stay in sync for as long as a lease runs."""
 
-    def sync_of(self, key: LedPartition) -> SyncStatus: ...
+    def sync_of(self, key: LinkPartition) -> SyncStatus: ...
 
 
 class SyncGrants:
@@ -92,7 +92,7 @@ class SyncGrants:
         records = {each.stream_id: each for each in streams if each is not None and each.copy is None}
         granted = {each: terms[""] for each in records if (terms := self._grant(records[each], connection, now))}
         others = {each: stream.key for each, stream in records.items() if each not in granted}
-        keys = [LedPartition(connection.link_name, OFFSETS_TOPIC, each) for each in question.groups]
+        keys = [LinkPartition(connection.link_name, OFFSETS_TOPIC, each) for each in question.groups]
         places = {key.partition: self._pushed.get(key) for key in keys}
         groups = {each: terms for each in places if (terms := self._grant(places[each], connection, now)) is not None}
         return calls.SyncLeaseAnswer(
@@ -122,7 +122,7 @@ class SyncGrants:
         asked = self._rules.asked(place.key)
         return {each: self._terms(clause, asked[each].degrade_after_ms) for each, clause in promised.items()}
 
-    def _able(self, key: LedPartition, now: float) -> bool:
+    def _able(self, key: LinkPartition, now: float) -> bool:
         return self._states.in_sync(key) and now < self._context.lease_deadline and not self._states.is_late(key, now)
 
     def _promises(self, place: SyncPlace, now: float) -> Mapping[str, Clause] | None:
@@ -139,7 +139,7 @@ class SyncGrants:
                 return None
         return found
 
-    def _promise(self, key: LedPartition, prefix: str, confirm: Confirm, now: float) -> Clause:
+    def _promise(self, key: LinkPartition, prefix: str, confirm: Confirm, now: float) -> Clause:
         """It counts on those that will stay, so that no ack has to wait for a promise when another one leaves."""
         alone = Clause(1, (key,))
         if key.link not in confirm.links:

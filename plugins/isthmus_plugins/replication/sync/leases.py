@@ -22,7 +22,7 @@ from isthmus_control.directions import followed
 from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_control.rules.claims import supersedes
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -44,8 +44,6 @@ RECORD_AFTER_S: Final = 1.0
 RECORD_INTERVAL_S: Final = 10.0
 """A connection that comes and goes fills no control log."""
 RECORDED_AT_ONCE: Final = 5_000
-
-Place = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -90,7 +88,7 @@ class SyncLeases(Part):
         """Synchronous ones over which topics follow."""
         self._followed = asyncio.Event()
         self._asking: set[Peer] = set()
-        self._leases: dict[Place, Lease] = {}
+        self._leases: dict[TopicPartition, Lease] = {}
         self.groups = GroupLeases(context)
         self._record_from = float("-inf")
         self._recording = False
@@ -209,7 +207,7 @@ class SyncLeases(Part):
 
     # ---- recording ----
 
-    def _due(self) -> tuple[list[tuple[Place, Lease]], dict[str, list[OffsetsClaim]]]:
+    def _due(self) -> tuple[list[tuple[TopicPartition, Lease]], dict[str, list[OffsetsClaim]]]:
         """Leases that have run out and are not recorded; those of groups by link."""
         over, now_ms = self._clock.monotonic() - RECORD_AFTER_S, int(self._clock.time() * 1000)
         state = self._context.control.state
@@ -224,7 +222,9 @@ class SyncLeases(Part):
                     due.append((place, lease))
         return due, self.groups.due(over)
 
-    async def _record(self, due: Iterable[tuple[Place, Lease]], groups: Mapping[str, Sequence[OffsetsClaim]]) -> None:
+    async def _record(
+        self, due: Iterable[tuple[TopicPartition, Lease]], groups: Mapping[str, Sequence[OffsetsClaim]]
+    ) -> None:
         self._record_from = self._clock.monotonic() + RECORD_INTERVAL_S
         entries: dict[str, list[PartitionClaim]] = {}
         for (topic, partition), lease in due:

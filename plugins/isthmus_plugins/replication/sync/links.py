@@ -8,9 +8,9 @@ from __future__ import annotations
 from isthmus_control.clock import ZERO
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, LinkMode, ResourceType, SyncRecord, SyncState, made_here
-from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.expiring_leases import FormerLeases
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -64,7 +64,7 @@ class SynchronousLinks:
         link = self._context.control.state.links.get(link_name)
         return link is not None and link.mode is LinkMode.SYNCHRONOUS
 
-    def leads(self, key: LedPartition) -> bool:
+    def leads(self, key: LinkPartition) -> bool:
         """Whether a partition is led over a link that is synchronous."""
         return self.is_synchronous(key.link) and key.link in self.leading(key.topic)
 
@@ -75,17 +75,17 @@ class SynchronousLinks:
 
     # ---- what is recorded ----
 
-    def record(self, link_name: str, place: Partition) -> SyncRecord | None:
+    def record(self, link_name: str, place: TopicPartition) -> SyncRecord | None:
         """What is recorded of a partition, of whatever topic of that name: this proxy may be the last to know of a new
         one, and acks that wait too long are no error."""
         return self._context.control.state.sync_records.get(link_name, {}).get(place)
 
-    def records(self, place: Partition) -> dict[str, SyncRecord]:
+    def records(self, place: TopicPartition) -> dict[str, SyncRecord]:
         """The same by link that leads it."""
         found = ((link_name, self.record(link_name, place)) for link_name in self.leading(place[0]))
         return {link_name: record for link_name, record in found if record is not None}
 
-    def holding(self, place: Partition) -> list[LedPartition]:
+    def holding(self, place: TopicPartition) -> list[LinkPartition]:
         """Over which links a partition is recorded In-Sync."""
         records = self.records(place).items()
-        return [LedPartition(name, *place) for name, record in records if record.state is SyncState.IN_SYNC]
+        return [LinkPartition(name, *place) for name, record in records if record.state is SyncState.IN_SYNC]

@@ -25,7 +25,7 @@ from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCod
 from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.quorums import is_degraded
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ TOLD_S = 3.0
 """How long what the source told of a partition is shown without another word from it."""
 
 
-def note_led(link: Link, sync_of: Callable[[LedPartition], SyncStatus], partitions: Iterable[PartitionStatus]) -> None:
+def note_led(link: Link, sync_of: Callable[[LinkPartition], SyncStatus], partitions: Iterable[PartitionStatus]) -> None:
     """Add what is recorded of partitions that a synchronous link leads. Those that wait for somebody still do."""
     for status in _of_namespaces(link, Role.LEADER, partitions):
-        _note(status, sync_of(LedPartition(link.name, status.topic, status.partition)))
+        _note(status, sync_of(LinkPartition(link.name, status.topic, status.partition)))
 
 
 def note_followed(
@@ -72,11 +72,11 @@ def _note(status: PartitionStatus, sync: SyncStatus) -> None:
 
 def recorded_sync(
     state: ControlState,
-    key: LedPartition,
+    key: LinkPartition,
     topic_id: bytes | None,
     demands: Demands,
-    in_sync: Callable[[LedPartition], bool],
-    why_not: Callable[[LedPartition], str | None],
+    in_sync: Callable[[LinkPartition], bool],
+    why_not: Callable[[LinkPartition], str | None],
 ) -> SyncStatus:
     """What an ack for a partition means, as the control log of the source has it.
 
@@ -113,7 +113,7 @@ def recorded_sync(
     )
 
 
-def _chosen(state: ControlState, key: LedPartition, confirm: Confirm) -> AnyOf | None:
+def _chosen(state: ControlState, key: LinkPartition, confirm: Confirm) -> AnyOf | None:
     """The set of links that a partition's acks choose from, if this one is of it."""
     if key.link not in confirm.links:
         return None

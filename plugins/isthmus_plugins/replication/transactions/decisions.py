@@ -18,17 +18,18 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.directions import pushed
 from isthmus_control.model import leads_positions
 from isthmus_plugins.api import RequestHook
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
-from isthmus_plugins.replication.transactions.decision import Decision, Partition
+from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_plugins.replication.transactions.end_txn_answers import EndTxnAnswers
 from isthmus_plugins.replication.transactions.groups_of_decisions import DecisionGroups
 from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
@@ -151,7 +152,7 @@ class Decisions(Part):
             clause.holds(self._partitions.in_sync) for place in places for clause in self._needs.commit_needed(place)
         )
 
-    def _pushed(self) -> set[LedPartition]:
+    def _pushed(self) -> set[LinkPartition]:
         """All that this proxy pushes, or is to push."""
         return {*self._leader_end.discovery.led, *self._groups.places()}
 
@@ -165,7 +166,7 @@ class Decisions(Part):
             for clause in self._needs.commit_needed(place, decision.groups.get(place))
         )
 
-    def _needs_none(self, key: LedPartition, decision: Decision) -> bool:
+    def _needs_none(self, key: LinkPartition, decision: Decision) -> bool:
         return key.link not in decision.links and key in self._links.holding(key.place)
 
     def _is_kept(self, decision: Decision) -> bool:
@@ -217,14 +218,14 @@ class Decisions(Part):
         pushed = self._pushed()
         for link_name in links:
             for place in transaction.partitions:
-                if (key := LedPartition(link_name, *place)) in pushed:
+                if (key := LinkPartition(link_name, *place)) in pushed:
                     self.markers.decided(key, decision)
         self._keep(change.transactional_id, sorted((*pending, decision), key=lambda each: each.at))
         self._fresh.append(decision)
         self._work.set()
         return True
 
-    def _recall(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
+    def _recall(self, key: LinkPartition, producer_id: int, epoch: int) -> bool:
         """Have sent what a producer decided in a partition before this process; whether that was not yet."""
         found = self.tail.decided(producer_id)
         transaction = None if found is None else found[1].transaction
@@ -281,9 +282,9 @@ class Decisions(Part):
     def _have_ended(
         self,
         decisions: Sequence[Decision],
-        known: dict[Partition, int | None],
+        known: dict[TopicPartition, int | None],
         readings: int,
-        ends: Mapping[Partition, int | None],
+        ends: Mapping[TopicPartition, int | None],
     ) -> None:
         """Send those decisions of which all ends are known now."""
         known.update(ends)

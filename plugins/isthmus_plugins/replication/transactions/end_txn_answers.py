@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from isthmus_plugins.api import Gate, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.transactions.decision import Partition
 from isthmus_plugins.replication.transactions.end_txn_gate import HeldTransaction, HeldTransactions
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
@@ -114,7 +114,7 @@ class EndTxnAnswers:
             self._asking = False
 
     def _log_has_ended(
-        self, waiting: Mapping[int, Sequence[HeldTransaction]], ends: Mapping[Partition, int | None]
+        self, waiting: Mapping[int, Sequence[HeldTransaction]], ends: Mapping[TopicPartition, int | None]
     ) -> None:
         for (_, partition), end in ends.items():
             for answer in waiting[partition]:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.requirements import SyncNeeds
-from isthmus_plugins.replication.transactions.decision import Decision, Partition
+from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_plugins.replication.transactions.groups_as_read import ASKED_WITHIN_S, NOT_KNOWN, TransactionGroups
 from isthmus_plugins.replication.transactions.groups_in_log import PastTransaction, read_past_groups
 from isthmus_plugins.tasks import Tasks
@@ -69,7 +69,7 @@ class DecisionGroups:
 
     # ---- who needs a decision ----
 
-    def told(self, decision: Decision, place: Partition) -> set[LedPartition]:
+    def told(self, decision: Decision, place: TopicPartition) -> set[LinkPartition]:
         """Over which links a decision goes that lists a partition, as far as it is known what it is about."""
         return self._needs.told(place, decision.groups.get(place))
 
@@ -83,7 +83,7 @@ class DecisionGroups:
         unknown = decision.looks_for_groups or decision.groups_unknown
         return unknown and any(map(self.may_lead, decision.places))
 
-    def may_lead(self, place: Partition) -> bool:
+    def may_lead(self, place: TopicPartition) -> bool:
         """Whether a partition of the offsets topic is Out-Of-Sync over a link, which may lead any of its groups."""
         return place[0] == OFFSETS_TOPIC and len(self._links.records(place)) > len(self._links.holding(place))
 
@@ -119,7 +119,9 @@ class DecisionGroups:
             self._settle(decision, {}, unknown=False)
         decision.groups_unknown = False
 
-    def _settle(self, decision: Decision, found: Mapping[Partition, AbstractSet[str | None]], unknown: bool) -> None:
+    def _settle(
+        self, decision: Decision, found: Mapping[TopicPartition, AbstractSet[str | None]], unknown: bool
+    ) -> None:
         """No more will be known of which groups a decision is about. ``unknown``: it would have to be."""
         for place, groups in found.items():
             readable = frozenset(group for group in groups if group is not None)
@@ -129,7 +131,7 @@ class DecisionGroups:
         decision.groups_unknown = unknown or any(NOT_KNOWN in groups for groups in found.values())
         for place in decision.places:
             if place[0] == OFFSETS_TOPIC:
-                keys = {LedPartition(link_name, *place) for link_name in decision.links}
+                keys = {LinkPartition(link_name, *place) for link_name in decision.links}
                 decision.free |= keys - self.told(decision, place)
 
     def _look(self) -> None:
@@ -161,12 +163,12 @@ class DecisionGroups:
 
     async def _read(self, decisions: Sequence[Decision]) -> list[Decision]:
         """Read for all at once; those of which all is read now."""
-        concerned: dict[Partition, list[Decision]] = {}
+        concerned: dict[TopicPartition, list[Decision]] = {}
         for decision in decisions:
             for place in decision.ends or {}:
                 if place[0] == OFFSETS_TOPIC:
                     concerned.setdefault(place, []).append(decision)
-        found: dict[Decision, dict[Partition, set[str | None]]] = {decision: {} for decision in decisions}
+        found: dict[Decision, dict[TopicPartition, set[str | None]]] = {decision: {} for decision in decisions}
         unread: set[Decision] = set()
         for place, those in concerned.items():
             asked = [PastTransaction(each.producer, each.started_ms, (each.ends or {})[place]) for each in those]

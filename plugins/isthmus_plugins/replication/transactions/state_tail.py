@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.logs.topic_tail import TailPart, TopicTail
 from isthmus_protocol.records import BatchHeader, Frame
@@ -116,7 +116,7 @@ class TransactionTail(TopicTail[_Part]):
         if part is not None and latest is not None and latest.producer_id == producer_id:
             part.past.discard(transactional_id)
 
-    def completing(self, places: Collection[tuple[str, int]]) -> dict[str, int]:
+    def completing(self, places: Collection[TopicPartition]) -> dict[str, int]:
         """Transactions in some of these partitions that are decided to commit and not completed: where that stands."""
         return {
             transactional_id: part.offsets[transactional_id]
@@ -126,7 +126,7 @@ class TransactionTail(TopicTail[_Part]):
             and not set(transaction.partitions).isdisjoint(places)
         }
 
-    async def settled(self, places: Collection[tuple[str, int]]) -> None:
+    async def settled(self, places: Collection[TopicPartition]) -> None:
         """Return when transactions in these that were decided before the call are carried out.
 
         Raises BrokerUnavailable: not within :data:`SETTLED_S`, or the transaction log cannot be read.

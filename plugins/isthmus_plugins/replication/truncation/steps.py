@@ -24,7 +24,7 @@ from isthmus_control.truncations import (
     Truncation,
     TruncationPhase,
 )
-from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import MARKED, Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -169,7 +169,7 @@ class TruncationSteps:
         await self._ownership.confirm(truncation)
         await cluster.alter_topic_configs(truncation.topic, FREEZING)
         places = [(truncation.topic, partition) for partition in range(len(info.partitions))]
-        before: Mapping[tuple[str, int], int] = {}
+        before: Mapping[TopicPartition, int] = {}
         settled_from = self._clock.monotonic()
         for _ in range(SETTLE_TRIES_MAX):
             ends = await cluster.log_ends(places)

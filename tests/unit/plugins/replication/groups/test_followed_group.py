@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import (
     BEYOND_FOLLOWER_END,
     COMPARE_INTERVAL_S,
@@ -25,7 +25,7 @@ def at(offset: int, metadata: str = "") -> CommittedOffset:
     return CommittedOffset(offset, metadata)
 
 
-def a_group(has: dict[tuple[str, int], CommittedOffset] | None = None, **wanted: CommittedOffset) -> FollowedGroup:
+def a_group(has: dict[TopicPartition, CommittedOffset] | None = None, **wanted: CommittedOffset) -> FollowedGroup:
     """A group that was read at time 0; ``wanted`` by partition: a for A, b for B."""
     group = FollowedGroup("a-to-b", "far-app-1", 7)
     for name, offset in wanted.items():
@@ -57,7 +57,7 @@ def test_nothing_is_deleted_before_all_was_told() -> None:
 
 
 @pytest.mark.parametrize(("ends", "said"), [({A: 4}, "ends at 4, the group's position is 5"), ({}, "cannot be read")])
-def test_a_commit_ahead_of_the_data_waits_for_it(ends: dict[tuple[str, int], int], said: str) -> None:
+def test_a_commit_ahead_of_the_data_waits_for_it(ends: dict[TopicPartition, int], said: str) -> None:
     group = a_group({}, a=at(5))
     assert not group.plan(ends, {}, 1.0)
     waiting = group.waiting(10.0)

@@ -16,11 +16,11 @@ from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, Reason, ResourceType, Role
 from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
-from isthmus_plugins.cluster import CommittedOffset, Refused
+from isthmus_plugins.cluster import CommittedOffset, Refused, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Pending, Plan
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 OTHER = ("remote-t", 1)
@@ -32,7 +32,7 @@ def followed(**has: CommittedOffset) -> FollowedGroup:
     return group
 
 
-def plan(group: FollowedGroup, ends: dict[tuple[str, int], int] | None = None, now: float = 100.0) -> Plan:
+def plan(group: FollowedGroup, ends: dict[TopicPartition, int] | None = None, now: float = 100.0) -> Plan:
     return group.plan({PLACE: 10, OTHER: 10} if ends is None else ends, {}, now)
 
 
@@ -596,7 +596,7 @@ def test_no_commit_is_confirmed_by_what_was_read_before_it_was_told(monkeypatch:
 
     async def test(replicas: Replicas) -> None:
         replicas.controls["A"].apply(AlterLink(LINK, mode=LinkMode.SYNCHRONOUS))
-        key = LedPartition(LINK, OFFSETS_TOPIC, 0)
+        key = LinkPartition(LINK, OFFSETS_TOPIC, 0)
         leader = replicas.ends["A"].group_leader
         await replicas.until("it is pushed", lambda: leader.place(key))
         reading = Reading(monkeypatch, replicas, "far-app-2")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isthmus_control.model import ResourceType
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.groups.intake import LOST_REQUEST_MARGIN_S, Intake
 from isthmus_plugins.replication.link import calls
@@ -82,7 +82,7 @@ class Scene:
         self.confirmed[group.source].append(group.group)
 
 
-def at(offset: int | None, place: tuple[str, int] = T, group: str = "far-a") -> calls.Position:
+def at(offset: int | None, place: TopicPartition = T, group: str = "far-a") -> calls.Position:
     return calls.Position(group, *place, offset, "m", 1500)
 
 

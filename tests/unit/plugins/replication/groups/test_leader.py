@@ -13,7 +13,7 @@ from support.replicas import LINK, Replicas
 from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode
 from isthmus_plugins.cluster import BrokerUnavailable
-from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace
+from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Marker
 from isthmus_protocol.records import BatchHeader, Frame
@@ -91,7 +91,7 @@ def test_what_a_marker_commits_waits_for_its_decision(monkeypatch: pytest.Monkey
     async def test(replicas: Replicas) -> None:
         leader = replicas.ends["A"].group_leader
         replicas.controls["A"].apply(AlterLink(LINK, mode=LinkMode.SYNCHRONOUS))
-        key = LedPartition(LINK, OFFSETS_TOPIC, 0)
+        key = LinkPartition(LINK, OFFSETS_TOPIC, 0)
         await replicas.until("it confirms", lambda: leader.place(key) is not None)
         asked: list[bool] = []
 

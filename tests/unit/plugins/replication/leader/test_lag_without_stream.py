@@ -11,13 +11,13 @@ import pytest
 from support.fake_cluster import simulated_now
 from support.replicas import LINK, Replicas, on_replicas
 
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.replication.leader import lag_without_stream as module
 from isthmus_plugins.replication.leader.lag_without_stream import INTERVAL_S, Unfollowed, UnfollowedPartitions
 from isthmus_plugins.replication.leader.stream import Flow, LeaderStream
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 
-KEY = LedPartition(LINK, "local-t", 0)
+KEY = LinkPartition(LINK, "local-t", 0)
 
 
 def opened_at(end_offset: int) -> LeaderStream:
@@ -130,10 +130,10 @@ class Cluster:
     """Answers for every partition, unless it is away."""
 
     def __init__(self) -> None:
-        self.asked: list[Collection[tuple[str, int]]] = []
+        self.asked: list[Collection[TopicPartition]] = []
         self.away = False
 
-    async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def high_watermarks(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         self.asked.append(partitions)
         if self.away:
             raise BrokerUnavailable("away")
@@ -148,7 +148,7 @@ class Context:
 
 def test_of_very_many_all_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_AT_ONCE", 10)
-    wanted = {LedPartition(LINK, "t", number): b"id" for number in range(25)}
+    wanted = {LinkPartition(LINK, "t", number): b"id" for number in range(25)}
     cluster = Cluster()
     context: Any = Context(cluster)
     unfollowed = UnfollowedPartitions(context, lambda: wanted)
@@ -164,7 +164,7 @@ def test_of_very_many_all_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_was_known_stays_while_the_cluster_does_not_answer() -> None:
-    wanted = {LedPartition(LINK, "t", 0): b"id"}
+    wanted = {LinkPartition(LINK, "t", 0): b"id"}
     cluster = Cluster()
     context: Any = Context(cluster)
     unfollowed = UnfollowedPartitions(context, lambda: wanted)

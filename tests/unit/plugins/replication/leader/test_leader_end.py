@@ -29,7 +29,7 @@ from isthmus_plugins.replication.leader.stream import (
     Wait,
 )
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
 
 
@@ -39,7 +39,7 @@ class Connection:
 
 def a_stream(flow: Flow | None = None) -> LeaderStream:
     connection: Any = Connection()
-    stream = LeaderStream(LedPartition(LINK, "t", 0), bytes(16), "r", 1, 0, connection, 1, flow or Flow(), time)
+    stream = LeaderStream(LinkPartition(LINK, "t", 0), bytes(16), "r", 1, 0, connection, 1, flow or Flow(), time)
     stream.opened(10)
     return stream
 
@@ -128,7 +128,7 @@ def test_what_was_seen_takes_little_memory() -> None:
 # ---- whole ends ----
 
 
-KEY = LedPartition(LINK, "local-t", 0)
+KEY = LinkPartition(LINK, "local-t", 0)
 
 
 async def stopped(replicas: Replicas, code: str) -> module.Stopped:

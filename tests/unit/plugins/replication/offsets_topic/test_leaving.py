@@ -21,7 +21,7 @@ from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_plugins.links import OffsetsView
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.view import read_view
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_cipher import EMPTY_KEYRING, Keyring, KeyringError, parse_keyring, with_new_key
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.record_equality import batch_digest
@@ -223,7 +223,7 @@ def test_another_form_holds_from_then_on_and_off_ends_it(monkeypatch: pytest.Mon
         offsets.write(commit("other", "t", 1))
         await offsets.until_copied()
         offsets.choose(REDACTED)
-        key = LedPartition(LINK, OFFSETS, 0)
+        key = LinkPartition(LINK, OFFSETS, 0)
 
         def has_form() -> bool:
             stream = offsets.replicas.ends["A"].leader.stream(key)

@@ -13,7 +13,7 @@ from isthmus_control.commands import DecidePromotion, OffsetsClaim, RecordClaims
 from isthmus_control.commands import PartitionClaim as Claimed
 from isthmus_control.model import TRANSACTION_VERIFICATION, AckTerms, ResourceType
 from isthmus_plugins import links
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import NamespaceRef, OperationError, Promote, SetMode
 from isthmus_plugins.replication.in_doubt.store import DECISION, Entry
@@ -121,7 +121,7 @@ def test_settings_that_the_source_changed_are_restored_too() -> None:
     on_following(work)
 
 
-async def stored(two: Two, *places: tuple[str, int], epoch: int = 1) -> None:
+async def stored(two: Two, *places: TopicPartition, epoch: int = 1) -> None:
     link_id = two.controls["B"].state.links["a-to-b"].link_id
     value = {"id": "app", "epoch": epoch, "data_epoch": 1, "at": [3, 99]}
     await two.b.plugin.parts.store.put(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S, FormerLeases
 
-ONE, TWO = (LedPartition("link", "t", partition) for partition in range(2))
+ONE, TWO = (LinkPartition("link", "t", partition) for partition in range(2))
 RUNS_S = LEASE_S + LEASE_MARGIN_S
 
 
-def runs(former: FormerLeases, key: LedPartition, now: float) -> bool:
+def runs(former: FormerLeases, key: LinkPartition, now: float) -> bool:
     return key in former.running(key.place, now)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from isthmus_control.demands import ALL, NEVER, NONE, Confirm, Consistency, Demands
 from isthmus_control.model import Degraded, Reason, ResourceType, SyncRecord, SyncState
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.degrading import due_after_ms
 from isthmus_plugins.replication.sync.progress import Progress
 from isthmus_plugins.replication.sync.quorums import AckRules, Clause, GroupScope
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 PLACE = ("t", 0)
-B, C, D = (LedPartition(name, *PLACE) for name in "bcd")
+B, C, D = (LinkPartition(name, *PLACE) for name in "bcd")
 IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
 MINUTE_MS = 60_000
 
@@ -39,7 +39,7 @@ def needs(of: AckRules, known: dict[str, SyncRecord], transactional: bool = Fals
     return set(of.clauses(PLACE, known, transactional, lambda key: key.link in able, 0.0))
 
 
-def any_of(count: int, *keys: LedPartition) -> Clause:
+def any_of(count: int, *keys: LinkPartition) -> Clause:
     return Clause(count, keys)
 
 
@@ -142,7 +142,7 @@ def test_groups_of_one_partition_are_asked_for_apart() -> None:
     )
     state: Any = SimpleNamespace(lookup=lookup)
     of, place = AckRules(lambda: state), (OFFSETS_TOPIC, 0)
-    b, c = (LedPartition(name, *place) for name in "bc")
+    b, c = (LinkPartition(name, *place) for name in "bc")
     any_scope, all_scope = (GroupScope(prefix, ("b", "c")) for prefix in asked)
 
     def clauses(scope: GroupScope, known: dict[str, SyncRecord], transactional: bool = False) -> set[Clause]:
@@ -171,7 +171,7 @@ def test_of_several_times_the_longest_that_is_over_is_recorded() -> None:
     asked = {"slow-": Demands(degrade_after_ms=9_000), "fast-": Demands(degrade_after_ms=2_000), "x-": NONE}
     lookup = SimpleNamespace(demands=lambda kind, name: asked[name], led_groups=lambda link: tuple(asked))
     state: Any = SimpleNamespace(lookup=lookup)
-    of, key, progress = AckRules(lambda: state), LedPartition("b", OFFSETS_TOPIC, 0), Progress(0.0, 0)
+    of, key, progress = AckRules(lambda: state), LinkPartition("b", OFFSETS_TOPIC, 0), Progress(0.0, 0)
     (record,) = records(b=OUT).values()
 
     def due(now: float, recorded_ms: int = 0) -> int | None:

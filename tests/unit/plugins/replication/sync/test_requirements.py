@@ -9,7 +9,8 @@ from typing import Any
 
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import Progress
 from isthmus_plugins.replication.sync.quorums import AckRules, Clause, GroupScope
@@ -17,7 +18,7 @@ from isthmus_plugins.replication.sync.requirements import SyncNeeds
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 PLACE = ("t", 0)
-B, C = (LedPartition(name, *PLACE) for name in "bc")
+B, C = (LinkPartition(name, *PLACE) for name in "bc")
 IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
 ANY_1 = Confirm(1, ("b", "c"))
 LED_BY = {"of b": ("b",), "of c": ("c",), "of both": ("b", "c")}
@@ -35,7 +36,7 @@ class Links(SynchronousLinks):
     def leading(self, topic: str) -> tuple[str, ...]:
         return tuple(self.recorded)
 
-    def record(self, link_name: str, place: tuple[str, int]) -> SyncRecord | None:
+    def record(self, link_name: str, place: TopicPartition) -> SyncRecord | None:
         return self.recorded.get(link_name)
 
     def is_synchronous(self, link_name: str) -> bool:
@@ -47,7 +48,7 @@ def needs(
     after_ms: int = NEVER,
     degraded_ms: int = 0,
     epoch: int = 0,
-    progress: dict[LedPartition, Progress] | None = None,
+    progress: dict[LinkPartition, Progress] | None = None,
     **states: SyncState,
 ) -> SyncNeeds:
     """What is needed of links with these records, under a leader epoch of the source."""
@@ -79,9 +80,9 @@ def test_decisions_go_to_those_that_must_have_them_and_to_none_that_transactions
 
 def test_a_decision_about_groups_is_needed_over_the_links_that_lead_them() -> None:
     place = (OFFSETS_TOPIC, 0)
-    b, c = (LedPartition(name, *place) for name in "bc")
+    b, c = (LinkPartition(name, *place) for name in "bc")
 
-    def asked(of: SyncNeeds, *groups: str) -> tuple[set[LedPartition], set[LedPartition]]:
+    def asked(of: SyncNeeds, *groups: str) -> tuple[set[LinkPartition], set[LinkPartition]]:
         """Whose confirmation is needed, and to whom it goes."""
         needed = {key for clause in of.commit_needed(place, groups) for key in clause.keys}
         return needed, of.told(place, groups)

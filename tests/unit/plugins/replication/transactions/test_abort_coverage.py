@@ -13,9 +13,10 @@ from support.fake_cluster import FakeCluster, run_simulated
 from support.partition_log import batch
 
 from isthmus_control.model import SyncRecord, SyncState
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.transactions import abort_coverage
 from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds
 from isthmus_plugins.replication.transactions.decision import Decision
@@ -28,9 +29,9 @@ P, Q = ("t", 0), ("t", 1)
 class Cluster(FakeCluster):
     """Partitions in ``leaderless`` are asked for in vain, for as long as the proxy's client does."""
 
-    leaderless: Collection[tuple[str, int]] = ()
+    leaderless: Collection[TopicPartition] = ()
 
-    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         for _ in range(1000):
             if not any(place in self.leaderless or place[0] not in self.found for place in partitions):
                 break
@@ -49,7 +50,7 @@ class Scene:
         self.there = 0
         self.calls = 0
         self.more = asyncio.Event()
-        self.led: dict[LedPartition, None] = {}
+        self.led: dict[LinkPartition, None] = {}
         self.links = {LINK: object()}
         self.control = self.state = self.discovery = self
         me: Any = self
@@ -68,7 +69,7 @@ class Scene:
 
     # ---- what is used ----
 
-    def stream(self, key: LedPartition) -> None:
+    def stream(self, key: LinkPartition) -> None:
         return None
 
     def connections(self, link_name: str) -> list[Any]:
@@ -84,10 +85,10 @@ class Scene:
     def concerns(self, topic: str) -> bool:
         return True
 
-    def told(self, place: tuple[str, int]) -> set[LedPartition]:
-        return {LedPartition(LINK, *place)}
+    def told(self, place: TopicPartition) -> set[LinkPartition]:
+        return {LinkPartition(LINK, *place)}
 
-    def records(self, place: tuple[str, int]) -> dict[str, SyncRecord]:
+    def records(self, place: TopicPartition) -> dict[str, SyncRecord]:
         return {LINK: self.record}
 
     # ---- what happens ----
@@ -185,7 +186,7 @@ def test_a_partition_that_cannot_be_read_keeps_no_other_waiting(monkeypatch: pyt
     async def main(scene: Scene) -> None:
         scene.write(3)
         scene.cluster.leaderless = {Q}
-        told: list[Mapping[tuple[str, int], int | None]] = []
+        told: list[Mapping[TopicPartition, int | None]] = []
         async with asyncio.timeout(0.5):
             await scene.reader.read([P, Q, ("t", 9), ("other", 0)], told.append)
         async with asyncio.timeout(0.1):

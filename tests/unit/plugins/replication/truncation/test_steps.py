@@ -32,7 +32,7 @@ from isthmus_control.truncations import (
     Truncation,
     TruncationPhase,
 )
-from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -58,7 +58,7 @@ class Unordered(FakeCluster):
         await self._request()
         self.found = {name: topic for name, topic in self.found.items() if topic.topic_id != topic_id}
 
-    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         ends = list((await super().log_ends(partitions)).items())
         return dict(ends[1:] + ends[:1])
 
