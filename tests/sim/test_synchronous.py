@@ -410,15 +410,15 @@ def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
         for _ in range(2):  # as long as another proxy may not know
             assert other.links.former
             assert other.concerns(TOPIC)
-            assert other.needs.told(key.place) == {key}
-            assert [clause.keys for clause in other.needs.commit_needed(key.place)] == [(key,)]
+            assert other.requirements.told(key.place) == {key}
+            assert [quorum.keys for quorum in other.requirements.commit_needed(key.place)] == [(key,)]
             await asyncio.sleep(LEASE_S * 2)
         enforced.set()
         enforced_at = simulated_now()
         await replicas.until("run out", lambda: not other.links.former)
         assert simulated_now() - enforced_at >= LEASE_S
         assert not other.concerns(TOPIC)
-        assert not list(other.needs.commit_needed(key.place))
+        assert not list(other.requirements.commit_needed(key.place))
         await other.stop()
         await replicas.stop()
 

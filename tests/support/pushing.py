@@ -150,7 +150,7 @@ class Source:
         peers: Any = self
         self.groups = GroupLeader(self.context, peers)
         self.sync = SyncLeader(self.context, self.ends, self.groups, lambda link_name: self.agrees)
-        of_sync = self.sync.links, self.sync.partitions, self.sync.needs
+        of_sync = self.sync.links, self.sync.partitions, self.sync.requirements
         self.decisions = Decisions(self.context, self.ends, self.groups, peers, *of_sync)
         self.sync.settled, self.sync.on_more = self.decisions.tail.settled, self.decisions.on_more
         self.acks = AckGate(self.context, self.sync)

@@ -123,7 +123,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     shared_settings = LinkMirror(context, peers.connections)
     group_leader = GroupLeader(context, peers)
     sync = SyncLeader(context, leader_end, group_leader, shared_settings.agreed)
-    decisions = Decisions(context, leader_end, group_leader, peers, sync.links, sync.partitions, sync.needs)
+    decisions = Decisions(context, leader_end, group_leader, peers, sync.links, sync.partitions, sync.requirements)
     syncing_topics = SyncingTopics(context)
     sync_leases = SyncLeases(context, follower_end, group_follower, store, syncing_topics.reached)
     acls = AclEnds(context, peers)

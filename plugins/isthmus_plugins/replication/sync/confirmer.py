@@ -29,8 +29,8 @@ from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.lease_grants import SyncGrants
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.quorums import AckRules, GroupScope
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.sync.quorums import GroupScope, Quorums
+from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -69,7 +69,7 @@ class SyncLeader(Confirmer, Part):
         """Returns when transactions in these that were decided before the call are carried out."""
         self.on_more: Callable[[], None] = not_joined
         """Called when more of a partition is confirmed."""
-        self._rules = AckRules(lambda: context.control.state)
+        self._quorums = Quorums(lambda: context.control.state)
         self._pushed = PushedPartitions(leader_end, groups)
         self.links = SynchronousLinks(context)
         self.commits = HeldCommits(context, self, groups, context.clock.monotonic)
@@ -78,15 +78,15 @@ class SyncLeader(Confirmer, Part):
             context,
             self._pushed,
             self.links,
-            self._rules,
+            self._quorums,
             self.known,
             self._waits_since,
             agreed,
             lambda places: self.settled(places),
             self._work.set,
         )
-        self.needs = SyncNeeds(
-            self._rules,
+        self.requirements = Requirements(
+            self._quorums,
             self.links,
             self.partitions.progress,
             self.leader_epoch,
@@ -94,7 +94,7 @@ class SyncLeader(Confirmer, Part):
             context.clock,
         )
         self.grants = SyncGrants(
-            context, leader_end, self._pushed, self._rules, self.links, self.partitions, self.known
+            context, leader_end, self._pushed, self._quorums, self.links, self.partitions, self.known
         )
 
     def start(self) -> None:
@@ -111,14 +111,14 @@ class SyncLeader(Confirmer, Part):
         before = self._before or state
         if state.lookup is not self._lookup:
             self._lookup = state.lookup
-            self._rules.changed()
+            self._quorums.changed()
             self.partitions.links_changed(before, state)
             self._note_detached(before, state)
             self.links.changed(state)
             self.acks.changed()
         self.partitions.records_changed(before, state)
         self._before = state
-        self.needs.changed()
+        self.requirements.changed()
         self.reads.control_changed(state)
         self._confirmed_all()
         self.commits.control_changed(self.links.leading(OFFSETS_TOPIC))
@@ -163,11 +163,11 @@ class SyncLeader(Confirmer, Part):
         """See :class:`~isthmus_plugins.confirmation.Confirmer`; ``scope``: to these groups."""
         topic_id = self._pushed.topic_id(place[0])
         self._forget_another(place[0], topic_id)
-        ends = [clause.end(self.known, epoch) for clause in self.needs.needed(place, transactional, scope)]
+        ends = [quorum.end(self.known, epoch) for quorum in self.requirements.needed(place, transactional, scope)]
         if not ends:
             return None
         end = min(ends)
-        self._rules.may_be_acked(place, topic_id, epoch, end, scope)
+        self._quorums.may_be_acked(place, topic_id, epoch, end, scope)
         return end
 
     def _forget_another(self, topic: str, topic_id: bytes | None) -> None:
@@ -186,7 +186,7 @@ class SyncLeader(Confirmer, Part):
         """
         self._forget_another(place[0], self._pushed.topic_id(place[0]))
         epoch, known = self.leader_epoch(place), self._stable if committed else self.known
-        return min((clause.end(known, epoch) for clause in self.needs.needed(place, False)), default=None)
+        return min((quorum.end(known, epoch) for quorum in self.requirements.needed(place, False)), default=None)
 
     def _confirmed_all(self) -> None:
         """Any partition may be confirmed further, or need less."""

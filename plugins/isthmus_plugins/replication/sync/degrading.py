@@ -15,18 +15,20 @@ from isthmus_control.model import Link, SyncRecord
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.progress import Progress
-from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, AckRules, Known
+from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, Known, Quorums
 
 log = logging.getLogger("isthmus_plugins.replication")
 
 
-def due_after_ms(rules: AckRules, key: LinkPartition, record: SyncRecord, progress: Progress, now: float) -> int | None:
+def due_after_ms(
+    quorums: Quorums, key: LinkPartition, record: SyncRecord, progress: Progress, now: float
+) -> int | None:
     """After which time acks are to go without a partition that is Out-Of-Sync, from now on; None: not for now.
 
     Groups of one partition of the offsets topic may ask for several times: the longest that is over counts for all.
     """
     progress.out_since = now if progress.out_since is None else progress.out_since
-    asked = {demands.degrade_after_ms for demands in rules.asked(key).values()} - {NEVER}
+    asked = {demands.degrade_after_ms for demands in quorums.asked(key).values()} - {NEVER}
     over = max((after_ms for after_ms in asked if (now - progress.out_since) * 1000 >= after_ms), default=NEVER)
     known = record.degraded.after_ms if record.degraded is not None else NEVER
     return over if over > known else None

@@ -29,7 +29,7 @@ from isthmus_plugins.replication.sync.lease_grants import granted_no_more
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import NOT_READ, Phase, Progress
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, AckRules, Known
+from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, Known, Quorums
 from isthmus_plugins.replication.sync.status import recorded_sync
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -52,7 +52,7 @@ class SyncPartitions:
         context: PluginContext,
         pushed: PushedPartitions,
         links: SynchronousLinks,
-        rules: AckRules,
+        quorums: Quorums,
         known: Known,
         waits_since: Callable[[LinkPartition, int], float | None],
         agreed: Callable[[str], bool],
@@ -68,7 +68,7 @@ class SyncPartitions:
         self._clock = context.clock
         self._pushed = pushed
         self._links = links
-        self._rules = rules
+        self._quorums = quorums
         self._known = known
         self._waits_since = waits_since
         self._agreed = agreed
@@ -183,8 +183,8 @@ class SyncPartitions:
         epoch, end = self._known.get(key, NOT_KNOWN)
         since = [self._waits_since(key, end if epoch == self._pushed.leader_epoch(key.place) else -1)]
         progress, topic_id = self.progress.get(key), self._pushed.topic_id(key.topic) or b""
-        if progress is not None and self._rules.is_chosen(key):
-            since.append(progress.late_since(end, self._rules.acked(key.place, topic_id)[1], self._clock.monotonic()))
+        if progress is not None and self._quorums.is_chosen(key):
+            since.append(progress.late_since(end, self._quorums.acked(key.place, topic_id)[1], self._clock.monotonic()))
         return min((each for each in since if each is not None), default=None)
 
     def is_late(self, key: LinkPartition, now: float) -> bool:
@@ -221,9 +221,9 @@ class SyncPartitions:
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
                 progress.leaves()
                 if record is not None and not another:
-                    without = self._rules.goes_without(key, self._links.records(key.place))
+                    without = self._quorums.goes_without(key, self._links.records(key.place))
                     progress.suspended = progress.suspended or without
-                    after_ms = degrading.due_after_ms(self._rules, key, record, progress, now)
+                    after_ms = degrading.due_after_ms(self._quorums, key, record, progress, now)
                     if after_ms is not None:
                         degraded.setdefault(key.link, {})[key] = after_ms
                 ready = stream is not None and now >= progress.retry_at and stream.is_close(now)
@@ -261,7 +261,7 @@ class SyncPartitions:
 
     def _may_have_been_led(self, place: SyncPlace, progress: Progress) -> bool:
         """Whether acks of another process may have gone without a partition that it knows to be in sync."""
-        return self._rules.is_chosen(place.key) and place.leader_epoch != progress.level_epoch
+        return self._quorums.is_chosen(place.key) and place.leader_epoch != progress.level_epoch
 
     def _why_leave(self, key: LinkPartition, progress: Progress, stream: SyncPlace | None, now: float) -> str | None:
         """Why a partition is In-Sync no more; None while it is, or a lease may still run."""

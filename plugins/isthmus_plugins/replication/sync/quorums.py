@@ -1,7 +1,7 @@
 """What an ack needs of synchronous links: each of them, or some of a set (``docs/adr/0008``).
 
-Without I/O. An ack waits for *clauses*: so many of these links have all up to it. A lease says at the target what acks
-mean, so it is a *promise*: whatever becomes of settings and partitions meanwhile, what was promised is a clause, too,
+Without I/O. An ack waits for *quorums*: so many of these links have all up to it. A lease says at the target what acks
+mean, so it is a *promise*: whatever becomes of settings and partitions meanwhile, what was promised is a quorum, too,
 until the lease has run out.
 """
 
@@ -35,7 +35,7 @@ class GroupScope(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Clause:
+class Quorum:
     """``count`` of these must have it."""
 
     count: int
@@ -68,7 +68,7 @@ def is_degraded(demands: Demands, record: SyncRecord) -> bool:
     )
 
 
-class AckRules:
+class Quorums:
     """What is asked, and by partition what was promised and what may have been acked.
 
     A topic is asked for something by its namespaces. A partition of the offsets topic is not, but groups are: there an
@@ -79,7 +79,7 @@ class AckRules:
         self._state = state
         self._demands: dict[tuple[ResourceType, str], Demands] = {}
         self._led_groups: dict[str, tuple[str, ...]] = {}
-        self._promises: dict[TopicPartition, dict[tuple[str, Clause], float]] = {}
+        self._promises: dict[TopicPartition, dict[tuple[str, Quorum], float]] = {}
         """Until when; of the offsets topic with the prefix of the groups that it was promised of."""
         self._acked: dict[TopicPartition, dict[str, tuple[bytes | None, int, int]]] = {}
         """(Topic id, leader epoch, offset) up to which acks may have gone, where links are chosen from; by prefix of
@@ -123,7 +123,7 @@ class AckRules:
         others = [link for link in confirm.links if link in records and records[link].state is SyncState.IN_SYNC]
         return key.link in confirm.links and len(others) >= confirm.count
 
-    def clauses(
+    def of_acks(
         self,
         place: TopicPartition,
         records: Records,
@@ -131,7 +131,7 @@ class AckRules:
         able: Callable[[LinkPartition], bool],
         now: float,
         scope: GroupScope | None = None,
-    ) -> Iterator[Clause]:
+    ) -> Iterator[Quorum]:
         """What an ack needs of links that have a record of a partition.
 
         ``able``: one that is In-Sync and will stay so. Of a set, others are not counted on while there are enough.
@@ -140,19 +140,19 @@ class AckRules:
         confirm = demands.confirm
         in_sync, others, chosen = self._members(place, records, transactional or demands.strict, demands)
         for key in others:
-            yield Clause(1, (key,))
+            yield Quorum(1, (key,))
         if in_sync:
             count = min(confirm.count, len(in_sync))
             stay = tuple(filter(able, in_sync))
-            yield Clause(count, stay if len(stay) >= count else in_sync)
+            yield Quorum(count, stay if len(stay) >= count else in_sync)
         if len(chosen) > len(in_sync):
-            yield Clause(min(confirm.count, len(chosen)), chosen)
+            yield Quorum(min(confirm.count, len(chosen)), chosen)
         if confirm:
             yield from self._promised(place, "" if scope is None else scope.prefix, now)
 
-    def commit_clauses(
+    def of_decisions(
         self, place: TopicPartition, records: Records, scope: GroupScope | None = None
-    ) -> Iterator[Clause]:
+    ) -> Iterator[Quorum]:
         """The same of decisions to commit: of a set all that are In-Sync must have them, and so many in any case.
 
         Which of them has the records of a transaction says nothing of which has its decision.
@@ -160,9 +160,9 @@ class AckRules:
         demands = self.demands(place[0], scope)
         in_sync, others, chosen = self._members(place, records, True, demands)
         for key in (*others, *in_sync):
-            yield Clause(1, (key,))
+            yield Quorum(1, (key,))
         if len(chosen) > len(in_sync):
-            yield Clause(min(demands.confirm.count, len(chosen)), chosen)
+            yield Quorum(min(demands.confirm.count, len(chosen)), chosen)
 
     @staticmethod
     def _members(
@@ -185,18 +185,18 @@ class AckRules:
 
     # ---- promises ----
 
-    def promise(self, place: TopicPartition, promised: Mapping[str, Clause], until: float, now: float) -> None:
+    def promise(self, place: TopicPartition, promised: Mapping[str, Quorum], until: float, now: float) -> None:
         """A lease says that acks mean this: by the prefix of groups, or to all ("")."""
         kept = {each: end for each, end in self._promises.get(place, {}).items() if end > now}
         for each in promised.items():
             kept[each] = max(until, kept.get(each, until))
         self._promises[place] = kept
 
-    def _promised(self, place: TopicPartition, prefix: str, now: float) -> Iterator[Clause]:
+    def _promised(self, place: TopicPartition, prefix: str, now: float) -> Iterator[Quorum]:
         """Namespaces may have come and gone since: what was promised of some of these groups is kept to all of them."""
-        for (promised, clause), until in self._promises.get(place, {}).items():
+        for (promised, quorum), until in self._promises.get(place, {}).items():
             if now < until and _overlap(promised, prefix):
-                yield clause
+                yield quorum
 
     # ---- what may have been acked ----
 

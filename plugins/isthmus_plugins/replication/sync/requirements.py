@@ -11,16 +11,16 @@ from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import Phase, Progress
-from isthmus_plugins.replication.sync.quorums import AckRules, Clause, GroupScope
+from isthmus_plugins.replication.sync.quorums import GroupScope, Quorum, Quorums
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
-class SyncNeeds:
+class Requirements:
     """What acks, decisions and markers need, as links, records and leases are now."""
 
     def __init__(
         self,
-        rules: AckRules,
+        quorums: Quorums,
         links: SynchronousLinks,
         progress: Mapping[LinkPartition, Progress],
         leader_epoch: Callable[[TopicPartition], int],
@@ -29,13 +29,13 @@ class SyncNeeds:
     ) -> None:
         """``progress``: of what this proxy pushes. ``scope_of``: with which other groups one is held alike."""
         self._clock = clock
-        self._rules = rules
+        self._quorums = quorums
         self._links = links
         self._former = links.former
         self._progress = progress
         self._leader_epoch = leader_epoch
         self._scope_of = scope_of
-        self._recorded: dict[tuple[TopicPartition, bool, GroupScope | None], tuple[Clause, ...]] = {}
+        self._recorded: dict[tuple[TopicPartition, bool, GroupScope | None], tuple[Quorum, ...]] = {}
         """What is needed of partitions where that follows from the control log alone."""
 
     def changed(self) -> None:
@@ -44,32 +44,32 @@ class SyncNeeds:
 
     # ---- acks ----
 
-    def needed(self, place: TopicPartition, transactional: bool, scope: GroupScope | None = None) -> Iterable[Clause]:
+    def needed(self, place: TopicPartition, transactional: bool, scope: GroupScope | None = None) -> Iterable[Quorum]:
         """What must be confirmed of a partition's records before they are acked; ``scope``: to these groups."""
         if self._former.unsure or self._former:
             return self._needed_now(place, transactional, scope)
         found = self._recorded.get((place, transactional, scope))
         if found is None:
             found = tuple(self._needed_now(place, transactional, scope))
-            if not self._rules.confirm(place[0], scope):
+            if not self._quorums.confirm(place[0], scope):
                 self._recorded[place, transactional, scope] = found
         return found
 
-    def _needed_now(self, place: TopicPartition, transactional: bool, scope: GroupScope | None) -> Iterator[Clause]:
+    def _needed_now(self, place: TopicPartition, transactional: bool, scope: GroupScope | None) -> Iterator[Quorum]:
         now, records = self._clock.monotonic(), self._records_of(place, scope)
-        yield from self._rules.clauses(place, records, transactional, self._stays, now, scope)
+        yield from self._quorums.of_acks(place, records, transactional, self._stays, now, scope)
         for key in self._leased(place, now):
             if scope is None or key.link in scope.links:
-                yield Clause(1, (key,))
-        if self._rules.confirm(place[0], scope):
+                yield Quorum(1, (key,))
+        if self._quorums.confirm(place[0], scope):
             epoch = self._leader_epoch(place)
             for key in _in_sync(place, records):
                 progress = self._progress.get(key)
                 known = progress is not None and progress.epoch == epoch
                 if progress is None or not known or now < progress.seen_at + LEASE_S + LEASE_MARGIN_S:
-                    yield Clause(1, (key,))  # what the process before this one promised may depend on it
+                    yield Quorum(1, (key,))  # what the process before this one promised may depend on it
 
-    def commit_needed(self, place: TopicPartition, groups: Collection[str] | None = None) -> Iterator[Clause]:
+    def commit_needed(self, place: TopicPartition, groups: Collection[str] | None = None) -> Iterator[Quorum]:
         """Who must have a decision to commit that lists a partition before it is acked, whichever proxy pushes that.
 
         A partition of the offsets topic is many groups', of several links. ``groups``: those in which the transaction
@@ -80,13 +80,13 @@ class SyncNeeds:
             yield from self.needed(place, False)
             return
         for scope in self._scopes(place, groups):
-            yield from self._commit_clauses(place, scope)
+            yield from self._commit_quorums(place, scope)
 
-    def _commit_clauses(self, place: TopicPartition, scope: GroupScope | None) -> Iterator[Clause]:
-        yield from self._rules.commit_clauses(place, self._records_of(place, scope), scope)
+    def _commit_quorums(self, place: TopicPartition, scope: GroupScope | None) -> Iterator[Quorum]:
+        yield from self._quorums.of_decisions(place, self._records_of(place, scope), scope)
         for key in self._leased(place, self._clock.monotonic()):
             if scope is None or key.link in scope.links:
-                yield Clause(1, (key,))
+                yield Quorum(1, (key,))
 
     def _scopes(self, place: TopicPartition, groups: Collection[str] | None) -> Collection[GroupScope | None]:
         """For which groups a decision is asked about; of topics there are none."""
@@ -104,7 +104,7 @@ class SyncNeeds:
             key = LinkPartition(link, *place)
             progress = self._progress.get(key)
             suspended = progress is not None and progress.suspended and record.state is not SyncState.IN_SYNC
-            if not suspended and not self._rules.goes_without(key, records):
+            if not suspended and not self._quorums.goes_without(key, records):
                 yield key
         yield from self._unrecorded(place, self._clock.monotonic())
 
@@ -115,12 +115,12 @@ class SyncNeeds:
         hours. ``groups``: see :meth:`commit_needed`.
         """
         if place[0] == OFFSETS_TOPIC and groups is None:
-            return {key for clause in self.commit_needed(place) for key in clause.keys}
+            return {key for quorum in self.commit_needed(place) for key in quorum.keys}
         found: set[LinkPartition] = set()
         for scope in self._scopes(place, groups):
             records = self._records_of(place, scope)
-            acks = {key for clause in self._commit_clauses(place, scope) for key in clause.keys}
-            without = {key for key in acks if key.link in records and self._rules.goes_without(key, records, scope)}
+            acks = {key for quorum in self._commit_quorums(place, scope) for key in quorum.keys}
+            without = {key for key in acks if key.link in records and self._quorums.goes_without(key, records, scope)}
             found |= acks - without
         return found if place[0] == OFFSETS_TOPIC else found.union(self.ordered(place))
 

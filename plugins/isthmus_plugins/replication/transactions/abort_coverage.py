@@ -22,7 +22,7 @@ from isthmus_plugins.replication.logs.log_end_reader import EndsReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.replication.transactions.abort_order import AbortOrder, End
 from isthmus_plugins.replication.transactions.decision import Decision, remote_topic
 from isthmus_plugins.tasks import Tasks
@@ -53,7 +53,7 @@ class AbortEnds:
         groups: GroupPlaces,
         peers: Connections,
         links: SynchronousLinks,
-        needs: SyncNeeds,
+        requirements: Requirements,
         on_more: Callable[[], None],
         ends: EndsReader,
     ) -> None:
@@ -64,7 +64,7 @@ class AbortEnds:
         self._pushed = PushedPartitions(leader_end, groups)
         self._peers = peers
         self._links = links
-        self._needs = needs
+        self._requirements = requirements
         self._on_more = on_more
         self._order = AbortOrder()
         self._ends = ends
@@ -105,7 +105,7 @@ class AbortEnds:
         there = True
         for place, end in (decision.ends or {}).items():
             key = LinkPartition(link_name, *place)
-            if key in self._needs.told(place):
+            if key in self._requirements.told(place):
                 aborted = self._order.before(decision.producer_id, place)
                 # What came after the decision is not waited for, whenever its end was read.
                 there = self._is_there(key, end if aborted is None else min(aborted, end), held) and there

@@ -27,7 +27,7 @@ from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
 from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_plugins.replication.transactions.end_txn_answers import EndTxnAnswers
@@ -56,7 +56,7 @@ class Decisions(Part):
         peers: Connections,
         links: SynchronousLinks,
         partitions: SyncPartitions,
-        needs: SyncNeeds,
+        requirements: Requirements,
     ) -> None:
         self._context = context
         self._clock = context.clock
@@ -64,7 +64,7 @@ class Decisions(Part):
         self._groups = groups
         self._links = links
         self._partitions = partitions
-        self._needs = needs
+        self._requirements = requirements
         self._tasks = Tasks("decisions")
         self._work = asyncio.Event()
         self._active = False
@@ -73,11 +73,11 @@ class Decisions(Part):
         self._fresh: list[Decision] = []
         """Those whose ends are to be read."""
         self._ends = EndsReader(context, "decisions")
-        self._aborts = AbortEnds(context, leader_end, groups, peers, links, needs, self._work.set, self._ends)
+        self._aborts = AbortEnds(context, leader_end, groups, peers, links, requirements, self._work.set, self._ends)
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
-        self._groups_of = DecisionGroups(context, links, needs, self._all_pending, self._groups_found)
+        self._groups_of = DecisionGroups(context, links, requirements, self._all_pending, self._groups_found)
         self.markers = MarkerGate(
-            context, leader_end, groups, partitions, needs, self.tail, self._recall, self._work.set
+            context, leader_end, groups, partitions, requirements, self.tail, self._recall, self._work.set
         )
         self._sender = DecisionSender(
             context,
@@ -149,7 +149,9 @@ class Decisions(Part):
         """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
         places = {key.place for key in self._pushed()}
         return not any(map(self._groups_of.may_lead, places)) and all(
-            clause.holds(self._partitions.in_sync) for place in places for clause in self._needs.commit_needed(place)
+            quorum.holds(self._partitions.in_sync)
+            for place in places
+            for quorum in self._requirements.commit_needed(place)
         )
 
     def _pushed(self) -> set[LinkPartition]:
@@ -161,9 +163,9 @@ class Decisions(Part):
         if self._groups_of.may_be_needed(decision):
             return False
         return all(
-            clause.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
+            quorum.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
             for place in decision.places
-            for clause in self._needs.commit_needed(place, decision.groups.get(place))
+            for quorum in self._requirements.commit_needed(place, decision.groups.get(place))
         )
 
     def _needs_none(self, key: LinkPartition, decision: Decision) -> bool:
@@ -195,7 +197,7 @@ class Decisions(Part):
             self._remember(*before)  # its marker may not be at the other side, and this one would hide it
         places = (place for place in transaction.partitions if place[0] == OFFSETS_TOPIC)
         of_groups = {link for place in places for link in self._links.records(place)}
-        links = {key.link for place in transaction.partitions for key in self._needs.told(place)} | of_groups
+        links = {key.link for place in transaction.partitions for key in self._requirements.told(place)} | of_groups
         pending = self._pending.get(change.transactional_id, [])
         if not links or any(known.at == at for known in pending):
             return False

@@ -17,7 +17,7 @@ from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.links import SynchronousLinks
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_plugins.replication.transactions.groups_as_read import ASKED_WITHIN_S, NOT_KNOWN, TransactionGroups
 from isthmus_plugins.replication.transactions.groups_in_log import PastTransaction, read_past_groups
@@ -36,7 +36,7 @@ class DecisionGroups:
         self,
         context: PluginContext,
         links: SynchronousLinks,
-        needs: SyncNeeds,
+        requirements: Requirements,
         pending: Callable[[], Iterable[Decision]],
         on_found: Callable[[list[Decision]], None],
     ) -> None:
@@ -45,7 +45,7 @@ class DecisionGroups:
         self._context = context
         self._clock = context.clock
         self._links = links
-        self._needs = needs
+        self._requirements = requirements
         self._pending = pending
         self._on_found = on_found
         self._seen = TransactionGroups(context, self._look)
@@ -71,7 +71,7 @@ class DecisionGroups:
 
     def told(self, decision: Decision, place: TopicPartition) -> set[LinkPartition]:
         """Over which links a decision goes that lists a partition, as far as it is known what it is about."""
-        return self._needs.told(place, decision.groups.get(place))
+        return self._requirements.told(place, decision.groups.get(place))
 
     def missing(self, decision: Decision) -> set[str]:
         """Links that are to have a decision and do not."""

@@ -18,7 +18,7 @@ from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, OrderedPlace, SyncPlace
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_plugins.replication.transactions.marker_order import MarkerOrder
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
@@ -45,7 +45,7 @@ class MarkerGate:
         leader_end: LeaderEnd,
         groups: GroupPlaces,
         partitions: SyncPartitions,
-        needs: SyncNeeds,
+        requirements: Requirements,
         tail: TransactionTail,
         recall: Callable[[LinkPartition, int, int], bool],
         on_wait: Callable[[], None],
@@ -57,7 +57,7 @@ class MarkerGate:
         self._groups = groups
         self._pushed = PushedPartitions(leader_end, groups)
         self._partitions = partitions
-        self._needs = needs
+        self._requirements = requirements
         self._tail = tail
         self._recall = recall
         self._on_wait = on_wait
@@ -101,14 +101,14 @@ class MarkerGate:
     def are_level(self, places: Iterable[TopicPartition]) -> bool:
         """Whether the other side has all that was in these partitions, as far as this proxy pushes them, when it began
         to."""
-        for key in [key for place in places for key in self._needs.ordered(place)]:
+        for key in [key for place in places for key in self._requirements.ordered(place)]:
             pushed, floor = self._pushed.get(key), self._partitions.floor(key)
             if pushed is not None and (floor is None or pushed.acked < floor):
                 return False
         return True
 
     def _floor(self, key: LinkPartition) -> int | None:
-        if key not in self._needs.ordered(key.place):
+        if key not in self._requirements.ordered(key.place):
             return None
         floor = self._partitions.floor(key)
         return NOT_JOINED if floor is None else floor
@@ -166,7 +166,7 @@ class MarkerGate:
                 if self._partitions.lose(stream.key, why):
                     self._order.waive(stream.key, offset)
         self.go_on()
-        self._order.forget(self._is_pushed, lambda key: key in self._needs.ordered(key.place))
+        self._order.forget(self._is_pushed, lambda key: key in self._requirements.ordered(key.place))
 
     def _may_be_untold(self, key: LinkPartition, offset: int) -> bool:
         """Whether a marker of the offsets topic may carry out a decision that is told to nobody because of it."""
