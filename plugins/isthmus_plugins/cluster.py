@@ -150,7 +150,7 @@ class TopicInfo(NamedTuple):
 
 
 class CommittedOffset(NamedTuple):
-    """A consumer group's position in one partition."""
+    """A consumer group's committed offset in one partition."""
 
     offset: int
     metadata: str
@@ -273,7 +273,7 @@ class ClusterApi(Protocol):
     async def delete_offsets(
         self, group: str, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, Refused]:
-        """Delete positions; what was not deleted, and why (GROUP_SUBSCRIBED_TO_TOPIC: members are there)."""
+        """Delete committed offsets; what was not deleted, and why (GROUP_SUBSCRIBED_TO_TOPIC: members are there)."""
 
     async def delete_group(self, group: str) -> None:
         """Delete a group without members. KafkaRefused with NON_EMPTY_GROUP (68) or GROUP_ID_NOT_FOUND (69)."""

@@ -4,7 +4,7 @@ The plugin's own ends between two model clusters, whose coordinators lose reques
 Connections break, proxies are killed, leaders of the offsets topic move, members come and go at the follower. At every
 commit at the follower:
 
-- it is not ahead of the follower's data, and its group had this position at the source at some time.
+- it is not ahead of the follower's data, and its group had this committed offset at the source at some time.
 
 And when everything works again, the follower's coordinator has what the source's groups have, and nothing else.
 """
@@ -89,7 +89,7 @@ class Storm:
             self.has[group][place] = at, position
             self.ever.add((group, place, position))
 
-    def delete_position(self) -> None:
+    def delete_offset(self) -> None:
         group = self.random.choice(GROUPS)
         if self.has.get(group):
             self._delete(group, [self.random.choice(sorted(self.has[group]))], [])
@@ -150,7 +150,7 @@ class Storm:
             self.commit: 40,
             self.commit_in_transaction: 10,
             self.end_transaction: 8,
-            self.delete_position: 4,
+            self.delete_offset: 4,
             self.delete_group: 3,
             self.write: 15,
             self.members_come: 3,
@@ -183,18 +183,18 @@ class Storm:
         found = {
             "far-" + group: {
                 (topic.replace("local-", "remote-"), partition): position
-                for (topic, partition), (_, position) in positions.items()
+                for (topic, partition), (_, position) in offsets.items()
                 if topic.startswith("local-")
             }
-            for group, positions in self.has.items()
+            for group, offsets in self.has.items()
             if group.startswith("app-")
         }
-        return {group: positions for group, positions in found.items() if positions}
+        return {group: offsets for group, offsets in found.items() if offsets}
 
     def equal(self) -> bool:
         there = self.replicas.b.offsets
         return self.expected() == {
-            group: positions for group, positions in there.items() if group.startswith("far-app-") and positions
+            group: offsets for group, offsets in there.items() if group.startswith("far-app-") and offsets
         }
 
 

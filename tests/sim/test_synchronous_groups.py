@@ -56,7 +56,7 @@ class Scene:
         self.asked: list[Asked] = []
         self.acked = dict.fromkeys(GROUPS, 0)
         self.acks: list[tuple[float, str, int]] = []
-        """(When, by B's clock, which group, and its position) of each ack."""
+        """(When, by B's clock, which group, and its committed offset) of each ack."""
         self.position = dict.fromkeys(GROUPS, 0)
         self.not_yet = 0
 

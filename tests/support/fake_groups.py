@@ -27,7 +27,7 @@ class FakeGroups:
         """Groups with members, and the topics that these subscribe to."""
         self.renewed: list[tuple[str, TopicPartition, int | None]] = []
         """Every commit: group, partition, retention."""
-        self.on_commit: Callable[[str, TopicPartition, CommittedOffset], None] = lambda group, place, position: None
+        self.on_commit: Callable[[str, TopicPartition, CommittedOffset], None] = lambda group, place, committed: None
 
     async def _coordinate(self, change: Callable[[], None] | None = None) -> None:
         """One request to a coordinator that makes a change; it may be lost, or land late."""
@@ -62,8 +62,8 @@ class FakeGroups:
             return dict.fromkeys(offsets, HAS_MEMBERS)
 
         def change() -> None:
-            for place, position in offsets.items():
-                self.on_commit(group, place, position)
+            for place, committed in offsets.items():
+                self.on_commit(group, place, committed)
                 self.renewed.append((group, place, retention_ms))
             self.offsets.setdefault(group, {}).update(offsets)
 

@@ -17,7 +17,7 @@ from support.replicas import LINK, Replicas
 PLACE: Final = ("remote-t", 0)
 
 
-def position(offset: int, metadata: str = "") -> CommittedOffset:
+def committed_at(offset: int, metadata: str = "") -> CommittedOffset:
     return CommittedOffset(offset, metadata)
 
 
@@ -32,7 +32,7 @@ def in_replicas(monkeypatch: pytest.MonkeyPatch, test: Callable[[Replicas], Awai
         log(replicas, group_made("app-1"), commit("app-1", "local-t", 5))
         replicas.start()
         await replicas.connect()
-        await until_at(replicas, {PLACE: position(5)})
+        await until_at(replicas, {PLACE: committed_at(5)})
         await test(replicas)
         await replicas.stop()
 

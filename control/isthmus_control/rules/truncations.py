@@ -22,7 +22,7 @@ from isthmus_control.rules.checks import Result
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
     CANCELLABLE,
-    MOVED_POSITIONS_MAX,
+    MOVED_OFFSETS_MAX,
     PAST_TRUNCATIONS_MAX,
     SUCCESSIONS_MAX,
     TRUNCATION_TRANSITIONS,
@@ -116,7 +116,7 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
         cuts=cuts if body.cuts is None else body.cuts,
         salvaged=before.salvaged if body.salvaged is None else body.salvaged,
         new_topic_id=before.new_topic_id if body.new_topic_id is None else body.new_topic_id,
-        moved=before.moved if body.moved is None else body.moved[:MOVED_POSITIONS_MAX],
+        moved=before.moved if body.moved is None else body.moved[:MOVED_OFFSETS_MAX],
         moved_count=before.moved_count if body.moved_count is None else body.moved_count,
         attempt=before.attempt if body.attempt is None else body.attempt,
         layout=before.layout if body.layout is None else body.layout,

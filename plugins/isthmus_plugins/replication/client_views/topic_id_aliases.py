@@ -72,7 +72,7 @@ class FormerIds(Part):
         return Replace(frame, partial(_committed, request.version, former))
 
     def on_offset_fetch(self, request: Request) -> Verdict:
-        """The same for a question about positions."""
+        """The same for a question about committed offsets."""
         if not self._may_concern(request) or self._successions.keys().isdisjoint(
             peeks.offset_fetch_topic_ids(request.version, request.frame)
         ):

@@ -1,8 +1,8 @@
 """Keeps clients of a topic that is truncated waiting, from before it is deleted until it is whole again.
 
 To its clients the topic never goes away. Metadata tells of it from memory; reads and searches of it are answered with
-OFFSET_NOT_AVAILABLE, positions of groups with COORDINATOR_LOAD_IN_PROGRESS: clients try those again, and consumers keep
-their positions. Other topics in the same request are served.
+OFFSET_NOT_AVAILABLE, committed offsets of groups with COORDINATOR_LOAD_IN_PROGRESS: clients try those again, and
+consumers keep their positions. Other topics in the same request are served.
 
 Fetch sessions (KIP-227) would leave the topic out of their requests while nothing changes, so there are none with it
 (``fetch_sessions``).
@@ -181,10 +181,10 @@ class WithheldTopics(Part):
         )
         return encode_response(replace(answered, topics=topics), correlation_id)
 
-    # ---- positions of groups ----
+    # ---- committed offsets of groups ----
 
     def on_offset_fetch(self, request: Request) -> Verdict:
-        """Have a group that asks for its positions in a withheld topic, or for all it has, ask again."""
+        """Have a group that asks for its committed offsets in a withheld topic, or for all it has, ask again."""
         if not self._withheld:
             return None
         head, payload = decode_request(request.frame)
@@ -200,7 +200,7 @@ class WithheldTopics(Part):
         elif head.version >= 2:
             values = {"error_code": code}
         else:
-            return Close("positions of a topic that is being truncated")
+            return Close("committed offsets of a topic that is being truncated")
         answer = build_response(ApiKey.OFFSET_FETCH, head.version, values)
         return Answer(encode_response(answer, request.correlation_id), CAUSE)
 

@@ -39,7 +39,7 @@ class AppliedPositions:
         self._storing = False
         self._parts: deque[_Part] = deque()
         self._open: dict[str, dict[Hashable, deque[_Part]]] = {}
-        """By group, and position (or whatever else is told of it): the parts that told it and wait for it."""
+        """By group, and committed offset (or whatever else is told of it): the parts that told it and wait for it."""
 
     def told(
         self,
@@ -48,7 +48,8 @@ class AppliedPositions:
         settled: int = -1,
         still_open: StillOpen | None = None,
     ) -> None:
-        """A part: what it tells, each a group and a position of it. ``upto`` None: there is more to that offset.
+        """A part: what it tells, each a group and a committed offset of it. ``upto`` None: there is more to that
+        offset.
 
         ``settled``: where the first commit of a transaction stands that was open then. ``still_open``: see
         :meth:`to_store`.
@@ -63,7 +64,8 @@ class AppliedPositions:
                 part.open += 1
 
     def has(self, group: str, what: Hashable, number: int | None = None) -> None:
-        """What part ``number`` and those before it told of a position is there; None: whatever was told so far."""
+        """What part ``number`` and those before it told of a committed offset is there; None: whatever was told so
+        far."""
         of_group = self._open.get(group)
         waiting = None if of_group is None else of_group.get(what)
         if of_group is None or waiting is None:

@@ -15,8 +15,8 @@ from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.in_doubt.pending_offsets import (
     PendingName,
-    PendingPosition,
-    PreparedPositions,
+    PendingOffset,
+    PendingOffsets,
     StillOpen,
 )
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
@@ -51,7 +51,7 @@ class Confirmations:
     """All partitions of sources' offsets topics whose leader ends want to know."""
 
     def __init__(self, context: PluginContext, store: TransactionStore, tasks: Tasks) -> None:
-        self._prepared = PreparedPositions(context, store)
+        self._pending_offsets = PendingOffsets(context, store)
         self._tasks = tasks
         self._confirmed: dict[SourcePartition, _Confirmed] = {}
 
@@ -73,7 +73,7 @@ class Confirmations:
         self,
         key: SourcePartition,
         said: calls.Upto,
-        pending: Sequence[PendingPosition],
+        pending: Sequence[PendingOffset],
         waited: Iterable[tuple[str, TopicPartition]],
     ) -> None:
         """Note what is to be there before a part is applied; have what is pending at the source stored.
@@ -84,7 +84,9 @@ class Confirmations:
         names = [(each.group, each.name) for each in pending]
         applied.told([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
         if pending:
-            self._tasks.start("prepare", self._prepare(connection, ToldSoFar(key, applied, applied.number), pending))
+            self._tasks.start(
+                "prepare", self._store_pending(connection, ToldSoFar(key, applied, applied.number), pending)
+            )
 
     def told_so_far(self, key: SourcePartition) -> ToldSoFar | None:
         """What has been told of a partition by now; None: it is not confirmed."""
@@ -118,22 +120,24 @@ class Confirmations:
                 self._tasks.start("still-open", self._store_open(key, confirmed, *known))
             if moved:
                 parts.setdefault(connection, []).append(calls.Applied(key[1], epoch, applied.upto))
-                entries = self._prepared.settled(connection, key[1], applied.settled)
+                entries = self._pending_offsets.settled(connection, key[1], applied.settled)
                 if entries:
-                    self._tasks.start("settled", self._prepared.forget(entries))
+                    self._tasks.start("settled", self._pending_offsets.forget(entries))
         for connection, told in parts.items():
             if not connection.lost:  # or whoever tells next tells all
                 answer = connection.begin_call(calls.GroupApplied(tuple(told)))
                 self._tasks.start("applied", _answered(connection, answer(CALL_TIMEOUT_S)))
 
-    async def _prepare(self, connection: LinkConnection, told: ToldSoFar, pending: Sequence[PendingPosition]) -> None:
-        await self._prepared.store(connection, told.key[1], pending)
+    async def _store_pending(
+        self, connection: LinkConnection, told: ToldSoFar, pending: Sequence[PendingOffset]
+    ) -> None:
+        await self._pending_offsets.store(connection, told.key[1], pending)
         for each in pending:
             told.applied.has(each.group, each.name, told.number)
         self.tell([told.key])
 
     async def _store_open(self, key: SourcePartition, confirmed: _Confirmed, upto: int, still_open: StillOpen) -> None:
-        await self._prepared.still_open(confirmed.connection, key[1], upto, still_open)
+        await self._pending_offsets.still_open(confirmed.connection, key[1], upto, still_open)
         confirmed.applied.stored()
         self.tell([key])
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final, NamedTuple
 
 from isthmus_control.directions import pushed
-from isthmus_control.model import Link, ResourceType, leads_positions, remote_name
+from isthmus_control.model import Link, ResourceType, leads_commits, remote_name
 from isthmus_plugins.replication.groups.pushed_partition import FedPartition
 from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
@@ -23,9 +23,9 @@ class LedGroup(NamedTuple):
     group: str
     remote_group: str
     kind: str | None
-    positions: int
+    offsets: int
     unmapped_topics: tuple[str, ...]
-    """Topics of its positions that no namespace of the link holds: those positions stay here."""
+    """Topics of its committed offsets that no namespace of the link holds: those committed offsets stay here."""
     told: bool
     """Whether the follower end has been told all of it."""
     waiting: calls.Waiting | None
@@ -60,10 +60,10 @@ class Feed:
         self.mappings = link.mappings
         led = pushed(link, ResourceType.TOPIC)
         self.topic_prefixes = tuple(sorted(each.remote_prefix for each in led))
-        """The other end's topic namespaces that positions are told of."""
+        """The other end's topic namespaces that committed offsets are told of."""
         self._remote_names: dict[tuple[ResourceType, str], str | None] = {}
         self.connection = connection
-        self.confirms = leads_positions(link)
+        self.confirms = leads_commits(link)
         """Whether the follower end is to say what it has: commits wait for it."""
         self.fed: dict[Source, FedPartition] = {}
         """Of a link that confirms."""
@@ -74,7 +74,8 @@ class Feed:
         self.held_back: dict[Source, frozenset[str]] = {}
         """Of partitions that have been told but for some topics: those topics. They are told whole again later."""
         self.holds_back = False
-        """Whether the follower end knows of topics that are not told for now; one of before would delete positions."""
+        """Whether the follower end knows of topics that are not told for now; one of before would delete committed
+        offsets."""
         self.pending: dict[str, calls.Waiting] = {}
         """By the remote name of the group."""
         self.wake = asyncio.Event()

@@ -39,7 +39,7 @@ COMPARE_INTERVAL_S: Final = 10.0
 """How often what coordinators have is read again although nothing happened: somebody else may have changed it."""
 NEVER: Final = float("inf")
 FIRST_RENEWAL_MAX_S: Final = 600.0
-"""Nobody knows how old positions are that were found: they are renewed within this time."""
+"""Nobody knows how old committed offsets are that were found: they are renewed within this time."""
 
 
 class Pending(NamedTuple):
@@ -78,23 +78,24 @@ class FollowedGroup:
         self.differences: set[TopicPartition] = set()
         """Where the coordinator does not have what is wanted, but for those that are left as they are."""
         self.unknown: set[TopicPartition] = set()
-        """Positions whose newest commit at the source cannot be read."""
+        """Committed offsets whose newest commit at the source cannot be read."""
         self.silent: dict[TopicPartition, Pending] = {}
-        """Positions that are left as they are, since the source does not tell of their topics now; and why."""
+        """Committed offsets that are left as they are, since the source does not tell of their topics now; and why."""
         self.silent_by: object = None
-        """What that was found by; None: the group has got or lost positions since."""
+        """What that was found by; None: the group has got or lost committed offsets since."""
         self.deleting = False
         """The source has no such group any more."""
         self.has: dict[TopicPartition, CommittedOffset] | None = None
         """In the link's topics. None: not read yet, or in doubt."""
         self.has_others = False
-        """Whether it has positions in topics of its own."""
+        """Whether it has committed offsets in topics of its own."""
         self.unsure = True
-        """Whether somebody's request of before may have left a position that is ahead of the data by now."""
+        """Whether somebody's request of before may have left a committed offset that is ahead of the data by now."""
         self.read_at = 0.0
         """When all that is to be read (again)."""
         self.certain_from = 0.0
-        """Until then somebody's request of before may be carried out, and put an older position over a newer one."""
+        """Until then somebody's request of before may be carried out, and put an older committed offset over a newer
+        one."""
         self.certain = False
         """Whether what the coordinator has was read after that."""
         self.since: dict[TopicPartition, float] = {}
@@ -114,7 +115,7 @@ class FollowedGroup:
         return self.link, self.source_partition
 
     def want(self, place: TopicPartition, wanted: CommittedOffset | None, since: float) -> None:
-        """The source's position is this now (None: there is none)."""
+        """The source's committed offset is this now (None: there is none)."""
         if place in self.unknown or (place in self.wanted) is not (wanted is not None):
             self.silent_by = None
         self.unknown.discard(place)
@@ -141,7 +142,7 @@ class FollowedGroup:
         self._settle(place)
 
     def silence(self, places: Mapping[TopicPartition, Pending], by: object) -> None:
-        """Leave these positions as they are, and no others; ``by``: see :attr:`silent_by`."""
+        """Leave these committed offsets as they are, and no others; ``by``: see :attr:`silent_by`."""
         self.silent_by = by
         if places != self.silent:
             self.silent = dict(places)
@@ -172,11 +173,11 @@ class FollowedGroup:
     def committed(self, places: Mapping[TopicPartition, CommittedOffset], now: float, renewal_s: float) -> None:
         """The coordinator has taken these."""
         self._first_renewal = min(self._first_renewal, now + renewal_s)
-        for place, position in places.items():
+        for place, committed in places.items():
             if self.has is not None:
                 if place not in self.has:
                     self.silent_by = None
-                self.has[place] = position
+                self.has[place] = committed
             self.renew_at[place] = now + renewal_s
             self._settle(place)
 
@@ -208,7 +209,8 @@ class FollowedGroup:
         self.certain = False
 
     def _settle(self, place: TopicPartition) -> None:
-        """See what there is to do for a position that has changed. One that is as it should be waits for nothing."""
+        """See what there is to do for a committed offset that has changed. One that is as it should be waits for
+        nothing."""
         left = place in self.unknown or place in self.silent
         if not left and self.wanted.get(place) != (self.has or {}).get(place):
             self.differences.add(place)
@@ -226,7 +228,8 @@ class FollowedGroup:
             self._settle(place)
 
     def has_as_wanted(self, place: TopicPartition) -> bool:
-        """Whether the coordinator has, for good, a position as the source's newest commit is, or there is none."""
+        """Whether the coordinator has, for good, a committed offset as the source's newest commit is, or there is
+        none."""
         if self.has is None or not self.certain or place in self.unknown:
             return False
         return place not in self.wanted or self.has.get(place) == self.wanted[place]
@@ -248,7 +251,7 @@ class FollowedGroup:
         return min(self.read_at, self._first_renewal)
 
     def to_renew(self, now: float) -> list[TopicPartition]:
-        """Positions that are to be committed again."""
+        """Committed offsets that are to be renewed."""
         if now < self._first_renewal:
             return []
         self._first_renewal = min(self.renew_at.values(), default=NEVER)
@@ -264,15 +267,15 @@ class FollowedGroup:
 
     def waiting(self, now: float) -> calls.Waiting:
         """What is not there yet, and the gravest reason for it."""
-        positions = len(self.wanted) if self.has is None else len(self.differences | self.unknown | self.silent.keys())
-        age_s = now - min(self.since.values()) if positions and self.since else 0.0
+        offsets = len(self.wanted) if self.has is None else len(self.differences | self.unknown | self.silent.keys())
+        age_s = now - min(self.since.values()) if offsets and self.since else 0.0
         reasons = sorted(self.pending.values(), key=lambda pending: pending.code not in STOPPED)
         code, message = reasons[0] if reasons else (None, None)
-        return calls.Waiting(positions, int(age_s * 1000), code, message)
+        return calls.Waiting(offsets, int(age_s * 1000), code, message)
 
     @property
     def to_check(self) -> list[TopicPartition]:
-        """Positions of the coordinator that may be ahead of the data."""
+        """Committed offsets of the coordinator that may be ahead of the data."""
         return [place for place in self.has or () if place not in self.silent] if self.unsure else []
 
     def to_plan(self, now: float) -> set[TopicPartition]:
@@ -306,7 +309,7 @@ class FollowedGroup:
             elif end is None:
                 self.pending[place] = Pending(BEYOND_FOLLOWER_END, f"the end of {text_of(place)} cannot be read now")
             elif wanted.offset > end:
-                message = f"{text_of(place)} ends at {end}, the group's position is {wanted.offset}"
+                message = f"{text_of(place)} ends at {end}, the group's committed offset is {wanted.offset}"
                 self.pending[place] = Pending(BEYOND_FOLLOWER_END, message)
             else:
                 commit[place] = wanted

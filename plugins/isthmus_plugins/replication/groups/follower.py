@@ -3,8 +3,8 @@
 A leader end tells what groups have committed (:class:`~isthmus_plugins.replication.groups.feed.Feed`): that is what is
 *wanted*. What the coordinator *has* is read from it when a group is first told of, every while after, and whenever a
 request's fate is unknown. The difference is what there is to do (:meth:`FollowedGroup.plan`), and most of it is done at
-once; what has to wait is pending, with its reason. Positions of the group in other topics are its own, and stay.
-"""
+once; what has to wait is pending, with its reason. Committed offsets of the group in other topics are its own, and
+stay."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PENDING_TOLD_MAX: Final = 1000
 RETENTION: Final = "offsets.retention.minutes"
 DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
 RENEWALS: Final = 4
-"""Positions are committed again so often within the time after which the coordinator drops them."""
+"""Committed offsets are renewed so often within the time after which the coordinator drops them."""
 
 _COORDINATOR: Final = frozenset(
     {
@@ -88,7 +88,7 @@ class GroupFollower(Part):
         """By partition: where its data ended when some was appended last, since topics were what they are."""
         self._followed: object = None
         self._awaited: set[TopicPartition] = set()
-        """Partitions whose data somebody's position is ahead of."""
+        """Partitions whose data somebody's committed offset is ahead of."""
         self._active: dict[FollowedGroup, None] = {}
         """Groups for which there may be something to do; the others are looked at once in a while."""
         self._scan_at = 0.0
@@ -101,7 +101,7 @@ class GroupFollower(Part):
         self._lookup: object = None
         self._truncations: Mapping[str, Truncation] = {}
         self.commits = 0
-        """Positions that were committed here."""
+        """Offsets that were committed here."""
         self.error: str | None = None
 
     def start(self) -> None:
@@ -291,7 +291,7 @@ class GroupFollower(Part):
         return self._is_free(group) and group.has is not None and group.retry_at <= now
 
     def _objection(self, topic: str) -> Pending | None:
-        """Why positions in a topic wait: it does not follow (yet), or not as it is."""
+        """Why committed offsets in a topic wait: it does not follow (yet), or not as it is."""
         record = self._context.control.state.follower_topics.get(topic)
         if record is None:
             return Pending(BEYOND_FOLLOWER_END, f"{topic} does not follow yet")
@@ -315,22 +315,22 @@ class GroupFollower(Part):
         for group in due:
             if self._intake.group(group.link, group.group) is not group:
                 continue  # told anew meanwhile, as another one, to which what was read says nothing
-            positions = found.get(group.group)
-            if positions is None:
+            offsets = found.get(group.group)
+            if offsets is None:
                 group.is_not_told()
                 message = f"the coordinator of {group.group} does not answer now"
                 group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, message)
                 continue
             mapped = {
-                place: position
-                for place, position in positions.items()
+                place: committed
+                for place, committed in offsets.items()
                 if (counterpart := lookup.following(ResourceType.TOPIC, place[0])) is not None
                 and counterpart.link.name == group.link
             }
             known = group.pending.get(None)
             if known is not None and known.code == COORDINATOR_NOT_AVAILABLE:
                 del group.pending[None]
-            group.found(mapped, len(mapped) < len(positions), now, self._renewal_s or 0.0, asked_at)
+            group.found(mapped, len(mapped) < len(offsets), now, self._renewal_s or 0.0, asked_at)
             self.confirmations.settle(group)
             if not group.wanted and not group.unknown:
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
@@ -372,9 +372,9 @@ class GroupFollower(Part):
         answers: Mapping[TopicPartition, Refused]
         if plan.commit:
             told = self.confirmations.told_so_far(group.source)
-            wanted = {place for place, position in plan.commit.items() if group.wanted.get(place) == position}
+            wanted = {place for place, committed in plan.commit.items() if group.wanted.get(place) == committed}
             answers = await cluster.commit_offsets(group.group, plan.commit)
-            done = {place: position for place, position in plan.commit.items() if place not in answers}
+            done = {place: committed for place, committed in plan.commit.items() if place not in answers}
             if told is not None and group.certain:  # told first: clients wait for it
                 self.confirmations.has(told, group, wanted & done.keys())
             group.committed(done, self._clock.monotonic(), renewal_s)
@@ -385,7 +385,7 @@ class GroupFollower(Part):
             answers = await cluster.commit_offsets(group.group, plan.renew, int(renewal_s * RENEWALS * 1000))
             if any(answer.error_code in _MEMBERS for answer in answers.values()):
                 answers = await cluster.commit_offsets(group.group, plan.renew)
-            done = {place: position for place, position in plan.renew.items() if place not in answers}
+            done = {place: committed for place, committed in plan.renew.items() if place not in answers}
             group.committed(done, self._clock.monotonic(), renewal_s)
             refused.update(answers)
         if plan.delete:

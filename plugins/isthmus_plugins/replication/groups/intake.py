@@ -20,7 +20,7 @@ from isthmus_plugins.replication.groups.followed_group import (
     FollowedGroup,
     Pending,
 )
-from isthmus_plugins.replication.in_doubt.pending_offsets import PendingPosition
+from isthmus_plugins.replication.in_doubt.pending_offsets import PendingOffset
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 from isthmus_protocol.offsets_log import partition_of
@@ -65,7 +65,7 @@ class Intake:
         self._groups: dict[tuple[str, str], FollowedGroup] = {}
         """By link and local group."""
         self._telling: dict[SourcePartition, set[tuple[str, TopicPartition]]] = {}
-        """Positions named so far by a leader end that is telling a whole partition."""
+        """Committed offsets named so far by a leader end that is telling a whole partition."""
         self._certain_from: dict[SourcePartition, float] = {}
         """From when on no request of whoever was told before is carried out any more."""
         self.strays_at = 0.0
@@ -140,7 +140,7 @@ class Intake:
             self._touched(group)
             place = topic, partition
             told.add((name, place))
-            if offset is not None:  # a position too many is no commit that is missing
+            if offset is not None:  # a committed offset too many is no commit that is missing
                 waited.append((name, place))
             if offset == calls.NOT_KNOWN:
                 group.not_known(place)
@@ -155,7 +155,7 @@ class Intake:
                 self._wake()
         if key in self._confirmations:
             upto = part.upto or calls.Upto(None)
-            pending = [PendingPosition.of(each) for each in upto.pending]
+            pending = [PendingOffset.of(each) for each in upto.pending]
             for each in pending:
                 self._check(link_name, each.group)
             self._confirmations.told(key, upto, pending, waited)
@@ -175,7 +175,8 @@ class Intake:
             raise LinkRejected(reasons.NOT_FOLLOWING, what)
 
     def _told_whole(self, key: SourcePartition, told: set[tuple[str, TopicPartition]], end: bool, now: float) -> None:
-        """Positions of a partition that is told whole: what it did not name when it ends is not there any more."""
+        """Committed offsets of a partition that is told whole: what it did not name when it ends is not there any
+        more."""
         named = self._telling[key]
         named |= told
         if not end:
@@ -219,7 +220,7 @@ class Intake:
                 self._touched(group)
 
     def note_silence(self, group: FollowedGroup) -> None:
-        """Have a group's positions left as they are in topics that are not told of now."""
+        """Have a group's committed offsets left as they are in topics that are not told of now."""
         by = self._context.control.state.lookup, self._feeds.get(group.source)
         if group.silent_by == by:
             return
@@ -228,7 +229,7 @@ class Intake:
         group.silence({place: why for place in places if (why := found[place[0]]) is not None}, by)
 
     def _silence(self, group: FollowedGroup, topic: str) -> Pending | None:
-        """Why a group's positions in a topic are left as they are, whatever is told, or not.
+        """Why a group's committed offsets in a topic are left as they are, whatever is told, or not.
 
         One end may have attached or detached topics and the other not, or not yet: what is not told then is not what
         groups do not have.

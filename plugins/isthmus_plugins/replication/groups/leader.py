@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from typing import Final
 
 from isthmus_control.directions import pushed
-from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_positions, local_name, remote_name
+from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_commits, local_name, remote_name
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
@@ -42,7 +42,7 @@ GATHER_S: Final = 0.05
 """After a read that found something: what comes meanwhile is read together, since each read names every partition."""
 FETCH_BYTES_MAX: Final = 1024 * 1024
 PARTITION_BYTES_MAX: Final = 256 * 1024
-POSITIONS_AT_ONCE: Final = 2000
+OFFSETS_AT_ONCE: Final = 2000
 """In one call."""
 CALLS_AT_ONCE: Final = 64
 """Calls to one follower end of a synchronous link that are not answered; each takes a round trip."""
@@ -105,7 +105,7 @@ class GroupLeader(Part):
     def places(self) -> Iterator[LinkPartition]:
         """The partitions whose groups are led over synchronous links, as far as this proxy fronts their leaders."""
         for link in self._leading().values():
-            if leads_positions(link):
+            if leads_commits(link):
                 for partition in self._sources:
                     yield LinkPartition(link.name, OFFSETS_TOPIC, partition)
 
@@ -164,7 +164,7 @@ class GroupLeader(Part):
         self, link: Link, name: str, remote: str, group: Group, source: Source, feed: Feed | None
     ) -> LedGroup:
         unmapped = {
-            topic for topic, _ in group.positions if remote_name(link.mappings, ResourceType.TOPIC, topic) is None
+            topic for topic, _ in group.offsets if remote_name(link.mappings, ResourceType.TOPIC, topic) is None
         }
         problems = [f"{topic}-{partition}: {what}" for (topic, partition), what in sorted(group.unreadable.items())]
         changed = None if feed is None else feed.told.get(source)
@@ -173,7 +173,7 @@ class GroupLeader(Part):
             name,
             remote,
             None if group.kind is None else group.kind.value,
-            sum(topic not in unmapped for topic, _ in group.positions),
+            sum(topic not in unmapped for topic, _ in group.offsets),
             tuple(sorted(unmapped)),
             told,
             None if feed is None else feed.pending.get(remote),
@@ -274,7 +274,7 @@ class GroupLeader(Part):
                 self._tasks.start(f"feed-{name}", self._feed_for_ever(feed))
                 self._tasks.start(f"pending-{name}", self._ask_for_ever(feed))
         for name, feed in self._feeds.items():
-            confirms = leads_positions(leading[name])
+            confirms = leads_commits(leading[name])
             if confirms is not feed.confirms:
                 feed.confirms = confirms
                 feed.told.clear()
@@ -482,7 +482,7 @@ class GroupLeader(Part):
                 await self._tell_whole(feed, source, frozenset(withheld))
                 return True
         changes = []
-        room = POSITIONS_AT_ONCE
+        room = OFFSETS_AT_ONCE
         for source in feed.told:
             part = self._change(feed, source, withheld, room)
             if part is not None:
@@ -507,33 +507,33 @@ class GroupLeader(Part):
             return False
         if len(feed.calls) >= CALLS_AT_ONCE:
             return False
-        part = self._change(feed, source, self._withheld(feed), POSITIONS_AT_ONCE)
+        part = self._change(feed, source, self._withheld(feed), OFFSETS_AT_ONCE)
         if part is not None:
             self._begin_call(feed, [part])
         return not feed.told[source]
 
     def _withheld(self, feed: Feed) -> set[str]:
-        """Topics that are not told now: one that is truncated takes its positions with it when it is deleted, and gets
-        them back."""
+        """Topics that are not told now: one that is truncated takes its committed offsets with it when it is deleted,
+        and gets them back."""
         withheld = (name for name, each in self._context.control.state.truncations.items() if each.phase in WITHHELD)
         return {name for name in withheld if feed.remote_topic(name) is not None}
 
     def _change(self, feed: Feed, source: Source, withheld: Collection[str], room: int) -> calls.OffsetsPart | None:
-        """What changed of one partition, as a call carries it, up to ``room`` positions; None: nothing."""
+        """What changed of one partition, as a call carries it, up to ``room`` committed offsets; None: nothing."""
         news, fed = feed.told[source], feed.fed.get(source)
         keys = [key for key in news if key.topic not in withheld][: max(0, room)]
         all_told = len(keys) == len(news) and not feed.held_back.get(source)
         if not keys and (fed is None or not all_told or source.next_offset <= fed.told):
             return None
         now = self._clock.monotonic()
-        positions = tuple(self._position(feed, source, key, now - news.pop(key)) for key in keys)
+        offsets = tuple(self._committed_offset(feed, source, key, now - news.pop(key)) for key in keys)
         upto = None
         if fed is not None:
             pending, fed.pending = fed.pending, {}
             upto = self._upto(feed, source, pending, all_told, fed.undone)
             fed.told, fed.undone = (source.next_offset, False) if all_told else (fed.told, fed.undone)
         gone = self._gone(feed, source, keys)
-        return calls.OffsetsPart(source.partition, source.leader_epoch, positions, gone, upto=upto)
+        return calls.OffsetsPart(source.partition, source.leader_epoch, offsets, gone, upto=upto)
 
     def _begin_call(self, feed: Feed, changes: Iterable[calls.OffsetsPart]) -> None:
         """Call now, without waiting for the answer: calls are taken in their order. Raises LinkLost."""
@@ -569,24 +569,24 @@ class GroupLeader(Part):
             OffsetKey(name, *place)
             for name, group in source.offsets_log.groups.items()
             if feed.remote_group(name) is not None
-            for place in {**group.positions, **group.unreadable}
+            for place in {**group.offsets, **group.unreadable}
             if place[0] not in withheld and feed.remote_topic(place[0]) is not None
         ]
         held_back = tuple(sorted(remote for topic in withheld if (remote := feed.remote_topic(topic)) is not None))
-        for start in range(0, max(1, len(keys)), POSITIONS_AT_ONCE):
-            chunk = keys[start : start + POSITIONS_AT_ONCE]
-            begin, end = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
+        for start in range(0, max(1, len(keys)), OFFSETS_AT_ONCE):
+            chunk = keys[start : start + OFFSETS_AT_ONCE]
+            begin, end = start == 0, start + OFFSETS_AT_ONCE >= len(keys)
             part = calls.OffsetsPart(
                 source.partition,
                 source.leader_epoch,
-                tuple(self._position(feed, source, key, 0.0) for key in chunk),
+                tuple(self._committed_offset(feed, source, key, 0.0) for key in chunk),
                 whole=calls.WholePart(begin, end, held_back, feed.confirms),
                 upto=upto if end else None,
             )
             await self._call(feed, [part])
 
-    def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> calls.Position:
-        """One position as a call carries it, of a group and a topic that the link has."""
+    def _committed_offset(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> calls.CommittedOffset:
+        """One committed offset as a call carries it, of a group and a topic that the link has."""
         group, place = source.offsets_log.groups.get(key.group), (key.topic, key.partition)
         remote_group, remote_topic, age_ms = (
             feed.remote_group(key.group),
@@ -596,32 +596,34 @@ class GroupLeader(Part):
         assert remote_group is not None
         assert remote_topic is not None
         if group is not None and place in group.unreadable:
-            return calls.Position(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms)
-        position = None if group is None else group.positions.get(place)
-        if position is None:
-            return calls.Position(remote_group, remote_topic, key.partition, None, "", age_ms)
-        return calls.Position(remote_group, remote_topic, key.partition, position.offset, position.metadata, age_ms)
+            return calls.CommittedOffset(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms)
+        committed = None if group is None else group.offsets.get(place)
+        if committed is None:
+            return calls.CommittedOffset(remote_group, remote_topic, key.partition, None, "", age_ms)
+        return calls.CommittedOffset(
+            remote_group, remote_topic, key.partition, committed.offset, committed.metadata, age_ms
+        )
 
     def _upto(
         self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool, undone: bool
     ) -> calls.Upto:
-        """What a follower end that confirms is told beside positions: up to where that is all, and what is pending.
+        """What a follower end that confirms is told beside committed offsets: up to where that is all, and what is
+        pending.
 
-        ``undone``: transactions may have been aborted, or positions have gone back: those that are open are told, each
-        with where its commits begin.
-        """
+        ``undone``: transactions may have been aborted, or committed offsets have gone back: those that are open are
+        told, each with where its commits begin."""
         told: list[calls.Pending] = []
         for producer_id, key in pending:
-            found = source.offsets_log.pending_position(producer_id, key)
+            found = source.offsets_log.pending_commit(producer_id, key)
             group, topic = feed.remote_group(key.group), feed.remote_topic(key.topic)
             if found is None or group is None or topic is None:
-                continue  # it has ended, and is told as a position, or is not the link's
-            epoch, position = found
+                continue  # it has ended, and is told as a committed offset, or is not the link's
+            epoch, committed = found
             where = producer_id, epoch, group, topic, key.partition
-            if position is None:
+            if committed is None:
                 told.append(calls.Pending(*where, None, "", source.next_offset - 1))
-            elif not isinstance(position, str):
-                told.append(calls.Pending(*where, position.offset, position.metadata, position.log_offset))
+            elif not isinstance(committed, str):
+                told.append(calls.Pending(*where, committed.offset, committed.metadata, committed.log_offset))
         settled = source.offsets_log.first_open(source.next_offset)
         all_told = all_told and not source.offsets_log.has_unreadable_pending
         still_open = source.offsets_log.open_since().items() if all_told and undone else None

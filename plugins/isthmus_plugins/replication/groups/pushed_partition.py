@@ -38,7 +38,7 @@ class FedPartition:
         self.pending: dict[tuple[int, OffsetKey], None] = {}
         """Commits of open transactions that are to be told, by producer id."""
         self.undone = False
-        """Some transaction of theirs was aborted, or a position went back, and that is to be told."""
+        """Some transaction of theirs was aborted, or a committed offset went back, and that is to be told."""
         self.undecided = False
         """The decision is not known to be on the other side that a commit marker carries out; it waits for that."""
         self._seen: deque[tuple[int, float]] = deque()

@@ -16,7 +16,7 @@ from typing import Any, Final
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.in_doubt.pending_offsets import POSITIONS, SETTLED
+from isthmus_plugins.replication.in_doubt.pending_offsets import OFFSETS, SETTLED
 from isthmus_plugins.replication.in_doubt.store import DECISION, TransactionStore
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
@@ -87,7 +87,7 @@ class TransactionSweep(Part):
         by_place: dict[TopicPartition, list[tuple[Key, Value]]] = {}
         for key, value in mine.items():
             name = names.get(key[1])
-            is_settled = key[0] == POSITIONS and int(key[5]) < settled.get((key[1], key[4]), 0)
+            is_settled = key[0] == OFFSETS and int(key[5]) < settled.get((key[1], key[4]), 0)
             if name is None or is_settled:  # nobody can ask for what a link knew that was deleted
                 found.append((key, value))
             elif key[0] == DECISION and tuple(value["at"]) == oldest[key[:5]]:

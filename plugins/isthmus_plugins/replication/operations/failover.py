@@ -170,7 +170,7 @@ class Failovers:
         return claims
 
     async def _look_at_groups(self, link: Link, key: NamespaceKey, report: FailedOverNamespace) -> None:
-        """What the source's acks meant for positions."""
+        """What the source's acks meant for committed offsets."""
         claims = self._sync_leases.groups.claims(link)
         partitions = max((each.partitions for each in claims.values()), default=0)
         for group in sorted(await self._context.cluster.groups()):

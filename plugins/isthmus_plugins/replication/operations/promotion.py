@@ -1,11 +1,13 @@
 """Promotion: a drained follower namespace becomes one that clients write.
 
-1. Nothing is missing: every partition has what the source has, every group its positions. Else it is refused, with what
+1. Nothing is missing: every partition has what the source has, every group its committed offsets. Else it is refused,
+with what
    is missing.
 2. All that was asked for is recorded at once, with the source's values of what is overridden here: the source may be
    gone before the end.
 3. The source's ends of topic namespaces are detached. When nothing more is sent, it looks again, at topics and then at
-   the positions of groups: if the source has more by then, its ends are attached again, and all of it is abandoned.
+   the committed offsets of groups: if the source has more by then, its ends are attached again, and all of it is
+   abandoned.
 4. It is decided, which is recorded: from here on it can only go on.
 5. All that is attached still is detached, the source's ends first.
 6. Transactions that are open in the follower's logs end (``in_doubt.resolution``): no coordinator of this cluster knows
@@ -166,7 +168,7 @@ class Promotions:
             if not verdict.equal:
                 missing.append(f"group {verdict.group}: {verdict.difference}")
             elif verdict.waiting:
-                missing.append(f"group {verdict.group}: {verdict.waiting} positions wait for their records")
+                missing.append(f"group {verdict.group}: {verdict.waiting} committed offsets wait for their records")
         return missing
 
     async def _look_at_topics(self, link_name: str, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
@@ -296,7 +298,7 @@ class Promotions:
             if missing:
                 await self._take_back(link, attached, promotion)
                 raise refused or _not_drained(missing)
-            for mapping in reversed(attached):  # groups before the topics that their positions are in
+            for mapping in reversed(attached):  # groups before the topics that their committed offsets are in
                 if not promotion.without_source:
                     await self._call(promotion.link, _detached(mapping))
                 await self._detach_here(link, mapping)

@@ -216,7 +216,7 @@ class LinkService(Part):
     # ---- promotion ----
 
     async def _promoted(self) -> None:
-        """A promotion has ended: positions could be committed until then."""
+        """A promotion has ended: offsets could be committed until then."""
         await self._commands.enforced()
         await self.attaching.verification_as_agreed("promoted")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from isthmus_control.model import Link, ResourceType, leads_positions
+from isthmus_control.model import Link, ResourceType, leads_commits
 from isthmus_control.states import PartitionState
 from isthmus_plugins.links import GroupStatus, SyncStatus
 from isthmus_plugins.process import PluginContext
@@ -59,7 +59,7 @@ class GroupStatuses(Part):
             remote_group=group.remote_group,
             role="leader",
             state=PartitionState.FOLLOWING if group.told else PartitionState.CATCHING_UP,
-            positions=group.positions,
+            positions=group.offsets,
             unmapped_topics=list(group.unmapped_topics),
             sync=self._sync(link, group),
         )
@@ -72,7 +72,7 @@ class GroupStatuses(Part):
         return status
 
     def _sync(self, link: Link, group: LedGroup) -> SyncStatus | None:
-        if group.partition is None or not leads_positions(link):
+        if group.partition is None or not leads_commits(link):
             return None
         return self._sync_of(LinkPartition(link.name, OFFSETS_TOPIC, group.partition), group.group)
 
@@ -89,7 +89,7 @@ class GroupStatuses(Part):
         return status
 
     def metrics(self) -> Iterable[Metric]:
-        """Groups by state and reason, pending positions, the age of the oldest."""
+        """Groups by state and reason, pending committed offsets, the age of the oldest."""
         groups = GaugeMetricFamily(
             "isthmus_link_groups", "Consumer groups by state", labels=("link", "role", "state", "reason")
         )

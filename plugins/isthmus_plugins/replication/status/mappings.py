@@ -62,7 +62,7 @@ def _topics(mapping: NamespaceMapping, partitions: Iterable[PartitionStatus]) ->
 
 
 def _groups(mapping: NamespaceMapping, groups: Iterable[GroupStatus]) -> tuple[LinkMode, list[_Part]]:
-    """Where acks of commits mean something, that counts; else whether positions are where they should be."""
+    """Where acks of commits mean something, that counts; else whether committed offsets are where they should be."""
     held = [each for each in groups if each.role == mapping.role.value and mapping.holds(each.group)]
     acked = [each.sync for each in held if each.sync is not None]
     if held and len(acked) == len(held):

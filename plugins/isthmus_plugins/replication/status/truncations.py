@@ -48,15 +48,15 @@ def _status(truncation: Truncation) -> TruncationStatus:
         given_up=truncation.given_up,
         refills_failed=truncation.refills_failed,
         refill_failure=truncation.refill_failure,
-        groups_moved=len({position.group for position in truncation.moved}),
+        groups_moved=len({moved.group for moved in truncation.moved}),
         moved_positions=[
             MovedGroupPosition(
-                group=position.group,
-                partition=position.partition,
-                offset=position.offset,
-                moved_to=position.moved_to,
+                group=moved.group,
+                partition=moved.partition,
+                offset=moved.offset,
+                moved_to=moved.moved_to,
             )
-            for position in truncation.moved
+            for moved in truncation.moved
         ],
     )
 

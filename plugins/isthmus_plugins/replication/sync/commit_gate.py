@@ -142,7 +142,7 @@ class HeldCommits:
     # ---- requests ----
 
     def on_commit(self, request: Request) -> Verdict:
-        """Have the answer wait, if it acks positions of a group that a synchronous link leads."""
+        """Have the answer wait, if it acks committed offsets of a group that a synchronous link leads."""
         if not self._links and not self._detached:
             return None
         group = str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")

@@ -115,7 +115,8 @@ class Quorums:
         return any(key.link in demands.confirm.links for demands in self.asked(key).values())
 
     def goes_without(self, key: LinkPartition, records: Records, scope: GroupScope | None = None) -> bool:
-        """Whether transactions (with positions of such groups) go on without a partition that is Out-Of-Sync."""
+        """Whether transactions (with committed offsets of such groups) go on without a partition that is
+        Out-Of-Sync."""
         record, demands = records[key.link], self.demands(key.topic, scope)
         if record.state is SyncState.IN_SYNC or is_degraded(demands, record):
             return record.state is not SyncState.IN_SYNC

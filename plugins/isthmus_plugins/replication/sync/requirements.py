@@ -73,9 +73,8 @@ class Requirements:
         """Who must have a decision to commit that lists a partition before it is acked, whichever proxy pushes that.
 
         A partition of the offsets topic is many groups', of several links. ``groups``: those in which the transaction
-        has positions there. Where they are not known (None), each link that is In-Sync needs it: one that is not may
-        be down because of others.
-        """
+        has committed offsets there. Where they are not known (None), each link that is In-Sync needs it: one that is
+        not may be down because of others."""
         if place[0] == OFFSETS_TOPIC and groups is None:
             yield from self.needed(place, False)
             return

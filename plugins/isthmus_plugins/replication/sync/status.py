@@ -151,8 +151,8 @@ def claimed(claim: Claim | None, now_s: float) -> str:
 
 
 def claimed_of_group(claim: GroupClaim | None, group: str, now_s: float) -> str:
-    """The same of a group's positions."""
-    compare = "Compare its positions in {} of them, partition by partition: the furthest has what was acked"
+    """The same of a group's committed offsets."""
+    compare = "Compare its committed offsets in {} of them, partition by partition: the furthest has what was acked"
     return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms_of(group), compare, now_s)
 
 

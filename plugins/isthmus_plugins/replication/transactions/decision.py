@@ -38,7 +38,8 @@ class Decision:
     """Links whose other side has it."""
     sent_on: set[LinkConnection] = field(default_factory=set)
     groups: dict[TopicPartition, frozenset[str]] = field(default_factory=dict)
-    """By partition of the offsets topic: in which groups its transaction has positions there, as far as is known."""
+    """By partition of the offsets topic: in which groups its transaction has committed offsets there, as far as is
+    known."""
     looks_for_groups: bool = False
     """Which these are is not known yet, and may be in a moment."""
     groups_unknown: bool = False

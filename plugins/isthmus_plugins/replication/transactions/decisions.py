@@ -16,7 +16,7 @@ from typing import Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.directions import pushed
-from isthmus_control.model import leads_positions
+from isthmus_control.model import leads_commits
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
@@ -119,7 +119,7 @@ class Decisions(Part):
         leading = any(self._links.holds(link) and pushed(link) for link in state.links.values())
         self._active = leading or bool(self._links.former)
         self.tail.follow(self._active)
-        self._groups_of.follow(self._active and any(map(leads_positions, state.links.values())))
+        self._groups_of.follow(self._active and any(map(leads_commits, state.links.values())))
         if not self._active:
             self._pending.clear()
             self._fresh.clear()

@@ -1,4 +1,4 @@
-"""In which groups the transactions of decisions have positions, and who needs the decisions therefore.
+"""In which groups the transactions of decisions have committed offsets, and who needs the decisions therefore.
 
 A decision lists a partition of the offsets topic and not the groups. Those of transactions that run while this process
 does are read as they come (``groups_as_read``), those of earlier ones when a decision needs them (``groups_in_log``).
@@ -94,8 +94,8 @@ class DecisionGroups:
         self._seen.read_on()
 
     def look_for(self, decision: Decision) -> bool:
-        """See in which groups a transaction has positions, when the ends of its partitions are known; whether that is
-        known now."""
+        """See in which groups a transaction has committed offsets, when the ends of its partitions are known; whether
+        that is known now."""
         if not decision.looks_for_groups or decision.ends is None:
             return False
         offsets = {place: end for place, end in decision.ends.items() if place[0] == OFFSETS_TOPIC}

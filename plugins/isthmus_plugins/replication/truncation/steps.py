@@ -16,7 +16,7 @@ from typing import Final
 from isthmus_control.model import Reason
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
-    MOVED_POSITIONS_MAX,
+    MOVED_OFFSETS_MAX,
     PartitionCut,
     PartitionView,
     SalvageFile,
@@ -440,7 +440,7 @@ class TruncationSteps:
         manifest = await self._whole_spool(truncation).manifest()
         moved = await self._group_offsets.restore(truncation, manifest.positions)
         await self._ownership.advance(
-            truncation, _P.CLEANING, moved=tuple(moved[:MOVED_POSITIONS_MAX]), moved_count=len(moved)
+            truncation, _P.CLEANING, moved=tuple(moved[:MOVED_OFFSETS_MAX]), moved_count=len(moved)
         )
 
     async def _clean(self, truncation: Truncation) -> None:

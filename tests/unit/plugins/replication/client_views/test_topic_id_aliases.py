@@ -99,7 +99,7 @@ def test_what_names_no_former_id_passes() -> None:
     assert hooks().on_offset_fetch(nonsense) is None
 
 
-def test_each_group_is_told_its_positions_by_the_ids_that_it_named() -> None:
+def test_each_group_is_told_its_committed_offsets_by_the_ids_that_it_named() -> None:
     found = hooks(made_anew(FIRST, LAST, 100))
 
     def asking(groups: dict[str, uuid.UUID | None]) -> Request:

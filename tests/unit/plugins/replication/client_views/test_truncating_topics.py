@@ -141,7 +141,7 @@ def positions(api_key: int, version: int, topics: dict[str, uuid.UUID]) -> Reque
         for version in versions(api_key)
     ],
 )
-def test_positions_of_a_withheld_topic_are_asked_again(api_key: int, version: int, code: int) -> None:
+def test_committed_offsets_of_a_withheld_topic_are_asked_again(api_key: int, version: int, code: int) -> None:
     hooks = withheld(truncation())
     names = {"t": OLD}
     asked = request_of(api_key, version, names)
@@ -164,7 +164,7 @@ def request_of(api_key: int, version: int, topics: dict[str, uuid.UUID]) -> Requ
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
-def test_groups_ask_again_for_their_positions(version: int) -> None:
+def test_groups_ask_again_for_their_committed_offsets(version: int) -> None:
     hooks = withheld(truncation())
 
     def asking(topics: list[str] | None) -> Request:

@@ -37,7 +37,7 @@ def test_what_is_there_first_waits_for_what_was_told_before() -> None:
     assert applied.upto == 11
 
 
-def test_a_newer_position_stands_for_those_before_it() -> None:
+def test_a_newer_committed_offset_stands_for_those_before_it() -> None:
     applied = AppliedPositions()
     for upto in (10, 11, 12):
         applied.told([("g", P)], upto)

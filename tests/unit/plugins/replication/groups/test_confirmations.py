@@ -12,7 +12,7 @@ from support.fake_cluster import run_simulated
 from isthmus_plugins.cluster import CommittedOffset
 from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
-from isthmus_plugins.replication.in_doubt.pending_offsets import PendingPosition
+from isthmus_plugins.replication.in_doubt.pending_offsets import PendingOffset
 from isthmus_plugins.replication.in_doubt.store import Entry
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.tasks import Tasks
@@ -67,7 +67,7 @@ class Scene:
     def begin(self) -> None:
         self.confirmations.begin(KEY, self.connection, EPOCH, PARTITIONS)
 
-    def told(self, upto: calls.Upto, *pending: PendingPosition, waited: list[tuple[str, Any]] = WAITED) -> None:
+    def told(self, upto: calls.Upto, *pending: PendingOffset, waited: list[tuple[str, Any]] = WAITED) -> None:
         self.confirmations.told(KEY, upto, pending, waited)
 
     async def confirmed(self) -> list[int]:
@@ -158,7 +158,7 @@ def test_what_open_transactions_have_committed_counts_when_it_is_stored() -> Non
     async def work(scene: Scene) -> None:
         scene.begin()
         scene.store.open.clear()
-        scene.told(calls.Upto(10, settled=9), PendingPosition(5, 0, "far-a", T, 4, "m", 9), waited=[])
+        scene.told(calls.Upto(10, settled=9), PendingOffset(5, 0, "far-a", T, 4, "m", 9), waited=[])
         assert await scene.confirmed() == []
         scene.store.open.set()
         await asyncio.sleep(0.1)

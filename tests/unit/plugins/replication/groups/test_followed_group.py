@@ -53,10 +53,12 @@ def test_nothing_is_deleted_before_all_was_told() -> None:
     assert not group.plan({}, {}, 1.0, whole=False)
     assert group.plan({}, {}, 1.0) == Plan({}, {}, set(), True)
     group.has_others = True
-    assert not group.plan({}, {}, 1.0), "it has positions in topics of its own"
+    assert not group.plan({}, {}, 1.0), "it has committed offsets in topics of its own"
 
 
-@pytest.mark.parametrize(("ends", "said"), [({A: 4}, "ends at 4, the group's position is 5"), ({}, "cannot be read")])
+@pytest.mark.parametrize(
+    ("ends", "said"), [({A: 4}, "ends at 4, the group's committed offset is 5"), ({}, "cannot be read")]
+)
 def test_a_commit_ahead_of_the_data_waits_for_it(ends: dict[TopicPartition, int], said: str) -> None:
     group = a_group({}, a=at(5))
     assert not group.plan(ends, {}, 1.0)
@@ -114,7 +116,7 @@ def test_a_request_in_doubt_makes_nothing_certain_until_it_can_land_no_more() ->
     assert group.due_at == 31.0 + COMPARE_INTERVAL_S
 
 
-def test_positions_are_renewed_before_they_expire() -> None:
+def test_committed_offsets_are_renewed_before_they_expire() -> None:
     group = a_group({}, a=at(5))
     assert group.plan({A: 10}, {}, 1.0).commit == {A: at(5)}
     group.committed({A: at(5)}, 1.0, RENEWAL_S)

@@ -82,8 +82,8 @@ class Scene:
         self.confirmed[group.source].append(group.group)
 
 
-def at(offset: int | None, place: TopicPartition = T, group: str = "far-a") -> calls.Position:
-    return calls.Position(group, *place, offset, "m", 1500)
+def at(offset: int | None, place: TopicPartition = T, group: str = "far-a") -> calls.CommittedOffset:
+    return calls.CommittedOffset(group, *place, offset, "m", 1500)
 
 
 BEGIN = calls.WholePart(begin=True)
@@ -91,7 +91,7 @@ END = calls.WholePart(begin=False, end=True)
 ALL = calls.WholePart(begin=True, end=True)
 
 
-def part(*positions: calls.Position, epoch: int = 1, partition: int = 0, **more: Any) -> calls.OffsetsPart:
+def part(*positions: calls.CommittedOffset, epoch: int = 1, partition: int = 0, **more: Any) -> calls.OffsetsPart:
     return calls.OffsetsPart(partition, epoch, positions, **more)
 
 
@@ -143,7 +143,7 @@ def test_what_is_not_named_of_a_topic_that_is_held_back_is_not_known_any_more() 
     assert not group.differences, "it is left where it is"
 
 
-def test_positions_in_topics_that_one_end_alone_has_are_left() -> None:
+def test_committed_offsets_in_topics_that_one_end_alone_has_are_left() -> None:
     scene = Scene()
     scene.take(part(at(4), at(5, ("own-t", 0)), whole=ALL), topics=frozenset({"far-"}))
     scene.intake.note_silence(scene.group())

@@ -253,7 +253,7 @@ def test_of_groups_for_which_some_of_several_links_are_enough_it_says_which_to_c
         assert "may be acked without it" in one.message
         assert (chosen.in_sync_until_ms, chosen.degrade_after_ms) == (None, None)
         assert chosen.any_of == links.AnyOf(count=1, links={"a-to-b": "B", "a-to-c": "C"}, until_ms=now_ms)
-        assert "Compare its positions in 2 of them" in chosen.message
+        assert "Compare its committed offsets in 2 of them" in chosen.message
         assert report.all_groups_until_ms is None, "not all that was acked needs to be here"
 
     on_following(work)
@@ -325,7 +325,7 @@ def test_a_reservation_that_is_cleared_by_hand_ends_the_same(monkeypatch: pytest
     on_following(work)
 
 
-def test_positions_of_decided_transactions_are_committed_in_groups() -> None:
+def test_offsets_of_decided_transactions_are_committed_in_groups() -> None:
     async def work(two: Two) -> None:
         groups = links.Attach(
             local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True

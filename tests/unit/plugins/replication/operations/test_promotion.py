@@ -285,7 +285,7 @@ BOTH = Promote(namespaces=[NamespaceRef(local="gr-", type="consumer-group"), Nam
 
 
 def on_groups(monkeypatch: pytest.MonkeyPatch, work: Callable[[Two], Awaitable[None]]) -> None:
-    """The same, with a group namespace and a group that has the same position at both ends."""
+    """The same, with a group namespace and a group that has the same committed offset at both ends."""
     monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
     monkeypatch.setattr(groups, "LOOK_AGAIN_S", 0.05)
 

@@ -1,4 +1,4 @@
-"""Which groups transactions have committed positions in, as far as the offsets topic is read."""
+"""Which groups transactions have committed offsets in, as far as the offsets topic is read."""
 
 from __future__ import annotations
 

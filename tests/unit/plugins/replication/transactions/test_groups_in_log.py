@@ -1,4 +1,4 @@
-"""Which groups earlier transactions have committed positions in, read from the log."""
+"""Which groups earlier transactions have committed offsets in, read from the log."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_who_slept_through_a_take_over_neither_freezes_nor_unfreezes(
 
 
 @pytest.mark.parametrize("phase", [P.SPOOLING, P.CLEANING])
-def test_who_slept_through_a_take_over_leaves_the_next_owners_spool_and_positions(
+def test_who_slept_through_a_take_over_leaves_the_next_owners_spool_and_committed_offsets(
     monkeypatch: pytest.MonkeyPatch, phase: TruncationPhase
 ) -> None:
     async def work(scene: Scene) -> None:
