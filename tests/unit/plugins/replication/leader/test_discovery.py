@@ -59,7 +59,7 @@ class Scene:
             cluster_id="A",
             truncations={},
             predecessors=lambda name, topic_id: (),
-            links={LINK: SimpleNamespace(name=LINK, topic_mappings=(self.mapping("l-", "r-"),))},
+            links={LINK: SimpleNamespace(name=LINK, mappings=(self.mapping("l-", "r-"),), offsets_topics=())},
         )
         control: Any = SimpleNamespace(state=self.state)
         context: Any = FakeContext(self.cluster, control, brokers=frozenset({1, 2}))
@@ -171,7 +171,7 @@ def test_internal_topics_are_pushed_in_a_mapping_of_their_own_alone() -> None:
         assert scene.led == {}
         copy = "__consumer_offsets_A"
         offsets = OffsetsCopy(OffsetsForm.REDACTED)
-        scene.state.links[LINK].topic_mappings = (replace(scene.mapping(OFFSETS_TOPIC, copy), offsets=offsets),)
+        scene.state.links[LINK].offsets_topics = (replace(scene.mapping(OFFSETS_TOPIC, copy), offsets=offsets),)
         await asyncio.sleep(SOON_S)
         assert scene.led == {(OFFSETS_TOPIC, 0): copy}
 
@@ -212,7 +212,7 @@ def test_nothing_is_led_without_a_lease_or_a_led_namespace() -> None:
         scene.context.lease_deadline = float("inf")
         await asyncio.sleep(SOON_S)
         assert scene.led != {}
-        scene.state.links[LINK].topic_mappings = (scene.mapping("l-", "r-", Role.FOLLOWER),)
+        scene.state.links[LINK].mappings = (scene.mapping("l-", "r-", Role.FOLLOWER),)
         await asyncio.sleep(SOON_S)
         assert scene.led == {}
 
