@@ -109,7 +109,7 @@ class Scene:
         frame = encode_request(body, 1, "client")
         request = Request(frame, True, api_key, version, 1, simulated_now(), Client(1, "client", 1))
         end = self.a
-        verdict = end.sync_leader.commits.on_commit(request)
+        verdict = end.sync_confirmer.commits.on_commit(request)
         if isinstance(verdict, Hold):
             verdict = await verdict.verdict
         asked = Asked(api_key, group, offset)

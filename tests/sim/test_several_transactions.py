@@ -58,7 +58,7 @@ class Scene:
 
     def in_sync(self) -> Any:
         """Targets that are in sync, each with how often it had left before."""
-        leader = self.a.sync_leader if self.a is not None else None
+        leader = self.a.sync_confirmer if self.a is not None else None
         return {
             target: self.out[target]
             for target, link in LINKS.items()

@@ -88,7 +88,7 @@ class Scene:
 
     def in_sync(self) -> bool:
         keys = [LinkPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
-        return self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
+        return self.a is not None and all(self.a.sync_confirmer.partitions.in_sync(key) for key in keys)
 
     async def answered(self, ask: Any) -> bytes:
         """What a client gets in the end: it asks again when the proxy dies."""
@@ -484,7 +484,7 @@ def test_a_commit_that_lists_a_deleted_topic_is_acked(monkeypatch: pytest.Monkey
         await scene.begin()
         await scene.synchronous()
         assert scene.a is not None
-        in_sync = scene.a.sync_leader.partitions.in_sync
+        in_sync = scene.a.sync_confirmer.partitions.in_sync
         await scene.replicas.until("In-Sync", lambda: in_sync(LinkPartition(LINK, other, 0)))
         app = App(scene, 0)
         app.also = ((other, 0),)

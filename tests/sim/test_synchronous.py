@@ -22,7 +22,7 @@ from isthmus_control.demands import Consistency
 from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.api import Gate
 from isthmus_plugins.replication.partitions import LinkPartition
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_S
 from isthmus_plugins.replication.sync.progress import NOT_READ, Phase
 from isthmus_protocol import schema
@@ -80,7 +80,7 @@ class Scene:
     def holds(self) -> bool:
         """Whether A holds acks of all partitions, and knows them in sync."""
         keys = [LinkPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
-        return self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
+        return self.a is not None and all(self.a.sync_confirmer.partitions.in_sync(key) for key in keys)
 
     def recorded(self, partition: int) -> SyncState | None:
         record = self.replicas.controls["A"].state.sync_records.get(LINK, {}).get((TOPIC, partition))
@@ -408,14 +408,14 @@ def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
             control.apply(DetachNamespace(LINK, ResourceType.TOPIC, "local-"))
         key = LinkPartition(LINK, TOPIC, 0)
         for _ in range(2):  # as long as another proxy may not know
-            assert other.links.former
+            assert other.links.expiring
             assert other.concerns(TOPIC)
             assert other.requirements.told(key.place) == {key}
             assert [quorum.keys for quorum in other.requirements.commit_needed(key.place)] == [(key,)]
             await asyncio.sleep(LEASE_S * 2)
         enforced.set()
         enforced_at = simulated_now()
-        await replicas.until("run out", lambda: not other.links.former)
+        await replicas.until("run out", lambda: not other.links.expiring)
         assert simulated_now() - enforced_at >= LEASE_S
         assert not other.concerns(TOPIC)
         assert not list(other.requirements.commit_needed(key.place))
@@ -441,7 +441,7 @@ def test_who_joins_anew_does_not_go_by_where_the_log_ended_before(monkeypatch: p
 
         monkeypatch.setattr(control, "enforced", once_enforced)
         scene.mode(LinkMode.SYNCHRONOUS)
-        sync = replicas.ends["A"].sync_leader
+        sync = replicas.ends["A"].sync_confirmer
         key = LinkPartition(LINK, TOPIC, 0)
 
         def asks(times: int) -> bool:
@@ -464,6 +464,6 @@ def test_who_joins_anew_does_not_go_by_where_the_log_ended_before(monkeypatch: p
     run_simulated(work(Scene(1)))
 
 
-def proxy_beside(replicas: Replicas) -> SyncLeader:
+def proxy_beside(replicas: Replicas) -> SyncConfirmer:
     """Of another proxy of A, which fronts none of the leaders, what holds acks."""
-    return End(replicas.a, replicas.controls["A"], "other", fronted_brokers=frozenset((99,))).sync_leader
+    return End(replicas.a, replicas.controls["A"], "other", fronted_brokers=frozenset((99,))).sync_confirmer

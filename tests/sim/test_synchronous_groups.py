@@ -70,7 +70,7 @@ class Scene:
 
     def in_sync(self) -> bool:
         keys = [LinkPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
-        holds = self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
+        holds = self.a is not None and all(self.a.sync_confirmer.partitions.in_sync(key) for key in keys)
         return holds and all(self.says_in_sync(partition) for partition in range(PARTITIONS))
 
     def mode(self, mode: LinkMode) -> None:
@@ -87,7 +87,7 @@ class Scene:
         frame = encode_request(body, 1, "client")
         now = simulated_now()
         request = Request(frame, True, ApiKey.OFFSET_COMMIT, VERSION, 1, now, Client(1, "client", 1))
-        verdict = self.a.sync_leader.commits.on_commit(request)
+        verdict = self.a.sync_confirmer.commits.on_commit(request)
         if isinstance(verdict, Hold):
             verdict = await verdict.verdict
         partition = self.partitions[partition_of(group, PARTITIONS)]

@@ -72,7 +72,7 @@ class Scene:
         return self.replicas.ends.get("A")
 
     def in_sync(self) -> bool:
-        return self.a is not None and self.a.sync_leader.partitions.in_sync(LinkPartition(LINK, *PLACE))
+        return self.a is not None and self.a.sync_confirmer.partitions.in_sync(LinkPartition(LINK, *PLACE))
 
     async def answered(self, ask: Any) -> bytes:
         """What a client gets in the end: it asks again when the proxy dies."""
@@ -195,7 +195,7 @@ class App:
         async def ask(end: End) -> bytes | Gate:
             client = Client(1, "client", 1)
             request = Request(frame, True, ApiKey.TXN_OFFSET_COMMIT, version, 1, simulated_now(), client)
-            verdict = end.sync_leader.commits.on_commit(request)
+            verdict = end.sync_confirmer.commits.on_commit(request)
             if isinstance(verdict, Hold):
                 verdict = await verdict.verdict
             records = [commit(self.group, "local-t", offset)]

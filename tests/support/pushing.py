@@ -21,7 +21,7 @@ from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Question
 from isthmus_plugins.replication.partitions import LinkPartition
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -149,7 +149,7 @@ class Source:
         self.stream = self.ends.pushed = Stream(topic.topic_id, self.connection)
         peers: Any = self
         self.groups = GroupLeader(self.context, peers)
-        self.sync = SyncLeader(self.context, self.ends, self.groups, lambda link_name: self.agrees)
+        self.sync = SyncConfirmer(self.context, self.ends, self.groups, lambda link_name: self.agrees)
         of_sync = self.sync.links, self.sync.partitions, self.sync.requirements
         self.decisions = Decisions(self.context, self.ends, self.groups, peers, *of_sync)
         self.sync.settled, self.sync.on_more = self.decisions.tail.settled, self.decisions.on_more

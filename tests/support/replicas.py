@@ -193,8 +193,8 @@ class End:
         self.follower, self.leader = self.parts.follower_end, self.parts.leader_end
         self.group_follower, self.group_leader = self.parts.group_follower, self.parts.group_leader
         self.store, self.decisions = self.parts.store, self.parts.decisions
-        self.sync_leader, self.sync_leases = self.parts.sync, self.parts.sync_leases
-        self.acks = AckGate(self.context, self.sync_leader)
+        self.sync_confirmer, self.sync_leases = self.parts.sync, self.parts.sync_leases
+        self.acks = AckGate(self.context, self.sync_confirmer)
         self.parts.start()
         self.acks.start()
 

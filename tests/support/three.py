@@ -95,4 +95,4 @@ class Three(Replicas):
     def holds(self, topic: str, partitions: int) -> Callable[[], bool]:
         """Whether A's proxy knows all in sync, over both links."""
         keys = [LinkPartition(link, topic, index) for link in LINKS.values() for index in range(partitions)]
-        return lambda: "A" in self.ends and all(self.ends["A"].sync_leader.partitions.in_sync(key) for key in keys)
+        return lambda: "A" in self.ends and all(self.ends["A"].sync_confirmer.partitions.in_sync(key) for key in keys)

@@ -32,7 +32,7 @@ _Ids: TypeAlias = dict[uuid.UUID, uuid.UUID]
 """The ids that a client named topics by, by those that they have."""
 
 
-class FormerIds(Part):
+class TopicIdAliases(Part):
     """Hooks that do nothing until a topic was made anew."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ CODES: Final = {
 """What a partition of a withheld topic is answered with."""
 
 
-class WithheldTopics(Part):
+class TruncatingTopics(Part):
     """Hooks that do nothing while no topic is truncated, nor was."""
 
     def __init__(self) -> None:

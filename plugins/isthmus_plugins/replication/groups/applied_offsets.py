@@ -26,7 +26,7 @@ class _Part:
         """How much of what it told is not there yet."""
 
 
-class AppliedPositions:
+class AppliedOffsets:
     """One partition, as told over one connection."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
+from isthmus_plugins.replication.groups.applied_offsets import AppliedOffsets
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.in_doubt.pending_offsets import (
     PendingName,
@@ -36,14 +36,14 @@ class _Confirmed(NamedTuple):
     connection: LinkConnection
     epoch: int
     partitions: int
-    applied: AppliedPositions
+    applied: AppliedOffsets
 
 
 class ToldSoFar(NamedTuple):
     """What had been told of a partition at some time."""
 
     key: SourcePartition
-    applied: AppliedPositions
+    applied: AppliedOffsets
     number: int
 
 
@@ -63,7 +63,7 @@ class Confirmations:
 
         ``epoch``: the source's leader epoch. ``partitions``: of the source's offsets topic.
         """
-        self._confirmed[key] = _Confirmed(connection, epoch, partitions, AppliedPositions())
+        self._confirmed[key] = _Confirmed(connection, epoch, partitions, AppliedOffsets())
 
     def end(self, key: SourcePartition) -> None:
         """Confirm a partition no more."""

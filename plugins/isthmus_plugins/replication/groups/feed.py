@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from isthmus_control.directions import pushed
 from isthmus_control.model import Link, ResourceType, leads_commits, remote_name
-from isthmus_plugins.replication.groups.pushed_partition import FedPartition
+from isthmus_plugins.replication.groups.pushed_partition import PushedPartition
 from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
@@ -65,7 +65,7 @@ class Feed:
         self.connection = connection
         self.confirms = leads_commits(link)
         """Whether the follower end is to say what it has: commits wait for it."""
-        self.fed: dict[Source, FedPartition] = {}
+        self.fed: dict[Source, PushedPartition] = {}
         """Of a link that confirms."""
         self.calls: set[asyncio.Task[None]] = set()
         """That are not answered."""

@@ -19,7 +19,7 @@ from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.feed import Feed, LedGroup
-from isthmus_plugins.replication.groups.pushed_partition import FedPartition
+from isthmus_plugins.replication.groups.pushed_partition import PushedPartition
 from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
@@ -562,7 +562,7 @@ class GroupLeader(Part):
         if feed.confirms:
             upto = self._upto(feed, source, source.offsets_log.pending(), not withheld, True)
             key = LinkPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
-            fed = feed.fed[source] = FedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
+            fed = feed.fed[source] = PushedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
             fed.saw(source.next_offset, self._clock.monotonic())
             fed.told = -1 if withheld else source.next_offset
         keys = [

@@ -10,7 +10,7 @@ from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OffsetKey
 
 
-class FedPartition:
+class PushedPartition:
     """How far a partition was told and confirmed: a :class:`~isthmus_plugins.replication.partitions.SyncPlace`."""
 
     __slots__ = (

@@ -21,7 +21,7 @@ READ_AT_ONCE: Final = 1000
 """Of more partitions than that, those that were read longest ago come first."""
 
 
-class Unfollowed:
+class PartitionLag:
     """One partition. Times are monotonic seconds."""
 
     __slots__ = ("acked", "read_at", "since", "source_end", "topic_id")
@@ -67,7 +67,7 @@ class Unfollowed:
             self.since = now
 
 
-class UnfollowedPartitions:
+class LagWithoutStream:
     """Those of all links on the brokers that this proxy fronts."""
 
     def __init__(self, context: PluginContext, wanted: Callable[[], Mapping[LinkPartition, bytes]]) -> None:
@@ -75,8 +75,8 @@ class UnfollowedPartitions:
         self._context = context
         self._clock = context.clock
         self._wanted = wanted
-        self._tasks = Tasks("unfollowed")
-        self._known: dict[LinkPartition, Unfollowed] = {}
+        self._tasks = Tasks("lag-without-stream")
+        self._known: dict[LinkPartition, PartitionLag] = {}
 
     def start(self) -> None:
         self._tasks.start("read", self._read_for_ever())
@@ -84,7 +84,7 @@ class UnfollowedPartitions:
     async def stop(self) -> None:
         await self._tasks.close()
 
-    def of(self, key: LinkPartition) -> Unfollowed | None:
+    def of(self, key: LinkPartition) -> PartitionLag | None:
         return self._known.get(key)
 
     def heard(self, stream: LeaderStream) -> None:
@@ -95,10 +95,10 @@ class UnfollowedPartitions:
         """It has a stream."""
         self._known.pop(key, None)
 
-    def _entry(self, key: LinkPartition, topic_id: bytes) -> Unfollowed:
+    def _entry(self, key: LinkPartition, topic_id: bytes) -> PartitionLag:
         entry = self._known.get(key)
         if entry is None or entry.topic_id != topic_id:
-            entry = self._known[key] = Unfollowed(topic_id)
+            entry = self._known[key] = PartitionLag(topic_id)
         return entry
 
     async def _read_for_ever(self) -> None:

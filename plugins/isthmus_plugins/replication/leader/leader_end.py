@@ -25,10 +25,10 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.leader.continuity import objection_to, still_in_log, truncated
 from isthmus_plugins.replication.leader.discovery import Discovery
-from isthmus_plugins.replication.leader.lag_without_stream import UnfollowedPartitions
+from isthmus_plugins.replication.leader.lag_without_stream import LagWithoutStream
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Flow, LeaderStream
 from isthmus_plugins.replication.leader.tail import Tail
-from isthmus_plugins.replication.leader.tombstone_window import Lateness
+from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import UNKNOWN_METHOD, LinkConnection, LinkLost, LinkRejected
@@ -79,7 +79,7 @@ class LeaderEnd(Part):
         self._opening: set[LinkPartition] = set()
         self._tails: dict[tuple[int, str], Tail] = {}
         self._flows: dict[LinkConnection, Flow] = {}
-        self._lateness: dict[tuple[LinkPartition, bytes], Lateness] = {}
+        self._tombstone_windows: dict[tuple[LinkPartition, bytes], TombstoneWindow] = {}
         """By partition and topic id."""
         self._policies: dict[bytes, tuple[float, bool]] = {}
         """By topic id: when its cleanup policy was read, and whether it compacts."""
@@ -92,14 +92,14 @@ class LeaderEnd(Part):
         """Whether a transactional batch may be sent; the last says whether as a plain one. Asked again after
         :meth:`resume_tails`."""
         self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
-        self.unfollowed = UnfollowedPartitions(context, self._without_stream)
+        self.lag_without_stream = LagWithoutStream(context, self._without_stream)
 
     def start(self) -> None:
         self.discovery.start()
-        self.unfollowed.start()
+        self.lag_without_stream.start()
 
     async def stop(self) -> None:
-        await self.unfollowed.stop()
+        await self.lag_without_stream.stop()
         await self.discovery.stop()
         await self._tasks.close()
         for tail in self._tails.values():
@@ -142,12 +142,12 @@ class LeaderEnd(Part):
 
     def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
         """Keep what is known of led partitions true, also while the link is away; forget the others."""
-        for place, lateness in list(self._lateness.items()):
+        for place, tombstone_window in list(self._tombstone_windows.items()):
             (key, topic_id), topic = place, topics.get(place[0].topic)
             if key not in self.discovery.led or topic is None or topic.topic_id != topic_id:
-                del self._lateness[place]
+                del self._tombstone_windows[place]
             else:
-                lateness.learn(self.discovery.configs_of(topic))
+                tombstone_window.learn(self.discovery.configs_of(topic))
 
     def _still_right(self, key: LinkPartition, topic: TopicInfo) -> bool:
         stream = self._streams[key]
@@ -199,7 +199,7 @@ class LeaderEnd(Part):
         """End a stream; ``why`` (code, message) is told to the follower."""
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
-            self.unfollowed.heard(stream)
+            self.lag_without_stream.heard(stream)
         self._by_id.pop((stream.connection, stream.stream_id), None)
         stream.closed()
         tail = self._tails.get((stream.broker_id, stream.key.link))
@@ -247,7 +247,7 @@ class LeaderEnd(Part):
             self._flows.setdefault(connection, Flow(connection.round_trip_s)),
             self._clock,
             self._copy(key),
-            self._lateness.setdefault((key, topic.topic_id), Lateness()),
+            self._tombstone_windows.setdefault((key, topic.topic_id), TombstoneWindow()),
         )
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))
 
@@ -275,9 +275,9 @@ class LeaderEnd(Part):
                         f"records of epoch {answer.epoch}"
                     )
                 stream.opened(answer.end_offset)
-                self.unfollowed.heard(stream)
+                self.lag_without_stream.heard(stream)
                 empty = answer.start_offset == stream.acked
-                stream.lateness.opened(stream.acked, empty, stream.leader_epoch, self._clock.monotonic())
+                stream.tombstone_window.opened(stream.acked, empty, stream.leader_epoch, self._clock.monotonic())
                 stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
                 objection = await objection_to(self._context, self._verification, stream, answer)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
@@ -311,9 +311,9 @@ class LeaderEnd(Part):
         if before is not None and reasons.waiting_state(before.code) is None:
             del self.stopped[key]
         self._streams[key] = stream
-        before_it = self.unfollowed.of(key)
+        before_it = self.lag_without_stream.of(key)
         stream.lacking_since = before_it.since if before_it is not None else None
-        self.unfollowed.followed(key)
+        self.lag_without_stream.followed(key)
         self.on_confirmed(stream)
         reader = (stream.broker_id, key.link)
         tail = self._tails.get(reader)
@@ -369,7 +369,7 @@ class LeaderEnd(Part):
                 self._observe(stream, appended.end_offset)
         stream.confirmed(appended.end_offset)
         self.on_confirmed(stream)
-        stream.lateness.confirmed(stream.acked)
+        stream.tombstone_window.confirmed(stream.acked)
         if stream.blocked is not None and stream.acked >= stream.next_offset:
             stream.blocked()
         elif waited is not None and stream.wait is None:
@@ -452,8 +452,8 @@ class LeaderEnd(Part):
         key = stream.key
         try:
             _, effective = await self._context.cluster.effective_configs([key.topic])
-            stream.lateness.learn(copied((effective or {}).get(key.topic, {})))
-            if stream.lateness.late(self._clock.monotonic()):
+            stream.tombstone_window.learn(copied((effective or {}).get(key.topic, {})))
+            if stream.tombstone_window.late(self._clock.monotonic()):
                 await stream.connection.call(calls.DoubtDeletions(stream.stream_id, until))
                 stream.doubted = until
         except LinkRejected as error:

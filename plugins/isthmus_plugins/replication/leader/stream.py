@@ -10,7 +10,7 @@ from typing import Final
 from isthmus_control.model import OffsetsCopy
 from isthmus_plugins.cluster import FetchPartition
 from isthmus_plugins.process import Clock
-from isthmus_plugins.replication.leader.tombstone_window import Lateness
+from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_plugins.replication.partitions import LinkPartition
 
@@ -94,7 +94,6 @@ class LeaderStream:
         "key",
         "lacking_since",
         "last_read",
-        "lateness",
         "leader_epoch",
         "next_offset",
         "read_from",
@@ -106,6 +105,7 @@ class LeaderStream:
         "stirred",
         "stream_id",
         "told",
+        "tombstone_window",
         "topic_id",
         "undecided",
     )
@@ -122,7 +122,7 @@ class LeaderStream:
         flow: Flow,
         clock: Clock,
         copy: OffsetsCopy | None = None,
-        lateness: Lateness | None = None,
+        tombstone_window: TombstoneWindow | None = None,
     ) -> None:
         self.key = key
         self._clock = clock
@@ -135,7 +135,7 @@ class LeaderStream:
         self.flow = flow
         self.copy = copy
         """The form in which an offsets topic leaves; None for any other topic."""
-        self.lateness = Lateness() if lateness is None else lateness
+        self.tombstone_window = TombstoneWindow() if tombstone_window is None else tombstone_window
         self.doubted = 0
         """The follower knows that deletions may be missing before this."""
         self.doubting = False

@@ -235,7 +235,7 @@ class Tail:
         asked_at, asked = self._quiet
         read, wanted = asked.get((stream.topic_id, stream.key.partition), (None, None))
         if read is stream and wanted is not None and wanted.offset == stream.next_offset and stream.at_end:
-            stream.lateness.saw_end(stream.source_end, asked_at, stream.acked)
+            stream.tombstone_window.saw_end(stream.source_end, asked_at, stream.acked)
 
     def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, asked_at: float, now: float) -> None:
         if part.error_code:
@@ -245,12 +245,12 @@ class Tail:
         stream.saw_end(part.high_watermark, now)
         if stream.saw_stable(part.high_watermark, part.last_stable_offset):
             self._end.on_confirmed(stream)
-        if stream.copy is None and stream.lateness.late(now):
+        if stream.copy is None and stream.tombstone_window.late(now):
             hole = hole_end(part.records, stream.next_offset, stream.doubted)
             if hole is not None:
                 self._end.doubt(stream, max(hole, part.last_stable_offset))  # the cleaner works below that
                 return
-        stream.lateness.saw_end(part.high_watermark, asked_at, stream.acked)
+        stream.tombstone_window.saw_end(part.high_watermark, asked_at, stream.acked)
         try:
             records, next_offset, broken = self._ways[lane](stream, part)
         except KeyringError as error:

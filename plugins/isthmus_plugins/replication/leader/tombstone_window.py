@@ -19,7 +19,7 @@ CLEANING_MAX_S: Final = 3600.0
 """So long a round of the cleaner over one log is expected to take at most."""
 
 
-class Lateness:
+class TombstoneWindow:
     """Of one led partition, over all its streams of this process. Times are monotonic seconds."""
 
     __slots__ = ("_begun_in", "_configs", "_least", "_mark", "_position", "_retention", "_since")

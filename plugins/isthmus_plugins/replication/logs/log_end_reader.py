@@ -22,7 +22,7 @@ ALONE_S: Final = 1.0
 RETRY_S: Final = 0.05
 
 
-class EndsReader:
+class LogEndReader:
     """The readings under way."""
 
     def __init__(self, context: PluginContext, owner: str) -> None:

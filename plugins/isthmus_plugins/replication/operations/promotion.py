@@ -47,7 +47,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, 
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed, of_groups
-from isthmus_plugins.replication.in_doubt.resolution import Ended, TransactionEnds
+from isthmus_plugins.replication.in_doubt.resolution import Ended, Resolution
 from isthmus_plugins.replication.in_doubt.store import Stored
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import topic_settings
@@ -82,7 +82,7 @@ class Promotions:
         detach_here: Callable[[Link, NamespaceMapping], Awaitable[None]],
         enforced: Callable[[], Awaitable[None]],
         compare_groups: Callable[[Link], Awaitable[Sequence[GroupVerdict]]],
-        ends: TransactionEnds,
+        ends: Resolution,
         stopped: Callable[[Sequence[tuple[FollowerTopic, TopicInfo]]], Awaitable[None]],
         promoted: Callable[[], Awaitable[None]],
     ) -> None:

@@ -28,7 +28,7 @@ Known = tuple[str, str | None, bool]
 """State, reason, whether something is lacking."""
 
 
-class LinkTelling(Part):
+class LinkObserving(Part):
     """Looks at all states while somebody wants to be told."""
 
     def __init__(self, observers: LinkObservers, statuses: Callable[[], Iterable[LinkStatus]], clock: Clock) -> None:

@@ -70,7 +70,7 @@ class _OfScope:
         return self._needs.leader_epoch(place)
 
 
-class HeldCommits:
+class CommitGate:
     """All commits of this proxy's clients that wait for synchronous links."""
 
     def __init__(
@@ -80,7 +80,7 @@ class HeldCommits:
         self._needs = needs
         self._groups = groups
         self._clock = clock
-        self._tasks = Tasks("held-commits")
+        self._tasks = Tasks("commit-gate")
         self._held: dict[GroupScope, HeldAnswers] = {}
         self._links: frozenset[str] = frozenset()
         """That may hold commits."""

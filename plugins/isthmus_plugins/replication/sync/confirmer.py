@@ -24,9 +24,9 @@ from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
-from isthmus_plugins.replication.sync.commit_gate import HeldCommits
+from isthmus_plugins.replication.sync.commit_gate import CommitGate
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
-from isthmus_plugins.replication.sync.lease_grants import SyncGrants
+from isthmus_plugins.replication.sync.lease_grants import LeaseGrants
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.quorums import GroupScope, Quorums
@@ -41,7 +41,7 @@ STEP_S: Final = 0.2
 FAILED_RETRY_S: Final = 1.0
 
 
-class SyncLeader(Confirmer, Part):
+class SyncConfirmer(Confirmer, Part):
     """What synchronous links have confirmed of what this proxy's clients write."""
 
     name = "a synchronous link"
@@ -52,7 +52,7 @@ class SyncLeader(Confirmer, Part):
         """``agreed``: whether the other cluster of a link knows of its mode, and so asks for leases."""
         self._context = context
         self._clock = context.clock
-        self._tasks = Tasks("sync-leader")
+        self._tasks = Tasks("sync-confirmer")
         self._work = asyncio.Event()
         self._lookup: Lookup | None = None
         self._before: ControlState | None = None
@@ -72,7 +72,7 @@ class SyncLeader(Confirmer, Part):
         self._quorums = Quorums(lambda: context.control.state)
         self._pushed = PushedPartitions(leader_end, groups)
         self.links = SynchronousLinks(context)
-        self.commits = HeldCommits(context, self, groups, context.clock.monotonic)
+        self.commits = CommitGate(context, self, groups, context.clock.monotonic)
         self.reads = ConfirmedReads(context, self.concerns, self.readable_end)
         self.partitions = SyncPartitions(
             context,
@@ -93,7 +93,7 @@ class SyncLeader(Confirmer, Part):
             self.commits.scope_of,
             context.clock,
         )
-        self.grants = SyncGrants(
+        self.grants = LeaseGrants(
             context, leader_end, self._pushed, self._quorums, self.links, self.partitions, self.known
         )
 
@@ -228,7 +228,7 @@ class SyncLeader(Confirmer, Part):
     @property
     def _waits(self) -> bool:
         """Whether time alone may change something."""
-        return bool(self.links.active or self.links.former)
+        return bool(self.links.active or self.links.expiring)
 
     async def _decide_for_ever(self) -> None:
         while True:
@@ -250,7 +250,7 @@ class SyncLeader(Confirmer, Part):
                 pass
 
     async def _decide(self, now: float) -> None:
-        if self.links.former.expire(now):
+        if self.links.expiring.expire(now):
             self._lookup = None
             self.control_changed(self._context.control.state)
         self.reads.confirmed_all()  # leaders may have moved

@@ -19,7 +19,7 @@ LEASE_MARGIN_S: Final = 0.25
 NOT_ENFORCED: Final = float("inf")
 
 
-class FormerLeases:
+class ExpiringLeases:
     """By partition of a link: until when (monotonic seconds) its follower may say that it is In-Sync."""
 
     def __init__(self, began: float) -> None:

@@ -99,9 +99,9 @@ class SyncPartitions:
                     elsewhere.append(key)
                 else:
                     progress.leaves()
-                    self._links.former.granted_here(key, progress.promised_at)
+                    self._links.expiring.granted_here(key, progress.promised_at)
         if elsewhere:
-            self._links.former.granted_elsewhere(elsewhere, state.applied_offset)
+            self._links.expiring.granted_elsewhere(elsewhere, state.applied_offset)
         for key, progress in self.progress.items():
             was, link = before.links.get(key.link), state.links.get(key.link)
             if key.topic == OFFSETS_TOPIC and link is not None and (was is None or was.mappings != link.mappings):
@@ -123,11 +123,11 @@ class SyncPartitions:
                     progress.leaves()
                     promised_at = progress.promised_at
                 if self._links.leads(key) and now < promised_at + LEASE_S + LEASE_MARGIN_S:
-                    self._links.former.granted_here(key, promised_at)
+                    self._links.expiring.granted_here(key, promised_at)
 
     async def _enforced(self, offset: int) -> None:
         await granted_no_more(self._context, offset)
-        self._links.former.enforced(offset, self._clock.monotonic())
+        self._links.expiring.enforced(offset, self._clock.monotonic())
         self._wake()
 
     # ---- joining and leaving ----
@@ -196,7 +196,7 @@ class SyncPartitions:
 
     async def decide(self, now: float) -> None:
         """Have partitions join, leave, or go on. Raises BrokerUnavailable, KafkaRefused: then nothing is let go."""
-        changed_at = self._links.former.changed_at
+        changed_at = self._links.expiring.changed_at
         if changed_at is not None and changed_at != self._enforcing:
             self._enforcing = changed_at
             self._tasks.start("enforced", self._enforced(changed_at))

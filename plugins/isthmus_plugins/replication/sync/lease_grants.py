@@ -58,7 +58,7 @@ class States(Protocol):
     def sync_of(self, key: LinkPartition) -> SyncStatus: ...
 
 
-class SyncGrants:
+class LeaseGrants:
     """Answers the follower end's calls for leases."""
 
     def __init__(

@@ -11,7 +11,7 @@ from isthmus_control.model import Link, LinkMode, ResourceType, SyncRecord, Sync
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.partitions import LinkPartition
-from isthmus_plugins.replication.sync.expiring_leases import FormerLeases
+from isthmus_plugins.replication.sync.expiring_leases import ExpiringLeases
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
@@ -20,7 +20,7 @@ class SynchronousLinks:
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
-        self.former = FormerLeases(context.clock.monotonic())
+        self.expiring = ExpiringLeases(context.clock.monotonic())
         self.active = False
         """Whether acks may have to wait for one at all."""
         self._leading: dict[str, tuple[str, ...]] = {}
@@ -51,14 +51,14 @@ class SynchronousLinks:
 
     def concerns(self, topic: str) -> bool:
         """Whether acks of a topic may have to wait."""
-        return bool(self.leading(topic)) or self.former.has_topic(topic)
+        return bool(self.leading(topic)) or self.expiring.has_topic(topic)
 
     def holds(self, link: Link) -> bool:
         """Whether acks may have to wait for a link: it is synchronous, or its leases run, or this process does not know
         whether they do."""
-        if link.mode is LinkMode.SYNCHRONOUS or self.former.has_link(link.name):
+        if link.mode is LinkMode.SYNCHRONOUS or self.expiring.has_link(link.name):
             return True
-        return self.former.unsure and link.settings.mode.written > ZERO
+        return self.expiring.unsure and link.settings.mode.written > ZERO
 
     def is_synchronous(self, link_name: str) -> bool:
         link = self._context.control.state.links.get(link_name)

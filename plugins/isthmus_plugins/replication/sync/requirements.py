@@ -31,7 +31,7 @@ class Requirements:
         self._clock = clock
         self._quorums = quorums
         self._links = links
-        self._former = links.former
+        self._expiring = links.expiring
         self._progress = progress
         self._leader_epoch = leader_epoch
         self._scope_of = scope_of
@@ -46,7 +46,7 @@ class Requirements:
 
     def needed(self, place: TopicPartition, transactional: bool, scope: GroupScope | None = None) -> Iterable[Quorum]:
         """What must be confirmed of a partition's records before they are acked; ``scope``: to these groups."""
-        if self._former.unsure or self._former:
+        if self._expiring.unsure or self._expiring:
             return self._needed_now(place, transactional, scope)
         found = self._recorded.get((place, transactional, scope))
         if found is None:
@@ -136,19 +136,19 @@ class Requirements:
 
     def _leased(self, place: TopicPartition, now: float) -> Iterator[LinkPartition]:
         """Links that nothing is recorded In-Sync of, whose leases of before may still run."""
-        for link in self._links.leading(place[0]) if self._former.unsure else ():
+        for link in self._links.leading(place[0]) if self._expiring.unsure else ():
             record = self._links.record(link, place)
             if record is None or record.state is not SyncState.IN_SYNC:
                 yield LinkPartition(link, *place)
-        yield from self._former.running(place, now)
+        yield from self._expiring.running(place, now)
 
     def _unrecorded(self, place: TopicPartition, now: float) -> Iterator[LinkPartition]:
         """Of these, those with no record that says whether transactions go without them: what was led, or synchronous,
         and is no more."""
-        for link in self._links.leading(place[0]) if self._former.unsure else ():
+        for link in self._links.leading(place[0]) if self._expiring.unsure else ():
             if self._links.record(link, place) is None and not self._links.is_synchronous(link):
                 yield LinkPartition(link, *place)
-        for key in self._former.running(place, now):
+        for key in self._expiring.running(place, now):
             if self._links.record(key.link, place) is None:
                 yield key
 

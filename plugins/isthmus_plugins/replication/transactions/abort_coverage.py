@@ -18,7 +18,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.logs.log_end_reader import EndsReader
+from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
@@ -43,7 +43,7 @@ class Connections(Protocol):
     def connections(self, link_name: str) -> list[LinkConnection]: ...
 
 
-class AbortEnds:
+class AbortCoverage:
     """How far the other sides have what was aborted."""
 
     def __init__(
@@ -55,7 +55,7 @@ class AbortEnds:
         links: SynchronousLinks,
         requirements: Requirements,
         on_more: Callable[[], None],
-        ends: EndsReader,
+        ends: LogEndReader,
     ) -> None:
         """``on_more``: called when something is known that :meth:`are_there` was asked for."""
         self._context = context

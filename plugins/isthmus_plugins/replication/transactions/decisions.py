@@ -22,16 +22,16 @@ from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.logs.log_end_reader import EndsReader
+from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
 from isthmus_plugins.replication.sync.requirements import Requirements
-from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
+from isthmus_plugins.replication.transactions.abort_coverage import AbortCoverage, Connections
 from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_plugins.replication.transactions.end_txn_answers import EndTxnAnswers
-from isthmus_plugins.replication.transactions.groups_of_decisions import DecisionGroups
+from isthmus_plugins.replication.transactions.groups_of_decisions import GroupsOfDecisions
 from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
 from isthmus_plugins.replication.transactions.sender import DecisionSender
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
@@ -72,10 +72,12 @@ class Decisions(Part):
         """By transactional id, in the order of the log."""
         self._fresh: list[Decision] = []
         """Those whose ends are to be read."""
-        self._ends = EndsReader(context, "decisions")
-        self._aborts = AbortEnds(context, leader_end, groups, peers, links, requirements, self._work.set, self._ends)
+        self._ends = LogEndReader(context, "decisions")
+        self._aborts = AbortCoverage(
+            context, leader_end, groups, peers, links, requirements, self._work.set, self._ends
+        )
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
-        self._groups_of = DecisionGroups(context, links, requirements, self._all_pending, self._groups_found)
+        self._groups_of = GroupsOfDecisions(context, links, requirements, self._all_pending, self._groups_found)
         self.markers = MarkerGate(
             context, leader_end, groups, partitions, requirements, self.tail, self._recall, self._work.set
         )
@@ -117,7 +119,7 @@ class Decisions(Part):
 
     def _look_at(self, state: ControlState) -> None:
         leading = any(self._links.holds(link) and pushed(link) for link in state.links.values())
-        self._active = leading or bool(self._links.former)
+        self._active = leading or bool(self._links.expiring)
         self.tail.follow(self._active)
         self._groups_of.follow(self._active and any(map(leads_commits, state.links.values())))
         if not self._active:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from isthmus_plugins.api import Gate, Replace, Request, RequestHook, Verdict
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.transactions.end_txn_gate import HeldTransaction, HeldTransactions
+from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
+from isthmus_plugins.replication.transactions.end_txn_gate import EndTxnGate, HeldTransaction
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -35,15 +35,15 @@ class EndTxnAnswers:
         self,
         context: PluginContext,
         tail: TransactionTail,
-        ends: EndsReader,
+        ends: LogEndReader,
         outstanding: Callable[[str], bool],
     ) -> None:
-        """``outstanding``: see :class:`~isthmus_plugins.replication.transactions.end_txn_gate.HeldTransactions`."""
+        """``outstanding``: see :class:`~isthmus_plugins.replication.transactions.end_txn_gate.EndTxnGate`."""
         self._clock = context.clock
         self._tail = tail
         self._ends = ends
         self._tasks = Tasks("end-txn-answers")
-        self._held = HeldTransactions(tail.reached, outstanding, context.clock.monotonic, self._ask)
+        self._held = EndTxnGate(tail.reached, outstanding, context.clock.monotonic, self._ask)
         self._active = False
         self._asking = False
 

@@ -33,7 +33,7 @@ class HeldTransaction:
     gate: Gate = field(default_factory=Gate)
 
 
-class HeldTransactions:
+class EndTxnGate:
     """All answers to EndTxn that wait."""
 
     def __init__(

@@ -72,7 +72,7 @@ class _Part(TailPart):
         """(When, which producer): markers that were read, in their order."""
 
 
-class TransactionGroups(TopicTail[_Part]):
+class GroupsAsRead(TopicTail[_Part]):
     """The groups of transactions that are open, or ended a short time ago."""
 
     def __init__(self, context: PluginContext, on_progress: Callable[[], None]) -> None:

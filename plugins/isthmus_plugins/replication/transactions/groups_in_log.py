@@ -30,10 +30,10 @@ class PastTransaction(NamedTuple):
     """All of it stands below, in the partition that is read."""
 
 
-async def read_past_groups(
+async def read_groups_in_log(
     context: PluginContext, partition: int, transactions: Sequence[PastTransaction]
 ) -> dict[Producer, set[str | None]]:
-    """In which groups producers have committed offsets with these epochs, as :meth:`TransactionGroups.groups_of` has
+    """In which groups producers have committed offsets with these epochs, as :meth:`GroupsAsRead.groups_of` has
     it.
 
     Raises BrokerUnavailable, KafkaRefused, OperationError.

@@ -19,8 +19,8 @@ from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.replication.transactions.decision import Decision
-from isthmus_plugins.replication.transactions.groups_as_read import ASKED_WITHIN_S, NOT_KNOWN, TransactionGroups
-from isthmus_plugins.replication.transactions.groups_in_log import PastTransaction, read_past_groups
+from isthmus_plugins.replication.transactions.groups_as_read import ASKED_WITHIN_S, NOT_KNOWN, GroupsAsRead
+from isthmus_plugins.replication.transactions.groups_in_log import PastTransaction, read_groups_in_log
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -29,7 +29,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 RETRY_S: Final = 1.0
 
 
-class DecisionGroups:
+class GroupsOfDecisions:
     """The groups of decisions that may be needed because of them."""
 
     def __init__(
@@ -48,7 +48,7 @@ class DecisionGroups:
         self._requirements = requirements
         self._pending = pending
         self._on_found = on_found
-        self._seen = TransactionGroups(context, self._look)
+        self._seen = GroupsAsRead(context, self._look)
         self._past: set[Decision] = set()
         """Those whose transactions are being read from the log as it was."""
         self._looks_back = False
@@ -173,7 +173,7 @@ class DecisionGroups:
         for place, those in concerned.items():
             asked = [PastTransaction(each.producer, each.started_ms, (each.ends or {})[place]) for each in those]
             try:
-                groups = await read_past_groups(self._context, place[1], asked)
+                groups = await read_groups_in_log(self._context, place[1], asked)
                 for decision in those:
                     found[decision][place] = groups[decision.producer]
             except (BrokerUnavailable, KafkaRefused, OperationError) as error:

@@ -17,9 +17,9 @@ from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
+from isthmus_plugins.replication.transactions.abort_coverage import AbortCoverage, Connections
 from isthmus_plugins.replication.transactions.decision import Decision, remote_topic, said
-from isthmus_plugins.replication.transactions.groups_of_decisions import DecisionGroups
+from isthmus_plugins.replication.transactions.groups_of_decisions import GroupsOfDecisions
 from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
 from isthmus_plugins.tasks import Tasks
 
@@ -38,8 +38,8 @@ class DecisionSender:
         context: PluginContext,
         peers: Connections,
         pushed: PushedPartitions,
-        groups_of: DecisionGroups,
-        aborts: AbortEnds,
+        groups_of: GroupsOfDecisions,
+        aborts: AbortCoverage,
         markers: MarkerGate,
         coordinator: Callable[[int], int],
         on_stored: Callable[[Sequence[Decision]], None],

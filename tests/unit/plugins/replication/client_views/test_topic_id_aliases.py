@@ -11,7 +11,7 @@ from support.api_requests import request
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Succession
 from isthmus_plugins.api import Client, Replace, Request, Verdict
-from isthmus_plugins.replication.client_views.topic_id_aliases import FormerIds
+from isthmus_plugins.replication.client_views.topic_id_aliases import TopicIdAliases
 from isthmus_protocol.messages import (
     build_response,
     decode_request,
@@ -27,8 +27,8 @@ def made_anew(former: uuid.UUID, successor: uuid.UUID, *cuts: int) -> Succession
     return Succession(str(former), str(successor), cuts)
 
 
-def hooks(*chain: Succession) -> FormerIds:
-    found = FormerIds()
+def hooks(*chain: Succession) -> TopicIdAliases:
+    found = TopicIdAliases()
     found.control_changed(ControlState("B", successions={"t": chain} if chain else {}))
     return found
 

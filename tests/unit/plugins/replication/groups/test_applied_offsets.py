@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
+from isthmus_plugins.replication.groups.applied_offsets import AppliedOffsets
 
 P, Q = ("t", 0), ("t", 1)
 
 
 def test_a_part_is_applied_when_all_of_it_is_there() -> None:
-    applied = AppliedPositions()
+    applied = AppliedOffsets()
     assert applied.upto == -1
     applied.told([("g", P), ("g", Q)], 10)
     assert not applied.advance()
@@ -27,7 +27,7 @@ def test_a_part_is_applied_when_all_of_it_is_there() -> None:
 
 
 def test_what_is_there_first_waits_for_what_was_told_before() -> None:
-    applied = AppliedPositions()
+    applied = AppliedOffsets()
     applied.told([("g", P)], 10)
     applied.told([("h", P)], 11)
     applied.has("h", P)
@@ -38,7 +38,7 @@ def test_what_is_there_first_waits_for_what_was_told_before() -> None:
 
 
 def test_a_newer_committed_offset_stands_for_those_before_it() -> None:
-    applied = AppliedPositions()
+    applied = AppliedOffsets()
     for upto in (10, 11, 12):
         applied.told([("g", P)], upto)
     applied.has("g", P, 2)  # it was asked for when two parts had been told
@@ -50,7 +50,7 @@ def test_a_newer_committed_offset_stands_for_those_before_it() -> None:
 
 
 def test_what_was_still_open_is_stored_before_a_part_counts() -> None:
-    applied = AppliedPositions()
+    applied = AppliedOffsets()
     applied.told([("g", "p")], 10)
     applied.told([("g", "q")], 20, 15, {7: 15})
     applied.told([], 30)
@@ -67,7 +67,7 @@ def test_what_was_still_open_is_stored_before_a_part_counts() -> None:
 
 
 def test_a_part_that_is_not_the_last_to_its_offset_confirms_nothing() -> None:
-    applied = AppliedPositions()
+    applied = AppliedOffsets()
     applied.told([], None)
     assert not applied.advance()
     applied.told([("g", P)], 10)
@@ -81,7 +81,7 @@ def test_a_part_that_is_not_the_last_to_its_offset_confirms_nothing() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_applied_before_it_is_there(seed: int) -> None:
     chance = random.Random(seed)
-    applied, keys = AppliedPositions(), [("g", P), ("g", Q), ("h", P)]
+    applied, keys = AppliedOffsets(), [("g", P), ("g", Q), ("h", P)]
     wanted: dict[tuple[str, object], int] = {}
     has: dict[tuple[str, object], int] = {}
     by_upto: dict[int, dict[tuple[str, object], int]] = {}

@@ -138,7 +138,7 @@ async def stopped(replicas: Replicas, code: str) -> module.Stopped:
 
 
 def acked(replicas: Replicas) -> int | None:
-    alone = replicas.ends["A"].leader.unfollowed.of(KEY)
+    alone = replicas.ends["A"].leader.lag_without_stream.of(KEY)
     return alone.acked if alone is not None else None
 
 
@@ -149,7 +149,7 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
         source.write(batch(2, [b"x"], attributes=CONTROL_BIT))  # control records of a kind that nobody knows
         source.write_values(b"after")
         why = await stopped(replicas, ReasonCode.UNSUPPORTED_MESSAGE_FORMAT)
-        alone = replicas.ends["A"].leader.unfollowed.of(KEY)
+        alone = replicas.ends["A"].leader.lag_without_stream.of(KEY)
         assert alone is not None
         assert (alone.acked, alone.source_end, alone.lag) == (2, 4, 2)
         opened = 0

@@ -147,10 +147,10 @@ def test_every_proxy_of_the_peer_takes_part() -> None:
 def test_status_says_what_an_ack_means() -> None:
     async def work(two: Two) -> None:
         await following(two)
-        sync_leader = two.a.plugin.parts.sync
-        await sync_leader.stop()  # what is recorded here is the test's
+        sync_confirmer = two.a.plugin.parts.sync
+        await sync_confirmer.stop()  # what is recorded here is the test's
         level: set[int] = set()
-        sync_leader.partitions.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
+        sync_confirmer.partitions.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
         await two.a.links.set_mode("a-to-b", SYNC)
         status = two.a.status()
         assert status.state == "Syncing"

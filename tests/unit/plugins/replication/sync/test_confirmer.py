@@ -11,7 +11,7 @@ from support.replicas import LINK, falsely_out_of_sync
 
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.cluster import BrokerUnavailable
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.in_sync import JOIN_S
 
@@ -267,7 +267,7 @@ def test_leases_of_the_process_before_hold_acks_although_nothing_is_recorded() -
     async def work(source: Source) -> None:
         source.mode(LinkMode.SYNCHRONOUS)
         source.mode(LinkMode.ASYNCHRONOUS)
-        after = SyncLeader(source.context, source.ends, source.groups, lambda link_name: True)
+        after = SyncConfirmer(source.context, source.ends, source.groups, lambda link_name: True)
         after.control_changed(source.control.state)
         after.start()
         assert after.concerns(TOPIC)

@@ -88,35 +88,35 @@ def test_a_decision_about_groups_is_needed_over_the_links_that_lead_them() -> No
         return needed, of.told(place, groups)
 
     of = requirements(ALL, b=IN, c=OUT)
-    of._former.unsure = False
+    of._expiring.unsure = False
     assert {key for quorum in of.commit_needed(place) for key in quorum.keys} == of.told(place) == {b}, "not known yet"
     assert asked(of, "of nobody") == (set(), set())
     assert asked(of, "of b") == ({b}, {b})
     assert asked(of, "of c", "of nobody") == ({c}, {c}), "it is Out-Of-Sync"
     assert asked(of, "of b", "of c") == asked(of, "of both") == ({b, c}, {b, c})
     degraded = requirements(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT)
-    degraded._former.unsure = False
+    degraded._expiring.unsure = False
     assert asked(degraded, "of c") == (set(), set())
     assert asked(degraded, "of both") == ({b}, {b})
     chosen = requirements(ANY_1, b=IN, c=OUT)
-    chosen._former.unsure = False
+    chosen._expiring.unsure = False
     assert asked(chosen, "of both") == ({b, c}, {b}), "one of them is enough"
 
 
 def test_what_follows_from_the_control_log_alone_is_looked_up_once() -> None:
     found = requirements(ALL, b=IN)
     assert found.needed(PLACE, False) is not found.needed(PLACE, False), "leases of before may run"
-    found._former.unsure = False
+    found._expiring.unsure = False
     known = found.needed(PLACE, False)
     assert (known, found.needed(PLACE, False)) == ((Quorum(1, (B,)),), known)
     found._links.record = lambda link_name, place: None  # type: ignore[method-assign]
     assert found.needed(PLACE, False) is known
     found.changed()
     assert found.needed(PLACE, False) == ()
-    found._former.granted_here(B, monotonic())
+    found._expiring.granted_here(B, monotonic())
     assert [*found.needed(PLACE, False)] == [Quorum(1, (B,))], "a lease of before runs for a time"
     chosen = requirements(ANY_1, b=IN, c=IN)
-    chosen._former.unsure = False
+    chosen._expiring.unsure = False
     assert chosen.needed(PLACE, False) is not chosen.needed(PLACE, False), "promises run for a time"
 
 

@@ -15,10 +15,10 @@ from support.partition_log import batch
 from isthmus_control.model import SyncRecord, SyncState
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.logs.log_end_reader import EndsReader
+from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.transactions import abort_coverage
-from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds
+from isthmus_plugins.replication.transactions.abort_coverage import AbortCoverage
 from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_protocol.transaction_log import Change, Transaction, TransactionState
 
@@ -42,7 +42,7 @@ class Cluster(FakeCluster):
 
 
 class Scene:
-    """One proxy that pushes nothing. It is all that :class:`AbortEnds` uses, and the other side."""
+    """One proxy that pushes nothing. It is all that :class:`AbortCoverage` uses, and the other side."""
 
     def __init__(self) -> None:
         self.cluster = Cluster(random.Random(1), [1])
@@ -54,8 +54,8 @@ class Scene:
         self.links = {LINK: object()}
         self.control = self.state = self.discovery = self
         me: Any = self
-        self.reader = EndsReader(me, "test")
-        self.aborts = AbortEnds(me, me, me, me, me, me, self.more.set, self.reader)
+        self.reader = LogEndReader(me, "test")
+        self.aborts = AbortCoverage(me, me, me, me, me, me, self.more.set, self.reader)
 
     def make(self, end: int) -> None:
         """The topic is made, anew if it was there, and recorded In-Sync."""

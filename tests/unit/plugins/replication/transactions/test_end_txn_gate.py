@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S, HeldTransactions
+from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S, EndTxnGate
 from isthmus_protocol.messages import build_request, decode_response, encode_request
 from isthmus_protocol.schema import ApiKey
 
@@ -19,7 +19,7 @@ class Scene:
         self.now = 100.0
         self.read_to = 10
         self.missing: set[str] = set()
-        self.held = HeldTransactions(self.reached, self.outstanding, lambda: self.now, self.ask)
+        self.held = EndTxnGate(self.reached, self.outstanding, lambda: self.now, self.ask)
         self.asked = 0
 
     def ask(self) -> None:
