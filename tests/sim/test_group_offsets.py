@@ -220,7 +220,7 @@ async def simulate(seed: int) -> None:
     try:
         await replicas.until("the groups are where the source's are", storm.equal)
         followed = replicas.ends["B"].group_follower
-        await replicas.until("nothing is pending", lambda: all(each.settled for each in followed.groups("a-to-b")), 40)
+        await replicas.until("nothing is pending", lambda: all(each.idle for each in followed.groups("a-to-b")), 40)
     except AssertionError as error:
         raise AssertionError(f"{error}\nexpected {storm.expected()}\nfound {replicas.b.offsets}") from error
     assert not storm.problems, storm.problems

@@ -152,7 +152,7 @@ class Source:
         self.sync = SyncConfirmer(self.context, self.ends, self.groups, lambda link_name: self.agrees)
         of_sync = self.sync.links, self.sync.partitions, self.sync.requirements
         self.decisions = Decisions(self.context, self.ends, self.groups, peers, *of_sync)
-        self.sync.settled, self.sync.on_more = self.decisions.tail.settled, self.decisions.on_more
+        self.sync.drain, self.sync.on_more = self.decisions.tail.drain, self.decisions.on_more
         self.acks = AckGate(self.context, self.sync)
 
     def connections(self, link_name: str) -> list[Any]:

@@ -229,7 +229,7 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     elif not after.cuts or after.records:
         return state, tuple(changes)  # it was cancelled, and not because nothing had to be cut
     elif after.source is None:
-        return _settled(state, after, changes, at_ms)
+        return _resolved(state, after, changes, at_ms)
     record, history = state.follower_topics.get(after.topic), state.histories.get(after.topic)
     topic_id = after.topic_id if made is None else made.successor
     source = after.source
@@ -253,7 +253,7 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     return state, tuple(changes)
 
 
-def _settled(state: ControlState, after: Truncation, changes: list[Change], at_ms: int) -> Result:
+def _resolved(state: ControlState, after: Truncation, changes: list[Change], at_ms: int) -> Result:
     """Nothing differed: no deletion was missed before the ends of the logs that were compared."""
     record = state.follower_topics.get(after.topic)
     if record is None or record.topic_id != after.topic_id or (doubted := _doubted(record, after)) == record.doubted:

@@ -103,7 +103,7 @@ class AclEnds(Part):
 def _told(role: Role, status: AclStatus, connected: bool) -> links.AclStatus:
     if not connected:
         state = PartitionState.DISCONNECTED
-    elif status.settled:
+    elif status.complete:
         state = PartitionState.FOLLOWING
     else:
         waits = status.reason is not None and status.reason.code in (ReasonCode.NO_AUTHORIZER, ReasonCode.ACLS_REFUSED)
@@ -148,10 +148,10 @@ def _refused(context: PluginContext, error: KafkaRefused) -> Reason:
 class AclStatus:
     """What a proxy knows of the bindings of a link's principal namespaces.
 
-    ``settled``: the target had all of them when it was last told. ``bindings``: how many it should have.
+    ``complete``: the target had all of them when it was last told. ``bindings``: how many it should have.
     """
 
-    settled: bool = False
+    complete: bool = False
     reason: Reason | None = None
     bindings: int = 0
     not_mapped: tuple[NotMapped, ...] = ()

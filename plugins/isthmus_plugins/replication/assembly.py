@@ -149,7 +149,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     parts = Parts(
         context=context,
         store=store,
-        sweep=TransactionSweep(context, store, group_follower.confirmations.settled),
+        sweep=TransactionSweep(context, store, group_follower.confirmations.stable_offset),
         follower_end=follower_end,
         group_follower=group_follower,
         peers=peers,
@@ -182,7 +182,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     leader_end.may_pass = decisions.markers.may_pass
     group_leader.on_confirmed = sync.on_confirmed
     group_leader.may_pass = decisions.markers.may_pass_of_groups
-    sync.settled = decisions.tail.settled
+    sync.drain = decisions.tail.drain
     sync.on_more = decisions.on_more
     answers = by_methods(each for part in parts.all for each in part.answers())
     peers.serve(answers, by_methods(service.create_answers()), _Receiver(parts), parts.wake)

@@ -213,7 +213,7 @@ class Writer:
                     log.exception("write failed", extra={"broker": self._broker_id})
                     for stream in self._under_way:
                         stream.follower_log.unknown()
-                    self._settled()
+                    self._drained()
                 if self._writers.busy:  # another one went past, and may take what is left together with its own
                     break
 
@@ -259,7 +259,7 @@ class Writer:
                 stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                 stream.follower_log.not_written()
                 stream.follower_log.unknown()
-            self._settled()
+            self._drained()
             return
         try:
             results = await self._request(self._connection, writes)
@@ -273,7 +273,7 @@ class Writer:
             with written_together({stream.connection for stream, _ in writes.values()}):
                 for place, (stream, written) in writes.items():
                     self._result(stream, written, results.get(place, []))
-        self._settled()
+        self._drained()
 
     async def _request(
         self, connection: ProduceConnection, writes: Writes
@@ -313,7 +313,7 @@ class Writer:
             results |= {place: [result] for place, result in answer.items()}
         return results
 
-    def _settled(self) -> None:
+    def _drained(self) -> None:
         streams, self._under_way = self._under_way, []
         self._idle.set()
         for stream in streams:

@@ -93,11 +93,11 @@ class Confirmations:
         confirmed = self._confirmed.get(key)
         return None if confirmed is None else ToldSoFar(key, confirmed.applied, confirmed.applied.number)
 
-    def settle(self, group: FollowedGroup) -> None:
+    def resolve(self, group: FollowedGroup) -> None:
         """Note what the coordinator has of a group as it is wanted."""
         confirmed = self._confirmed.get(group.source)
         if confirmed is not None:
-            confirmed.applied.settle(
+            confirmed.applied.resolve(
                 group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what)
             )
 
@@ -120,9 +120,9 @@ class Confirmations:
                 self._tasks.start("still-open", self._store_open(key, confirmed, *known))
             if moved:
                 parts.setdefault(connection, []).append(calls.Applied(key[1], epoch, applied.upto))
-                entries = self._pending_offsets.settled(connection, key[1], applied.settled)
+                entries = self._pending_offsets.void_before(connection, key[1], applied.stable_offset)
                 if entries:
-                    self._tasks.start("settled", self._pending_offsets.forget(entries))
+                    self._tasks.start("void", self._pending_offsets.forget(entries))
         for connection, told in parts.items():
             if not connection.lost:  # or whoever tells next tells all
                 answer = connection.begin_call(calls.GroupApplied(tuple(told)))
@@ -141,11 +141,11 @@ class Confirmations:
         confirmed.applied.stored()
         self.tell([key])
 
-    def settled(self, link_name: str, partition: int) -> int:
+    def stable_offset(self, link_name: str, partition: int) -> int:
         """Before which offset of a source's offsets topic all transactions have ended, and what they committed is here;
         -1: not known."""
         confirmed = self._confirmed.get((link_name, partition))
-        return -1 if confirmed is None else confirmed.applied.settled
+        return -1 if confirmed is None else confirmed.applied.stable_offset
 
     def confirmed_over(self) -> Iterator[tuple[LinkConnection, int, int]]:
         """The partitions that are confirmed: to whom, which, and how many the source's offsets topic has."""

@@ -126,27 +126,27 @@ class FollowedGroup:
             self.deleting = False
         self.since.setdefault(place, since)
         self.retry_at = 0.0
-        self._settle(place)
+        self._compare(place)
 
     def not_known(self, place: TopicPartition) -> None:
         """The source's newest commit there cannot be read."""
         self.unknown.add(place)
         self.silent_by = None
-        self._settle(place)
+        self._compare(place)
 
     def forget(self, place: TopicPartition) -> None:
         """It is not known any more what the source has there."""
         self.wanted.pop(place, None)
         self.unknown.discard(place)
         self.silent_by = None
-        self._settle(place)
+        self._compare(place)
 
     def silence(self, places: Mapping[TopicPartition, Pending], by: object) -> None:
         """Leave these committed offsets as they are, and no others; ``by``: see :attr:`silent_by`."""
         self.silent_by = by
         if places != self.silent:
             self.silent = dict(places)
-            self._settle_all()
+            self._compare_all()
 
     def found(
         self,
@@ -166,7 +166,7 @@ class FollowedGroup:
         }
         self._first_renewal = min(self.renew_at.values(), default=NEVER)
         self.silent_by = None
-        self._settle_all()
+        self._compare_all()
         for place in self.differences:
             self.since.setdefault(place, now)
 
@@ -179,7 +179,7 @@ class FollowedGroup:
                     self.silent_by = None
                 self.has[place] = committed
             self.renew_at[place] = now + renewal_s
-            self._settle(place)
+            self._compare(place)
 
     def deleted(self, places: Iterable[TopicPartition]) -> None:
         """The coordinator has none of these any more."""
@@ -188,7 +188,7 @@ class FollowedGroup:
             if self.has is not None:
                 self.has.pop(place, None)
             self.renew_at.pop(place, None)
-            self._settle(place)
+            self._compare(place)
 
     def in_doubt(self, read_at: float) -> None:
         """A request may or may not have been carried out, or the log that it was made for is another one by now."""
@@ -201,14 +201,14 @@ class FollowedGroup:
         """The coordinator does not say what it has."""
         self.has = None
         self.silent_by = None
-        self._settle_all()
+        self._compare_all()
 
     def doubt(self, until: float) -> None:
         """A request of before may be carried out until then."""
         self.certain_from = max(self.certain_from, until)
         self.certain = False
 
-    def _settle(self, place: TopicPartition) -> None:
+    def _compare(self, place: TopicPartition) -> None:
         """See what there is to do for a committed offset that has changed. One that is as it should be waits for
         nothing."""
         left = place in self.unknown or place in self.silent
@@ -221,11 +221,11 @@ class FollowedGroup:
             if not left:
                 self.pending.pop(place, None)
 
-    def _settle_all(self) -> None:
+    def _compare_all(self) -> None:
         """The same of all of them."""
         waiting = {place for place in self.pending if place is not None}
         for place in {*self.wanted, *(self.has or ()), *self.differences, *self.since, *waiting}:
-            self._settle(place)
+            self._compare(place)
 
     def has_as_wanted(self, place: TopicPartition) -> bool:
         """Whether the coordinator has, for good, a committed offset as the source's newest commit is, or there is
@@ -240,7 +240,7 @@ class FollowedGroup:
         return [place for place in self.differences if place in self.wanted]
 
     @property
-    def settled(self) -> bool:
+    def idle(self) -> bool:
         """Whether the coordinator has what is wanted, and nothing that is not."""
         open_places = self.differences or self.unknown or self.silent
         return self.has is not None and not open_places and not self.pending

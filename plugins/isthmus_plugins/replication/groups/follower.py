@@ -145,7 +145,7 @@ class GroupFollower(Part):
     async def group_pending(self, connection: LinkConnection, question: calls.GroupPending) -> calls.GroupPendingAnswer:
         """What of what this leader end told is not there yet, by group."""
         now = self._clock.monotonic()
-        open_groups = (group for group in self._intake.told_by(connection) if not group.settled)
+        open_groups = (group for group in self._intake.told_by(connection) if not group.idle)
         told = islice(open_groups, PENDING_TOLD_MAX)
         return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in told})
 
@@ -276,7 +276,7 @@ class GroupFollower(Part):
         now = self._clock.monotonic()
         for group in list(self._active):
             gone = self._intake.group(group.link, group.group) is not group
-            if gone or (group.settled and not group.deleting and not group.busy and group.due_at > now):
+            if gone or (group.idle and not group.deleting and not group.busy and group.due_at > now):
                 del self._active[group]
         if now >= self._scan_at:
             self._scan_at = now + SCAN_INTERVAL_S
@@ -331,7 +331,7 @@ class GroupFollower(Part):
             if known is not None and known.code == COORDINATOR_NOT_AVAILABLE:
                 del group.pending[None]
             group.found(mapped, len(mapped) < len(offsets), now, self._renewal_s or 0.0, asked_at)
-            self.confirmations.settle(group)
+            self.confirmations.resolve(group)
             if not group.wanted and not group.unknown:
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
                 if not group.deleting:  # nothing of it is the link's

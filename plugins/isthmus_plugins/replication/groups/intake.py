@@ -160,7 +160,7 @@ class Intake:
                 self._check(link_name, each.group)
             self._confirmations.told(key, upto, pending, waited)
             for name in {name for name, _ in told}:
-                self._confirmations.settle(self._groups[link_name, name])
+                self._confirmations.resolve(self._groups[link_name, name])
         if key in self._telling:
             self._told_whole(key, told, whole is not None and whole.end, now)
             self._wake()

@@ -624,12 +624,12 @@ class GroupLeader(Part):
                 told.append(calls.Pending(*where, None, "", source.next_offset - 1))
             elif not isinstance(committed, str):
                 told.append(calls.Pending(*where, committed.offset, committed.metadata, committed.log_offset))
-        settled = source.offsets_log.first_open(source.next_offset)
+        stable_offset = source.offsets_log.first_open(source.next_offset)
         all_told = all_told and not source.offsets_log.has_unreadable_pending
         still_open = source.offsets_log.open_since().items() if all_told and undone else None
         return calls.Upto(
             source.next_offset if all_told else None,
-            settled,
+            stable_offset,
             tuple(told),
             None if still_open is None else tuple(calls.OpenSince(*each) for each in still_open),
         )

@@ -30,7 +30,7 @@ from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 OFFSETS: Final = "o"
-SETTLED: Final = "f"
+STABLE: Final = "f"
 STILL_OPEN: Final = "v"
 
 
@@ -94,8 +94,8 @@ class PendingOffsets:
             entries.append(Entry(key, {"epoch": epoch, "positions": offsets}))
         await self._store.put(entries)
 
-    def settled(self, connection: LinkConnection, partition: int, offset: int) -> list[Entry]:
-        """What is to be put, now that all before ``offset`` of the source's offsets log is settled."""
+    def void_before(self, connection: LinkConnection, partition: int, offset: int) -> list[Entry]:
+        """What is to be put, now that all before ``offset`` of the source's offsets log has ended and is here."""
         link = self._context.control.state.links.get(connection.link_name)
         stored = None if link is None else self._stored.get((link.link_id, partition))
         over = [key for key, at in stored.items() if at < offset] if stored else []
@@ -104,8 +104,8 @@ class PendingOffsets:
         for key in over:
             del stored[key]
         sender = str(connection.peer.get("proxy"))
-        settled = (SETTLED, link.link_id, -1, partition, sender, self._context.proxy_name)
-        return [Entry(settled, {"settled": offset}), *(Entry(key, None) for key in over)]
+        stable = (STABLE, link.link_id, -1, partition, sender, self._context.proxy_name)
+        return [Entry(stable, {"settled": offset}), *(Entry(key, None) for key in over)]
 
     async def still_open(self, connection: LinkConnection, partition: int, upto: int, open_since: StillOpen) -> None:
         """Store which transactions were open when the source's offsets log was applied up to an offset."""
@@ -133,13 +133,13 @@ def _is_void(value: Mapping[str, Any], producer_id: int, at: int) -> bool:
 
 def committed_offsets(stored: Stored) -> dict[str, dict[TopicPartition, CommittedOffset]]:
     """What transactions have committed that were decided and not carried out, by group as it is called here."""
-    settled: dict[int, int] = {}
+    stable: dict[int, int] = {}
     still_open: dict[int, list[Mapping[str, Any]]] = {}
     deleted: dict[tuple[int, str, PendingName], int] = {}
     pending: list[tuple[int, PendingOffset]] = []
     for key, value in stored.others.items():
-        if key[0] == SETTLED:
-            settled[int(key[3])] = max(int(value["settled"]), settled.get(int(key[3]), 0))
+        if key[0] == STABLE:
+            stable[int(key[3])] = max(int(value["settled"]), stable.get(int(key[3]), 0))
         elif key[0] == STILL_OPEN:
             still_open.setdefault(int(key[3]), []).append(value)
         elif key[0] == OFFSETS:
@@ -152,7 +152,7 @@ def committed_offsets(stored: Stored) -> dict[str, dict[TopicPartition, Committe
             deleted[where] = max(each.at, deleted.get(where, 0))
     found: dict[str, dict[TopicPartition, PendingOffset]] = {}
     for partition, each in pending:
-        over = max(settled.get(partition, 0), deleted.get((partition, each.group, each.name), 0))
+        over = max(stable.get(partition, 0), deleted.get((partition, each.group, each.name), 0))
         if any(_is_void(value, each.producer_id, each.at) for value in still_open.get(partition, ())):
             continue
         decided = stored.commits(each.producer_id, each.producer_epoch, (OFFSETS_TOPIC, partition), each.at)

@@ -1,7 +1,7 @@
 """What the source's transactions have come to, kept in the target cluster for a failover: ``__isthmus_transactions``.
 
 Of each decision to commit there is a record for each partition that it touches, all in one batch: what of that producer
-is open there below ``end`` is committed. So a later decision replaces no more of an earlier one than it settles itself.
+is open there below ``end`` is committed. So a later decision replaces no more of an earlier one than it resolves.
 Nobody reads them until a failover; the topic is compacted by key.
 
     key     [kind, link id, the source's producer id, ..., sending proxy, storing proxy]

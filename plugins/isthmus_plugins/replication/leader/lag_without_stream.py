@@ -54,13 +54,13 @@ class PartitionLag:
             self.source_end = stream.source_end
             age_ms = stream.age_ms(now)
             self.since = now - age_ms / 1000 if age_ms else None
-        self._settle(now)
+        self._note_since(now)
 
     def saw_end(self, high_watermark: int, now: float) -> None:
         self.source_end = high_watermark
-        self._settle(now)
+        self._note_since(now)
 
-    def _settle(self, now: float) -> None:
+    def _note_since(self, now: float) -> None:
         if not self.lag:
             self.since = None
         elif self.since is None:

@@ -174,7 +174,7 @@ class LeaderEnd(Part):
         for key, stream in list(self._streams.items()):
             topic = topics.get(key.topic)
             if key in self.discovery.led and topic is not None and self._still_right(key, topic):
-                self._settle(stream, topic)
+                self._read_committed(stream, topic)
                 continue
             why: tuple[str, str]
             if key.topic in self._context.control.state.truncations:
@@ -188,11 +188,11 @@ class LeaderEnd(Part):
                 why = (reasons.CLOSED, "the leader end does not push it any more, or over another stream")
             self._close(stream, why)
 
-    def _settle(self, stream: LeaderStream, topic: TopicInfo) -> None:
+    def _read_committed(self, stream: LeaderStream, topic: TopicInfo) -> None:
         """Read a topic as a compacted one from when it has become that. What was one once may lack markers for ever."""
         configs = self.discovery.configs_of(topic)
         if not stream.compacted and configs is not None and is_compacted(configs):
-            stream.compacted = stream.settling = True
+            stream.compacted = stream.read_committed = True
             self.resume_tails(stream.key.link)
 
     def _close(self, stream: LeaderStream, why: tuple[str, str] | None = None) -> None:
@@ -278,7 +278,7 @@ class LeaderEnd(Part):
                 self.lag_without_stream.heard(stream)
                 empty = answer.start_offset == stream.acked
                 stream.tombstone_window.opened(stream.acked, empty, stream.leader_epoch, self._clock.monotonic())
-                stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
+                stream.compacted = stream.read_committed = await self._compacts(key.topic, stream.topic_id)
                 objection = await objection_to(self._context, self._verification, stream, answer)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             if isinstance(error, LinkRejected):

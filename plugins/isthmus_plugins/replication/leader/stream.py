@@ -38,7 +38,7 @@ class Lane(enum.Enum):
 
     IDLE = "idle"
     BUSY = "busy"
-    SETTLING = "settling"
+    READ_COMMITTED = "read-committed"
     OFFSETS = "offsets"
 
 
@@ -96,10 +96,10 @@ class LeaderStream:
         "last_read",
         "leader_epoch",
         "next_offset",
+        "read_committed",
         "read_from",
         "remote_topic",
         "seeking",
-        "settling",
         "source_end",
         "stable",
         "stirred",
@@ -153,7 +153,7 @@ class LeaderStream:
         """The log's start and end, as the follower was told them."""
         self.compacted = False
         """Whether the cleaner may take records and markers out of the log."""
-        self.settling = False
+        self.read_committed = False
         """Whether records of transactions that have ended are to be read next, of a compacted log."""
         self.seeking = False
         """The log's start is being read: it has passed the next offset."""
@@ -203,8 +203,8 @@ class LeaderStream:
         """The read that has the stream."""
         if self.copy is not None:
             return Lane.OFFSETS
-        if self.settling:
-            return Lane.SETTLING
+        if self.read_committed:
+            return Lane.READ_COMMITTED
         return Lane.BUSY if self.busy else Lane.IDLE
 
     def saw_end(self, high_watermark: int, now: float) -> None:
@@ -232,10 +232,10 @@ class LeaderStream:
         if len(self._stables) > STABLES_MAX:
             self._stables.pop()
         self._stables.append((high_watermark, last_stable_offset))
-        self._settle()
+        self._reach_stable()
         return self.stable != before
 
-    def _settle(self) -> None:
+    def _reach_stable(self) -> None:
         while self._stables and self._stables[0][0] <= self.acked:
             self.stable = max(self.stable, self._stables.pop(0)[1])
 
@@ -263,7 +263,7 @@ class LeaderStream:
 
     def confirmed(self, end_offset: int) -> None:
         self.acked = max(self.acked, end_offset)
-        self._settle()
+        self._reach_stable()
         while self._in_flight and self._in_flight[0][0] <= end_offset:
             size = self._in_flight.popleft()[1]
             self.in_flight_bytes -= size

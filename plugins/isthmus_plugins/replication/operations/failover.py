@@ -23,7 +23,7 @@ from isthmus_plugins.replication.sync.status import claimed, claimed_of_group, s
 from isthmus_protocol.offsets_log import partition_of
 
 SOURCE_REACHABLE: Final = "SOURCE_REACHABLE"
-CLAIMS_SETTLE_S: Final = 4.0
+CLAIMS_RECORDED_S: Final = 4.0
 """So long after the source was heard last its leases have run out, and every proxy here has recorded them."""
 POLL_S: Final = 0.1
 
@@ -111,7 +111,7 @@ class Failovers:
     async def _leases_over(self, link_name: str) -> None:
         """Wait until no proxy here may hold that something is In-Sync."""
         while not (peer := self._peer(link_name)).connections and peer.last_heard is not None:
-            if self._clock.monotonic() - peer.last_heard > CLAIMS_SETTLE_S:
+            if self._clock.monotonic() - peer.last_heard > CLAIMS_RECORDED_S:
                 return
             await asyncio.sleep(POLL_S)
 

@@ -84,7 +84,7 @@ class GroupStatuses(Part):
             state=PartitionState.FOLLOWING,
             positions=len(group.wanted),
         )
-        if not group.settled:
+        if not group.idle:
             _wait(status, group.waiting(self._clock.monotonic()))
         return status
 

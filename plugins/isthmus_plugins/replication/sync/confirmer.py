@@ -65,7 +65,7 @@ class SyncConfirmer(Confirmer, Part):
         """The same of transactions that have ended there."""
         self._known_ids: dict[str, bytes] = {}
         """By topic: the id of the one that this was confirmed of."""
-        self.settled: Callable[[Sequence[TopicPartition]], Awaitable[None]] = not_joined
+        self.drain: Callable[[Sequence[TopicPartition]], Awaitable[None]] = not_joined
         """Returns when transactions in these that were decided before the call are carried out."""
         self.on_more: Callable[[], None] = not_joined
         """Called when more of a partition is confirmed."""
@@ -82,7 +82,7 @@ class SyncConfirmer(Confirmer, Part):
             self.known,
             self._waits_since,
             agreed,
-            lambda places: self.settled(places),
+            lambda places: self.drain(places),
             self._work.set,
         )
         self.requirements = Requirements(

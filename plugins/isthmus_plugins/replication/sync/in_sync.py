@@ -56,12 +56,12 @@ class SyncPartitions:
         known: Known,
         waits_since: Callable[[LinkPartition, int], float | None],
         agreed: Callable[[str], bool],
-        settled: Callable[[Sequence[TopicPartition]], Awaitable[None]],
+        drain: Callable[[Sequence[TopicPartition]], Awaitable[None]],
         wake: Callable[[], None],
     ) -> None:
         """``known``: what followers have confirmed. ``waits_since(partition, beyond)``: since when (monotonic seconds)
         the first answer waits for its link to confirm what stands at an offset or later. ``agreed``: whether the other
-        cluster of a link knows of its mode, and so asks for leases. ``settled``: returns when transactions in these
+        cluster of a link knows of its mode, and so asks for leases. ``drain``: returns when transactions in these
         partitions that were decided before the call are carried out. ``wake``: called when there is something to
         decide."""
         self._context = context
@@ -72,7 +72,7 @@ class SyncPartitions:
         self._known = known
         self._waits_since = waits_since
         self._agreed = agreed
-        self._settled = settled
+        self._drain = drain
         self._wake = wake
         self._tasks = Tasks("sync-partitions")
         self.progress: dict[LinkPartition, Progress] = {}
@@ -352,7 +352,7 @@ class SyncPartitions:
         try:
             await self._context.control.enforced(self._context.control.state.applied_offset)
             await self._context.fence()
-            await self._settled([each.key.place for each in streams])
+            await self._drain([each.key.place for each in streams])
             ends = await self._context.cluster.log_ends([each.key.place for each in streams])
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})

@@ -110,16 +110,16 @@ class GroupsOfDecisions:
         if any(self._seen.may_have_missed(place[1], decision.seen_at) for place in unseen):
             self._look_back_for(decision)
             return False
-        self._settle(decision, found, unknown=False)  # what was not seen has committed nothing there
+        self._resolve(decision, found, unknown=False)  # what was not seen has committed nothing there
         return True
 
     def let_go(self, decision: Decision) -> None:
         """Nobody waits for an ack of it any more."""
         if decision.looks_for_groups:
-            self._settle(decision, {}, unknown=False)
+            self._resolve(decision, {}, unknown=False)
         decision.groups_unknown = False
 
-    def _settle(
+    def _resolve(
         self, decision: Decision, found: Mapping[TopicPartition, AbstractSet[str | None]], unknown: bool
     ) -> None:
         """No more will be known of which groups a decision is about. ``unknown``: it would have to be."""
@@ -152,10 +152,10 @@ class GroupsOfDecisions:
         try:
             while self._past:
                 asked = list(self._past)
-                settled = await self._read(asked)
+                resolved = await self._read(asked)
                 self._past.difference_update([decision for decision in asked if not decision.looks_for_groups])
-                if settled:
-                    self._on_found(settled)
+                if resolved:
+                    self._on_found(resolved)
                 if not self._past.isdisjoint(asked):
                     await asyncio.sleep(RETRY_S)
         finally:
@@ -179,7 +179,7 @@ class GroupsOfDecisions:
             except (BrokerUnavailable, KafkaRefused, OperationError) as error:
                 log.warning("offsets topic not read", extra={"partition": place[1], "detail": str(error)})
                 unread.update(those)
-        settled = [decision for decision in decisions if decision.looks_for_groups and decision not in unread]
-        for decision in settled:
-            self._settle(decision, found[decision], unknown=not all(found[decision].values()))
-        return settled
+        resolved = [decision for decision in decisions if decision.looks_for_groups and decision not in unread]
+        for decision in resolved:
+            self._resolve(decision, found[decision], unknown=not all(found[decision].values()))
+        return resolved

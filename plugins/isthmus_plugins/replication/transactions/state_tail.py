@@ -25,7 +25,7 @@ from isthmus_protocol.transaction_log import (
 log = logging.getLogger("isthmus_plugins.replication")
 
 LANE: Final = "transaction-log"
-SETTLED_S: Final = 10.0
+DRAIN_S: Final = 10.0
 
 
 class _Part(TailPart):
@@ -126,13 +126,13 @@ class TransactionTail(TopicTail[_Part]):
             and not set(transaction.partitions).isdisjoint(places)
         }
 
-    async def settled(self, places: Collection[TopicPartition]) -> None:
+    async def drain(self, places: Collection[TopicPartition]) -> None:
         """Return when transactions in these that were decided before the call are carried out.
 
-        Raises BrokerUnavailable: not within :data:`SETTLED_S`, or the transaction log cannot be read.
+        Raises BrokerUnavailable: not within :data:`DRAIN_S`, or the transaction log cannot be read.
         """
         try:
-            async with asyncio.timeout(SETTLED_S):
+            async with asyncio.timeout(DRAIN_S):
                 await self.caught_up()
                 decided = self.completing(places).items()
                 while decided & self.completing(places).items():

@@ -25,7 +25,7 @@ from isthmus_protocol.error_codes import (
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-SETTLE_S: Final = 1.0
+DROP_S: Final = 1.0
 """A coordinator drops the offsets of a deleted topic when it hears of that, maybe after the new one is there."""
 NO_EXPIRY_OF_ITS_OWN: Final = -1
 NOT_A_MEMBER: Final = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID})
@@ -103,7 +103,7 @@ class GroupOffsets:
                     moved.append(MovedOffset(group, partition, offset, end))
         while missing := await self._missing(truncation, wanted):
             await self.commit(truncation, missing)
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(DROP_S)
         for each in moved:
             log.warning(
                 "group position moved to the cut",

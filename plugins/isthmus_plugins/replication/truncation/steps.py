@@ -46,7 +46,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 REFILLED_AT_ONCE: Final = 8
 """Partitions."""
-SETTLE_TRIES_MAX: Final = 30
+IDLE_TRIES_MAX: Final = 30
 ENFORCE_TIMEOUT_S: Final = 60.0
 """How long the other proxies may take to keep clients waiting, before the control log is told."""
 POLL_S: Final = 0.1
@@ -170,12 +170,12 @@ class TruncationSteps:
         await cluster.alter_topic_configs(truncation.topic, FREEZING)
         places = [(truncation.topic, partition) for partition in range(len(info.partitions))]
         before: Mapping[TopicPartition, int] = {}
-        settled_from = self._clock.monotonic()
-        for _ in range(SETTLE_TRIES_MAX):
+        idle_since = self._clock.monotonic()
+        for _ in range(IDLE_TRIES_MAX):
             ends = await cluster.log_ends(places)
             if ends != before or len(ends) < len(places):
-                settled_from, before = self._clock.monotonic(), ends
-            elif self._clock.monotonic() - settled_from >= LOST_REQUEST_MARGIN_S:
+                idle_since, before = self._clock.monotonic(), ends
+            elif self._clock.monotonic() - idle_since >= LOST_REQUEST_MARGIN_S:
                 behind = [place for place in places if await cluster.high_watermark(*place) < ends[place]]
                 if not behind:
                     return {place[1]: ends[place] for place in places}
@@ -389,14 +389,14 @@ class TruncationSteps:
             await self._ownership.advance(truncation, _P.REFILLING)
         elif truncation.phase is _P.REFILLING:
             log.error("spool lost, the source is followed from its start", extra=why)
-            await self._settled(truncation)
+            await self._drain(truncation)
             await self._ownership.advance(truncation, _P.CATCHING_UP)
         elif truncation.phase is _P.RESTORING:
             groups = "some" if truncation.layout is None else truncation.layout.groups
             log.error("group positions lost with the spool", extra={**why, "groups": groups})
             await self._ownership.advance(truncation, _P.CLEANING, positions_lost=True)
 
-    async def _settled(self, truncation: Truncation) -> None:
+    async def _drain(self, truncation: Truncation) -> None:
         """Return when no append of whoever refilled can land any more."""
         for partition in range(len(truncation.partitions)):
             await self._context.cluster.log_end(truncation.topic, partition)

@@ -44,7 +44,7 @@ def test_a_newer_committed_offset_stands_for_those_before_it() -> None:
     applied.has("g", P, 2)  # it was asked for when two parts had been told
     assert applied.advance()
     assert applied.upto == 11
-    applied.settle("g", lambda what: what == P)
+    applied.resolve("g", lambda what: what == P)
     assert applied.advance()
     assert applied.upto == 12
 
@@ -63,7 +63,7 @@ def test_what_was_still_open_is_stored_before_a_part_counts() -> None:
     assert applied.to_store() is None, "it is under way"
     assert not applied.advance()
     applied.stored()
-    assert (applied.advance(), applied.upto, applied.settled) == (True, 30, -1)
+    assert (applied.advance(), applied.upto, applied.stable_offset) == (True, 30, -1)
 
 
 def test_a_part_that_is_not_the_last_to_its_offset_confirms_nothing() -> None:
@@ -71,9 +71,9 @@ def test_a_part_that_is_not_the_last_to_its_offset_confirms_nothing() -> None:
     applied.told([], None)
     assert not applied.advance()
     applied.told([("g", P)], 10)
-    applied.settle("g", lambda what: False)
+    applied.resolve("g", lambda what: False)
     assert not applied.advance()
-    applied.settle("g", lambda what: True)
+    applied.resolve("g", lambda what: True)
     assert applied.advance()
     assert applied.upto == 10
 

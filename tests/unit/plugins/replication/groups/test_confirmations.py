@@ -97,9 +97,9 @@ def test_what_is_not_asked_for_is_not_confirmed() -> None:
     async def work(scene: Scene) -> None:
         assert KEY not in scene.confirmations
         assert scene.confirmations.told_so_far(KEY) is None
-        scene.confirmations.settle(group())
+        scene.confirmations.resolve(group())
         assert await scene.confirmed() == []
-        assert scene.confirmations.settled(*KEY) == -1
+        assert scene.confirmations.stable_offset(*KEY) == -1
         assert list(scene.confirmations.confirmed_over()) == []
 
     on_scene(work)
@@ -115,7 +115,7 @@ def test_a_commit_is_confirmed_when_the_coordinator_has_taken_it() -> None:
         assert await scene.confirmed() == []
         scene.confirmations.has(so_far, group(), [T])
         assert await scene.confirmed() == [10], "what was told after the request began is not there by it"
-        assert scene.confirmations.settled(*KEY) == 8
+        assert scene.confirmations.stable_offset(*KEY) == 8
         assert await scene.confirmed() == []
         assert list(scene.confirmations.confirmed_over()) == [(scene.connection, PARTITION, PARTITIONS)]
 
@@ -130,10 +130,10 @@ def test_what_the_coordinator_was_found_to_have_is_confirmed() -> None:
         read.want(T, wanted, 0.0)
         read.want(U, wanted, 0.0)
         read.found({T: wanted}, False, 1.0, 100.0)
-        scene.confirmations.settle(read)
+        scene.confirmations.resolve(read)
         assert await scene.confirmed() == []
         read.found({T: wanted, U: wanted}, False, 2.0, 100.0)
-        scene.confirmations.settle(read)
+        scene.confirmations.resolve(read)
         assert await scene.confirmed() == [10]
 
     on_scene(work)
@@ -195,6 +195,6 @@ def test_nothing_is_said_over_a_connection_that_is_gone() -> None:
         scene.told(calls.Upto(10), waited=[])
         scene.connection.lost = True
         assert await scene.confirmed() == []
-        assert scene.confirmations.settled(*KEY) == -1
+        assert scene.confirmations.stable_offset(*KEY) == -1
 
     on_scene(work)

@@ -39,11 +39,11 @@ def a_group(has: dict[TopicPartition, CommittedOffset] | None = None, **wanted: 
 
 def test_what_differs_is_committed_and_what_nobody_wants_is_deleted() -> None:
     group = a_group({A: at(3), B: at(4)}, a=at(5))
-    assert not group.settled
+    assert not group.idle
     assert group.plan({A: 10, B: 10}, {}, 1.0, {A: 10, B: 10}) == Plan({A: at(5)}, {}, {B}, False)
     group.committed({A: at(5)}, 2.0, RENEWAL_S)
     group.deleted([B])
-    assert group.settled
+    assert group.idle
     assert not group.plan({}, {}, 3.0)
 
 

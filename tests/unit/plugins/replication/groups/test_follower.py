@@ -43,7 +43,7 @@ def test_what_differs_is_committed_and_what_is_equal_is_not() -> None:
     assert plan(group).commit == {PLACE: committed_at(5)}
     assert group.since == {PLACE: 90.0}
     group.committed({PLACE: committed_at(5)}, 101.0, 1000.0)
-    assert group.settled
+    assert group.idle
     assert not plan(group)
 
 
@@ -59,10 +59,10 @@ def test_a_commit_ahead_of_the_data_waits() -> None:
     assert not plan(group)
     assert group.pending[PLACE].code == "BEYOND_FOLLOWER_END"
     assert "ends at 10, the group's committed offset is 11" in group.pending[PLACE].message
-    assert not group.settled
+    assert not group.idle
     assert plan(group, {PLACE: 11}).commit == {PLACE: committed_at(11)}
     group.committed({PLACE: committed_at(11)}, 101.0, 1000.0)
-    assert group.settled
+    assert group.idle
 
 
 def test_a_committed_offset_that_was_left_ahead_of_the_data_is_moved_to_its_end() -> None:
@@ -76,7 +76,7 @@ def test_a_committed_offset_that_was_left_ahead_of_the_data_is_moved_to_its_end(
     assert not plan(group)  # until the data is there
     assert plan(group, {PLACE: 12}).commit == {PLACE: committed_at(12, "m")}
     group.committed({PLACE: committed_at(12, "m")}, 101.0, 1000.0)
-    assert group.settled
+    assert group.idle
     assert group.to_check == []
     group.in_doubt(102.0)
     group.found({PLACE: committed_at(12, "m"), OTHER: committed_at(4)}, False, 102.0, 1000.0)

@@ -78,7 +78,7 @@ class Scene:
     def told(self, key: Any, said: calls.Upto, pending: Any, waited: Any) -> None:
         self.confirmed[key].append((said.upto, [each.group for each in pending], list(waited)))
 
-    def settle(self, group: FollowedGroup) -> None:
+    def resolve(self, group: FollowedGroup) -> None:
         self.confirmed[group.source].append(group.group)
 
 

@@ -27,7 +27,7 @@ X = 7
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "CLAIMS_SETTLE_S", 0.3)
+    monkeypatch.setattr(failover, "CLAIMS_RECORDED_S", 0.3)
     monkeypatch.setattr(promotion, "RESUME_INTERVAL_S", 0.05)
 
 

@@ -239,13 +239,13 @@ def test_the_ends_of_many_topics_are_recorded_together(monkeypatch: pytest.Monke
             return {place: end for place, end in (await log_ends(places)).items() if place != ("r-7", 0)}
 
         monkeypatch.setattr(cluster, "log_ends", ends)
-        monkeypatch.setattr(follower_topics, "SETTLE_S", 0.01)
+        monkeypatch.setattr(follower_topics, "IDLE_S", 0.01)
         with pytest.raises(OperationError, match="r-7-0 cannot be read"):
             await two.b.links.detach("a-to-b", "r-")
         histories = two.controls["B"].state.histories
         recorded = {topic: history.partitions[0][-1].end_offset for topic, history in histories.items()}
         assert recorded == {f"r-{number}": None if number == 7 else 1 for number in range(40)}
-        assert read <= follower_topics.SETTLE_TRIES
+        assert read <= follower_topics.IDLE_TRIES
 
     on_two(work)
 

@@ -77,12 +77,12 @@ def test_it_joins_when_all_acks_are_held_and_is_in_sync_when_the_other_side_has_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def work(source: Source) -> None:
-        settled = asyncio.Event()
+        drained = asyncio.Event()
 
-        async def transactions_settled(places: object) -> None:
-            await settled.wait()
+        async def transactions_drained(places: object) -> None:
+            await drained.wait()
 
-        source.sync.settled = transactions_settled
+        source.sync.drain = transactions_drained
         source.mode(LinkMode.SYNCHRONOUS)
         source.stream.close = False
         source.confirm()
@@ -98,7 +98,7 @@ def test_it_joins_when_all_acks_are_held_and_is_in_sync_when_the_other_side_has_
         await asyncio.sleep(1.0)
         assert not source.in_sync(), "some write may be acked that began before all proxies held acks"
         source.log.write_values(b"by another proxy")
-        settled.set()
+        drained.set()
         await asyncio.sleep(1.0)
         assert not source.in_sync()
         source.confirm()
