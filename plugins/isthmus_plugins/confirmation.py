@@ -267,16 +267,16 @@ class AckGate:
         """Answer what has waited for too long; let go what needs to wait no longer."""
         self.held.expire(self._clock.monotonic())
         self.held.confirmed_all()  # leaders may have moved
-        if self.held.has_untold:
-            self._tasks.start("untold", self._look_at_untold())
+        if self.held.has_unknown_ends:
+            self._tasks.start("untold", self._look_at_unknown_ends())
 
-    async def _look_at_untold(self) -> None:
+    async def _look_at_unknown_ends(self) -> None:
         """Where logs end that have batches of which the broker did not say where they are."""
-        taken = self.held.take_untold()
+        taken = self.held.take_unknown_ends()
         ends: Mapping[TopicPartition, int] = {}
         try:
             ends = await self._context.cluster.log_ends(list(taken))
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})
         for place, waits in taken.items():
-            self.held.told(place, waits, ends.get(place))
+            self.held.ends_read(place, waits, ends.get(place))

@@ -22,7 +22,7 @@ from isthmus_protocol.produce_answers import Place, Writes, refused_in
 from isthmus_protocol.refusals import Refusal
 from isthmus_protocol.schema import ApiKey
 
-NOT_TOLD: Final = 2**63 - 1
+END_NOT_KNOWN: Final = 2**63 - 1
 """Where a batch ends that the broker has, without saying where."""
 
 
@@ -106,7 +106,7 @@ class HeldAnswers:
         self._waiting: dict[TopicPartition, tuple[list[Wait], list[Wait]]] = {}
         """By partition: heaps of what plain and what transactional producers wait for."""
         self._deadlines: list[tuple[float, int, _Answer]] = []
-        self._untold: dict[TopicPartition, list[Wait]] = {}
+        self._unknown_ends: dict[TopicPartition, list[Wait]] = {}
         self._late: dict[TopicPartition, Wait] = {}
         """What was waited for in vain, the first of it, until it is confirmed or need not be."""
 
@@ -127,7 +127,7 @@ class HeldAnswers:
             for partition, code, base_offset in results:
                 if code in (0, DUPLICATE_SEQUENCE_NUMBER):
                     told = code == 0 and base_offset >= 0
-                    end = base_offset + written.records.get((topic, partition), 1) if told else NOT_TOLD
+                    end = base_offset + written.records.get((topic, partition), 1) if told else END_NOT_KNOWN
                     self._wait(answer, (name, partition), (topic, partition), end)
         return self._held(answer, frame)
 
@@ -140,7 +140,7 @@ class HeldAnswers:
         """
         now = self._clock()
         answer = _Answer(frame, lambda frame, refusals: refused(), transactional, now, now + wait_s)
-        self._wait(answer, place, (b"", place[1]), NOT_TOLD)
+        self._wait(answer, place, (b"", place[1]), END_NOT_KNOWN)
         return self._held(answer, frame)
 
     def _held(self, answer: _Answer, frame: bytes) -> bytes | Gate:
@@ -162,8 +162,8 @@ class HeldAnswers:
                 return
         answer.places[place] = named
         wait = Wait(end, next(self._numbers), epoch, answer)
-        if end == NOT_TOLD:
-            self._untold.setdefault(place, []).append(wait)
+        if end == END_NOT_KNOWN:
+            self._unknown_ends.setdefault(place, []).append(wait)
         else:
             heapq.heappush(waiting, wait)
 
@@ -197,16 +197,16 @@ class HeldAnswers:
         for place in list(self._waiting):
             self.confirmed(place)
 
-    def take_untold(self) -> dict[TopicPartition, list[Wait]]:
+    def take_unknown_ends(self) -> dict[TopicPartition, list[Wait]]:
         """What waits for the end of a batch that the broker has and did not tell: by then, the log's end is enough."""
-        taken, self._untold = self._untold, {}
+        taken, self._unknown_ends = self._unknown_ends, {}
         return taken
 
-    def told(self, place: TopicPartition, waits: Iterable[Wait], log_end: int | None) -> None:
+    def ends_read(self, place: TopicPartition, waits: Iterable[Wait], log_end: int | None) -> None:
         """A look at the log that began after ``waits`` were taken found its end there; None: it failed."""
         for wait in waits:
             if log_end is None:
-                self._untold.setdefault(place, []).append(wait)
+                self._unknown_ends.setdefault(place, []).append(wait)
             else:
                 told = wait._replace(end=log_end)
                 heapq.heappush(self._waiting[place][wait.answer.transactional], told)
@@ -229,7 +229,7 @@ class HeldAnswers:
         return error_answer(Cause.NOT_CONFIRMED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", reason)
 
     def _note_late(self, place: TopicPartition, answer: _Answer) -> None:
-        waits = (*self._waiting[place][answer.transactional], *self._untold.get(place, ()))
+        waits = (*self._waiting[place][answer.transactional], *self._unknown_ends.get(place, ()))
         for wait in waits:
             if wait.answer is answer:
                 self._late.setdefault(place, wait)
@@ -242,8 +242,8 @@ class HeldAnswers:
         return bool(self._deadlines)
 
     @property
-    def has_untold(self) -> bool:
-        return bool(self._untold)
+    def has_unknown_ends(self) -> bool:
+        return bool(self._unknown_ends)
 
     def oldest(self, place: TopicPartition, beyond: int = -1) -> float | None:
         """Since when the first answer for a partition waits, or waited in vain, for what is at ``beyond`` or later.
@@ -259,7 +259,7 @@ class HeldAnswers:
                 firsts += [wait for wait in heap if wait.end > beyond]
             else:
                 firsts += heap[:1]
-        began = [wait.answer.began for wait in (*firsts, *self._untold.get(place, ())) if wait.answer.places]
+        began = [wait.answer.began for wait in (*firsts, *self._unknown_ends.get(place, ())) if wait.answer.places]
         if place in self._late and self._late[place].end > beyond:
             began.append(self._late[place].answer.began)
         return min(began, default=None)

@@ -410,7 +410,7 @@ def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
         for _ in range(2):  # as long as another proxy may not know
             assert other.links.expiring
             assert other.concerns(TOPIC)
-            assert other.requirements.told(key.place) == {key}
+            assert other.requirements.sent_to(key.place) == {key}
             assert [quorum.keys for quorum in other.requirements.commit_needed(key.place)] == [(key,)]
             await asyncio.sleep(LEASE_S * 2)
         enforced.set()

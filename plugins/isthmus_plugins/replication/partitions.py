@@ -46,7 +46,7 @@ class GroupPlaces(Protocol):
 
     on_confirmed: Callable[[SyncPlace], None]
     """Called when the other side has more."""
-    told: asyncio.Event
+    pushed: asyncio.Event
     """Set when the other side is told more."""
 
     @property
@@ -72,7 +72,7 @@ class GroupPlaces(Protocol):
     may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool]
     """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
 
-    def is_told(self, place: object) -> bool:
+    def is_pushed(self, place: object) -> bool:
         """Whether a place is told still."""
 
     def resume(self, partition: int) -> None:

@@ -175,16 +175,16 @@ def test_a_resend_whose_place_is_not_told_waits_for_all_that_is_there() -> None:
     proxy = Proxy()
     proxy.confirm(0, 11)
     sent = proxy.answered((0, DUPLICATE_SEQUENCE, -1))
-    assert proxy.held.has_untold
-    taken = proxy.held.take_untold()
+    assert proxy.held.has_unknown_ends
+    taken = proxy.held.take_unknown_ends()
     later = proxy.answered((0, DUPLICATE_SEQUENCE, -1))
-    proxy.held.told(("t", 0), taken["t", 0], 15)
+    proxy.held.ends_read(("t", 0), taken["t", 0], 15)
     proxy.confirm(0, 15)
     assert sent.results == {0: (DUPLICATE_SEQUENCE, -1)}
     assert later.results is None  # that look at the log began before it came
-    taken = proxy.held.take_untold()
-    proxy.held.told(("t", 0), taken["t", 0], None)
-    proxy.held.told(("t", 0), proxy.held.take_untold()["t", 0], 15)
+    taken = proxy.held.take_unknown_ends()
+    proxy.held.ends_read(("t", 0), taken["t", 0], None)
+    proxy.held.ends_read(("t", 0), proxy.held.take_unknown_ends()["t", 0], 15)
     assert later.results == {0: (DUPLICATE_SEQUENCE, -1)}
 
 

@@ -179,7 +179,7 @@ class ConfirmedReads:
         correlation_id, answered = decode_response(ApiKey.FETCH, version, frame)
         cut, hidden = self._cut(answered, committed, names)
         loop = asyncio.get_running_loop()
-        if not hidden or _tells(cut) or deadline <= loop.time():
+        if not hidden or _has_news(cut) or deadline <= loop.time():
             return encode_response(cut, correlation_id)
         read = _Read(version, committed, names, correlation_id, answered, Gate(), hidden)
         for place in hidden:
@@ -189,7 +189,7 @@ class ConfirmedReads:
 
     def _open(self, read: _Read, *, last: bool) -> None:
         cut, _ = self._cut(read.answered, read.committed, read.names)
-        if last or _tells(cut):
+        if last or _has_news(cut):
             self._forget(read)
             read.gate.open(encode_response(cut, read.correlation_id))
 
@@ -278,7 +278,7 @@ def _kept(request: Request) -> Request:
     return Request(request.frame, request.whole, *head, request.now, request.client)
 
 
-def _tells(answered: Any) -> bool:
+def _has_news(answered: Any) -> bool:
     """Whether an answer has something that its consumer did not know."""
     return bool(getattr(answered, "error_code", 0)) or any(
         part.records or int(part.error_code) not in (0, OFFSET_NOT_AVAILABLE)

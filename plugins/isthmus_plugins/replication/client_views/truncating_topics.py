@@ -161,7 +161,7 @@ class TruncatingTopics(Part):
         correlation_id, payload = decode_response(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, frame)
         answered: Any = payload
 
-        def told(topic: str, entry: Any) -> Any:
+        def of_old_epoch(topic: str, entry: Any) -> Any:
             epoch = epochs.get((topic, entry.partition), NO_EPOCH)
             withheld = self._withheld.get(topic)
             truncation = withheld or self._cut.get(topic)
@@ -176,7 +176,7 @@ class TruncatingTopics(Part):
             return replace(entry, **values)
 
         topics = tuple(
-            replace(topic, partitions=tuple(told(topic.topic, entry) for entry in topic.partitions))
+            replace(topic, partitions=tuple(of_old_epoch(topic.topic, entry) for entry in topic.partitions))
             for topic in answered.topics
         )
         return encode_response(replace(answered, topics=topics), correlation_id)
@@ -245,8 +245,8 @@ class TruncatingTopics(Part):
             if topic.name not in wanted
             and not ((topic_id := getattr(topic, "topic_id", None)) is not None and topic_id.bytes in self._ids)
         ]
-        told = [_described(self._withheld[name], brokers) for name in sorted(wanted) if name in self._withheld]
-        made: Any = build_response(api_key, version, {"topics": told})
+        described = [_described(self._withheld[name], brokers) for name in sorted(wanted) if name in self._withheld]
+        made: Any = build_response(api_key, version, {"topics": described})
         return encode_response(replace(answered, topics=(*others, *made.topics)), correlation_id)
 
 

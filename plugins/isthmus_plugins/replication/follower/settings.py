@@ -81,7 +81,7 @@ class FollowerSettings:
     ) -> Mapping[str, Mapping[str, str | None]]:
         """The settings of those local topics that exist and for which the source told its own."""
         lookup = self._context.control.state.lookup
-        told = [
+        answered = [
             counterpart.local_name
             for wanted in requests
             if wanted.configs is not None
@@ -89,8 +89,8 @@ class FollowerSettings:
             and counterpart.local_name in topics
         ]
         found: dict[str, Mapping[str, str | None]] = {}
-        for start in range(0, len(told), topic_settings.DESCRIBED_AT_ONCE):
-            some = told[start : start + topic_settings.DESCRIBED_AT_ONCE]
+        for start in range(0, len(answered), topic_settings.DESCRIBED_AT_ONCE):
+            some = answered[start : start + topic_settings.DESCRIBED_AT_ONCE]
             _, described = await self._context.cluster.effective_configs(some)
             found |= described or {}
         return found

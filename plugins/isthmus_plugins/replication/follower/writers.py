@@ -101,7 +101,7 @@ class WriterEnd(Protocol):
 
     def proceed(self, stream: FollowerStream) -> None: ...
 
-    def tell_appended(self, stream: FollowerStream) -> None: ...
+    def report_appended(self, stream: FollowerStream) -> None: ...
 
 
 class Writers:
@@ -335,7 +335,7 @@ class Writer:
                 stream.held = stream.trouble = None
                 stream.refusals = 0
                 self._end.batches_appended += len(operations)
-                self._end.tell_appended(stream)
+                self._end.report_appended(stream)
                 if self._context.link_observers:
                     self._observe(stream, operations)
         elif len(operations) == 1:

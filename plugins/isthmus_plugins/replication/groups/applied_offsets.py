@@ -41,7 +41,7 @@ class AppliedOffsets:
         self._open: dict[str, dict[Hashable, deque[_Part]]] = {}
         """By group, and committed offset (or whatever else is told of it): the parts that told it and wait for it."""
 
-    def told(
+    def received(
         self,
         keys: Iterable[tuple[str, Hashable]],
         upto: int | None,

@@ -39,7 +39,7 @@ class _Confirmed(NamedTuple):
     applied: AppliedOffsets
 
 
-class ToldSoFar(NamedTuple):
+class ReceivedSoFar(NamedTuple):
     """What had been told of a partition at some time."""
 
     key: SourcePartition
@@ -69,7 +69,7 @@ class Confirmations:
         """Confirm a partition no more."""
         self._confirmed.pop(key, None)
 
-    def told(
+    def received(
         self,
         key: SourcePartition,
         said: calls.Upto,
@@ -82,16 +82,16 @@ class Confirmations:
         """
         connection, _, _, applied = self._confirmed[key]
         names = [(each.group, each.name) for each in pending]
-        applied.told([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
+        applied.received([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
         if pending:
             self._tasks.start(
-                "prepare", self._store_pending(connection, ToldSoFar(key, applied, applied.number), pending)
+                "prepare", self._store_pending(connection, ReceivedSoFar(key, applied, applied.number), pending)
             )
 
-    def told_so_far(self, key: SourcePartition) -> ToldSoFar | None:
+    def received_so_far(self, key: SourcePartition) -> ReceivedSoFar | None:
         """What has been told of a partition by now; None: it is not confirmed."""
         confirmed = self._confirmed.get(key)
-        return None if confirmed is None else ToldSoFar(key, confirmed.applied, confirmed.applied.number)
+        return None if confirmed is None else ReceivedSoFar(key, confirmed.applied, confirmed.applied.number)
 
     def resolve(self, group: FollowedGroup) -> None:
         """Note what the coordinator has of a group as it is wanted."""
@@ -101,13 +101,13 @@ class Confirmations:
                 group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what)
             )
 
-    def has(self, told: ToldSoFar, group: FollowedGroup, places: Iterable[TopicPartition]) -> None:
+    def has(self, so_far: ReceivedSoFar, group: FollowedGroup, places: Iterable[TopicPartition]) -> None:
         """What had been told of a group in these places is there."""
         for place in places:
-            told.applied.has(group.group, place, told.number)
-        self.tell([told.key])
+            so_far.applied.has(group.group, place, so_far.number)
+        self.report([so_far.key])
 
-    def tell(self, keys: Iterable[SourcePartition]) -> None:
+    def report(self, keys: Iterable[SourcePartition]) -> None:
         """Tell leader ends how far their commits are here. ``keys``: partitions that may have moved."""
         parts: dict[LinkConnection, list[calls.Applied]] = {}
         for key in keys:
@@ -123,23 +123,23 @@ class Confirmations:
                 entries = self._pending_offsets.void_before(connection, key[1], applied.stable_offset)
                 if entries:
                     self._tasks.start("void", self._pending_offsets.forget(entries))
-        for connection, told in parts.items():
+        for connection, found in parts.items():
             if not connection.lost:  # or whoever tells next tells all
-                answer = connection.begin_call(calls.GroupApplied(tuple(told)))
+                answer = connection.begin_call(calls.GroupApplied(tuple(found)))
                 self._tasks.start("applied", _answered(connection, answer(CALL_TIMEOUT_S)))
 
     async def _store_pending(
-        self, connection: LinkConnection, told: ToldSoFar, pending: Sequence[PendingOffset]
+        self, connection: LinkConnection, so_far: ReceivedSoFar, pending: Sequence[PendingOffset]
     ) -> None:
-        await self._pending_offsets.store(connection, told.key[1], pending)
+        await self._pending_offsets.store(connection, so_far.key[1], pending)
         for each in pending:
-            told.applied.has(each.group, each.name, told.number)
-        self.tell([told.key])
+            so_far.applied.has(each.group, each.name, so_far.number)
+        self.report([so_far.key])
 
     async def _store_open(self, key: SourcePartition, confirmed: _Confirmed, upto: int, still_open: StillOpen) -> None:
         await self._pending_offsets.still_open(confirmed.connection, key[1], upto, still_open)
         confirmed.applied.stored()
-        self.tell([key])
+        self.report([key])
 
     def stable_offset(self, link_name: str, partition: int) -> int:
         """Before which offset of a source's offsets topic all transactions have ended, and what they committed is here;

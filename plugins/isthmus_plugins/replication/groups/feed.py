@@ -26,7 +26,7 @@ class LedGroup(NamedTuple):
     offsets: int
     unmapped_topics: tuple[str, ...]
     """Topics of its committed offsets that no namespace of the link holds: those committed offsets stay here."""
-    told: bool
+    pushed: bool
     """Whether the follower end has been told all of it."""
     waiting: calls.Waiting | None
     """What the follower's coordinator did not have yet when the follower end was last asked."""
@@ -50,7 +50,7 @@ class Feed:
         "link_name",
         "mappings",
         "pending",
-        "told",
+        "pushed",
         "topic_prefixes",
         "wake",
     )
@@ -69,7 +69,7 @@ class Feed:
         """Of a link that confirms."""
         self.calls: set[asyncio.Task[None]] = set()
         """That are not answered."""
-        self.told: dict[Source, dict[OffsetKey, float]] = {}
+        self.pushed: dict[Source, dict[OffsetKey, float]] = {}
         """Partitions that have been told whole; what of them changed since then, and when that was read."""
         self.held_back: dict[Source, frozenset[str]] = {}
         """Of partitions that have been told but for some topics: those topics. They are told whole again later."""

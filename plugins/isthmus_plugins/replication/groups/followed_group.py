@@ -192,12 +192,12 @@ class FollowedGroup:
 
     def in_doubt(self, read_at: float) -> None:
         """A request may or may not have been carried out, or the log that it was made for is another one by now."""
-        self.is_not_told()
+        self.is_not_answered()
         self.unsure = True
         self.read_at = read_at
         self.doubt(read_at)
 
-    def is_not_told(self) -> None:
+    def is_not_answered(self) -> None:
         """The coordinator does not say what it has."""
         self.has = None
         self.silent_by = None

@@ -54,7 +54,7 @@ ANSWERED_AFTER_S: Final = 0.002
 """A call's answer goes out so late: clients wait for the commits that it began, and those need the same core."""
 GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
-PENDING_TOLD_MAX: Final = 1000
+PENDING_REPORTED_MAX: Final = 1000
 """Groups that a leader end is told of, when it asks what is pending."""
 RETENTION: Final = "offsets.retention.minutes"
 DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
@@ -131,7 +131,7 @@ class GroupFollower(Part):
                 self._begin_if_known(group, now)
                 if not group.busy:  # else it is looked at when that is done
                     self._changed.set()
-        self.confirmations.tell((connection.link_name, part.partition) for part in question.parts)
+        self.confirmations.report((connection.link_name, part.partition) for part in question.parts)
         await asyncio.sleep(ANSWERED_AFTER_S)
         return calls.GroupOffsetsAnswer(holds_back=True)
 
@@ -145,9 +145,9 @@ class GroupFollower(Part):
     async def group_pending(self, connection: LinkConnection, question: calls.GroupPending) -> calls.GroupPendingAnswer:
         """What of what this leader end told is not there yet, by group."""
         now = self._clock.monotonic()
-        open_groups = (group for group in self._intake.told_by(connection) if not group.idle)
-        told = islice(open_groups, PENDING_TOLD_MAX)
-        return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in told})
+        open_groups = (group for group in self._intake.fed_over(connection) if not group.idle)
+        reported = islice(open_groups, PENDING_REPORTED_MAX)
+        return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in reported})
 
     async def end_group_offsets(self, connection: LinkConnection, question: calls.EndGroupOffsets) -> calls.Done:
         """The leader end tells no more of these partitions (None: of any). What was done stays."""
@@ -214,12 +214,12 @@ class GroupFollower(Part):
         """How long nothing is to be done unless something changes; None: for ever."""
         now = self._clock.monotonic()
         due = [max(group.retry_at, now + DATA_POLL_S) for group in self._active if not group.busy]
-        if self._intake.is_told:
+        if self._intake.has_feeds:
             due += [self._intake.strays_at, self._scan_at]
         return max(RETRY_MIN_S, min(due) - now) if due else None
 
     async def _apply(self) -> None:
-        if not self._intake.is_told or self._clock.monotonic() > self._context.lease_deadline:
+        if not self._intake.has_feeds or self._clock.monotonic() > self._context.lease_deadline:
             return
         if self._renewal_s is None:
             found = await self._context.cluster.broker_configs(RETENTION)
@@ -317,7 +317,7 @@ class GroupFollower(Part):
                 continue  # told anew meanwhile, as another one, to which what was read says nothing
             offsets = found.get(group.group)
             if offsets is None:
-                group.is_not_told()
+                group.is_not_answered()
                 message = f"the coordinator of {group.group} does not answer now"
                 group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, message)
                 continue
@@ -336,7 +336,7 @@ class GroupFollower(Part):
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
                 if not group.deleting:  # nothing of it is the link's
                     self._intake.forget(group)
-        self.confirmations.tell({group.source for group in due})
+        self.confirmations.report({group.source for group in due})
 
     async def _carry_out(self, group: FollowedGroup, plan: Plan) -> None:
         try:
@@ -354,9 +354,9 @@ class GroupFollower(Part):
         except BrokerUnavailable as error:
             self._in_doubt_until = self._clock.monotonic() + LOST_REQUEST_MARGIN_S
             group.in_doubt(self._in_doubt_until)
-            told_anew = self._intake.group(group.link, group.group)
-            if told_anew is not None:
-                told_anew.in_doubt(self._in_doubt_until)
+            group_now = self._intake.group(group.link, group.group)
+            if group_now is not None:
+                group_now.in_doubt(self._in_doubt_until)
             group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, str(error))
         except KafkaRefused as error:
             self._note(group, [(None, Refused(error.error_code, error.error_name))])
@@ -371,12 +371,12 @@ class GroupFollower(Part):
         refused: dict[TopicPartition, Refused] = {}
         answers: Mapping[TopicPartition, Refused]
         if plan.commit:
-            told = self.confirmations.told_so_far(group.source)
+            so_far = self.confirmations.received_so_far(group.source)
             wanted = {place for place, committed in plan.commit.items() if group.wanted.get(place) == committed}
             answers = await cluster.commit_offsets(group.group, plan.commit)
             done = {place: committed for place, committed in plan.commit.items() if place not in answers}
-            if told is not None and group.certain:  # told first: clients wait for it
-                self.confirmations.has(told, group, wanted & done.keys())
+            if so_far is not None and group.certain:  # told first: clients wait for it
+                self.confirmations.has(so_far, group, wanted & done.keys())
             group.committed(done, self._clock.monotonic(), renewal_s)
             self.commits += len(done)
             refused.update(answers)

@@ -70,7 +70,7 @@ class GroupLeader(Part):
         self._feeds: dict[str, Feed] = {}
         self.on_confirmed: Callable[[SyncPlace], None] = not_joined
         """Called when a follower end of a synchronous link has more."""
-        self.told = asyncio.Event()
+        self.pushed = asyncio.Event()
         """Set when a follower end is told more; who waits for it clears it."""
         self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = not_joined
         """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
@@ -167,15 +167,15 @@ class GroupLeader(Part):
             topic for topic, _ in group.offsets if remote_name(link.mappings, ResourceType.TOPIC, topic) is None
         }
         problems = [f"{topic}-{partition}: {what}" for (topic, partition), what in sorted(group.unreadable.items())]
-        changed = None if feed is None else feed.told.get(source)
-        told = changed is not None and not any(key.group == name for key in changed)
+        changed = None if feed is None else feed.pushed.get(source)
+        pushed = changed is not None and not any(key.group == name for key in changed)
         return LedGroup(
             name,
             remote,
             None if group.kind is None else group.kind.value,
             sum(topic not in unmapped for topic, _ in group.offsets),
             tuple(sorted(unmapped)),
-            told,
+            pushed,
             None if feed is None else feed.pending.get(remote),
             source.problem or "; ".join(problems) or None,
             source.partition,
@@ -277,7 +277,7 @@ class GroupLeader(Part):
             confirms = leads_commits(leading[name])
             if confirms is not feed.confirms:
                 feed.confirms = confirms
-                feed.told.clear()
+                feed.pushed.clear()
                 feed.fed.clear()
             feed.wake.set()
 
@@ -392,7 +392,7 @@ class GroupLeader(Part):
             log.error("offsets topic not read", extra={"partition": source.partition, "detail": str(error)})
         pending, undone = source.offsets_log.take_pending_news(), source.offsets_log.take_undone()
         for feed in self._feeds.values():
-            news, fed = feed.told.get(source), feed.fed.get(source)
+            news, fed = feed.pushed.get(source), feed.fed.get(source)
             if news is not None:
                 for key in changed:
                     if feed.remote_group(key.group) is not None and feed.remote_topic(key.topic) is not None:
@@ -401,7 +401,7 @@ class GroupLeader(Part):
                 fed.pending |= pending
                 fed.undone = fed.undone or undone
                 fed.saw(source.read_offset, now)
-            if (news or fed is not None) and not self._tell_at_once(feed, source):
+            if (news or fed is not None) and not self._push_at_once(feed, source):
                 feed.wake.set()
 
     def _may_pass(self, source: Source, header: BatchHeader, batch: Frame) -> bool:
@@ -415,7 +415,7 @@ class GroupLeader(Part):
         if source is not None and source.waiting:
             self._take_waiting(source, self._clock.monotonic())
 
-    def is_told(self, place: object) -> bool:
+    def is_pushed(self, place: object) -> bool:
         """Whether a place is told still."""
         feeds = [feed for feed in self._feeds.values() if self._is_current(feed)]
         return any(each is place for feed in feeds for each in feed.fed.values())
@@ -435,7 +435,7 @@ class GroupLeader(Part):
         while self._in_use(feed):
             feed.wake.clear()
             try:
-                if not await self._tell(feed):
+                if not await self._push(feed):
                     feed.idle = True
                     await feed.wake.wait()
                     feed.idle = False
@@ -443,7 +443,7 @@ class GroupLeader(Part):
                 break
             except (LinkRejected, TimeoutError) as error:
                 log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
-                feed.told.clear()
+                feed.pushed.clear()
                 await asyncio.sleep(RETRY_DELAY_S)
         self.wake()
 
@@ -461,29 +461,29 @@ class GroupLeader(Part):
                 feed.pending = {}
             await feed.connection.lost_within(PENDING_INTERVAL_S)
 
-    async def _tell(self, feed: Feed) -> bool:
+    async def _push(self, feed: Feed) -> bool:
         """Tell what the follower end lacks; False if that was nothing."""
         current = set(self._sources.values())
         withheld = self._withheld(feed)
-        for source in [source for source in feed.told if source not in current]:
-            del feed.told[source]
+        for source in [source for source in feed.pushed if source not in current]:
+            del feed.pushed[source]
             feed.held_back.pop(source, None)
             feed.fed.pop(source, None)
             if source.partition not in self._sources:  # another proxy fronts its leader now
                 await self._end(feed.connection, (source.partition,))
-        for source in [source for source in feed.told if feed.held_back.get(source, frozenset()) - withheld]:
-            del feed.told[source]
+        for source in [source for source in feed.pushed if feed.held_back.get(source, frozenset()) - withheld]:
+            del feed.pushed[source]
         for source in current:
-            if source.loaded and source not in feed.told:
+            if source.loaded and source not in feed.pushed:
                 if withheld and not feed.holds_back:
                     await self._call(feed, [])  # the answer says whether it does
                 if withheld and not feed.holds_back:
                     break
-                await self._tell_whole(feed, source, frozenset(withheld))
+                await self._push_whole(feed, source, frozenset(withheld))
                 return True
         changes = []
         room = OFFSETS_AT_ONCE
-        for source in feed.told:
+        for source in feed.pushed:
             part = self._change(feed, source, withheld, room)
             if part is not None:
                 room -= len(part.positions)
@@ -498,19 +498,19 @@ class GroupLeader(Part):
             await asyncio.wait(feed.calls, return_when=asyncio.FIRST_COMPLETED)
         return True
 
-    def _tell_at_once(self, feed: Feed, source: Source) -> bool:
+    def _push_at_once(self, feed: Feed, source: Source) -> bool:
         """Tell a follower end that confirms what was read just now, if it was told all else; whether it has all of it.
 
         Clients wait for that. The task that tells takes its turn where there is more to do.
         """
-        if not feed.idle or not feed.confirms or source not in feed.told or not self._is_current(feed):
+        if not feed.idle or not feed.confirms or source not in feed.pushed or not self._is_current(feed):
             return False
         if len(feed.calls) >= CALLS_AT_ONCE:
             return False
         part = self._change(feed, source, self._withheld(feed), OFFSETS_AT_ONCE)
         if part is not None:
             self._begin_call(feed, [part])
-        return not feed.told[source]
+        return not feed.pushed[source]
 
     def _withheld(self, feed: Feed) -> set[str]:
         """Topics that are not told now: one that is truncated takes its committed offsets with it when it is deleted,
@@ -520,25 +520,25 @@ class GroupLeader(Part):
 
     def _change(self, feed: Feed, source: Source, withheld: Collection[str], room: int) -> calls.OffsetsPart | None:
         """What changed of one partition, as a call carries it, up to ``room`` committed offsets; None: nothing."""
-        news, fed = feed.told[source], feed.fed.get(source)
+        news, fed = feed.pushed[source], feed.fed.get(source)
         keys = [key for key in news if key.topic not in withheld][: max(0, room)]
-        all_told = len(keys) == len(news) and not feed.held_back.get(source)
-        if not keys and (fed is None or not all_told or source.next_offset <= fed.told):
+        all_pushed = len(keys) == len(news) and not feed.held_back.get(source)
+        if not keys and (fed is None or not all_pushed or source.next_offset <= fed.pushed):
             return None
         now = self._clock.monotonic()
         offsets = tuple(self._committed_offset(feed, source, key, now - news.pop(key)) for key in keys)
         upto = None
         if fed is not None:
             pending, fed.pending = fed.pending, {}
-            upto = self._upto(feed, source, pending, all_told, fed.undone)
-            fed.told, fed.undone = (source.next_offset, False) if all_told else (fed.told, fed.undone)
+            upto = self._upto(feed, source, pending, all_pushed, fed.undone)
+            fed.pushed, fed.undone = (source.next_offset, False) if all_pushed else (fed.pushed, fed.undone)
         gone = self._gone(feed, source, keys)
         return calls.OffsetsPart(source.partition, source.leader_epoch, offsets, gone, upto=upto)
 
     def _begin_call(self, feed: Feed, changes: Iterable[calls.OffsetsPart]) -> None:
         """Call now, without waiting for the answer: calls are taken in their order. Raises LinkLost."""
         answer = feed.connection.begin_call(self._asked(feed, changes))
-        self.told.set()
+        self.pushed.set()
         call = self._tasks.start(f"tell-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
         feed.calls.add(call)
         call.add_done_callback(feed.calls.discard)
@@ -550,12 +550,12 @@ class GroupLeader(Part):
             feed.wake.set()
         except (LinkRejected, TimeoutError) as error:
             log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
-            feed.told.clear()
+            feed.pushed.clear()
             feed.wake.set()
 
-    async def _tell_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
+    async def _push_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
         """Tell all that one partition adds up to, but for some topics, in as many calls as it takes."""
-        feed.told[source] = {}
+        feed.pushed[source] = {}
         feed.held_back[source] = withheld
         feed.fed.pop(source, None)
         upto = None
@@ -564,7 +564,7 @@ class GroupLeader(Part):
             key = LinkPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
             fed = feed.fed[source] = PushedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
             fed.saw(source.next_offset, self._clock.monotonic())
-            fed.told = -1 if withheld else source.next_offset
+            fed.pushed = -1 if withheld else source.next_offset
         keys = [
             OffsetKey(name, *place)
             for name, group in source.offsets_log.groups.items()
@@ -605,14 +605,14 @@ class GroupLeader(Part):
         )
 
     def _upto(
-        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool, undone: bool
+        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_pushed: bool, undone: bool
     ) -> calls.Upto:
         """What a follower end that confirms is told beside committed offsets: up to where that is all, and what is
         pending.
 
         ``undone``: transactions may have been aborted, or committed offsets have gone back: those that are open are
         told, each with where its commits begin."""
-        told: list[calls.Pending] = []
+        found_pending: list[calls.Pending] = []
         for producer_id, key in pending:
             found = source.offsets_log.pending_commit(producer_id, key)
             group, topic = feed.remote_group(key.group), feed.remote_topic(key.topic)
@@ -621,16 +621,16 @@ class GroupLeader(Part):
             epoch, committed = found
             where = producer_id, epoch, group, topic, key.partition
             if committed is None:
-                told.append(calls.Pending(*where, None, "", source.next_offset - 1))
+                found_pending.append(calls.Pending(*where, None, "", source.next_offset - 1))
             elif not isinstance(committed, str):
-                told.append(calls.Pending(*where, committed.offset, committed.metadata, committed.log_offset))
+                found_pending.append(calls.Pending(*where, committed.offset, committed.metadata, committed.log_offset))
         stable_offset = source.offsets_log.first_open(source.next_offset)
-        all_told = all_told and not source.offsets_log.has_unreadable_pending
-        still_open = source.offsets_log.open_since().items() if all_told and undone else None
+        all_pushed = all_pushed and not source.offsets_log.has_unreadable_pending
+        still_open = source.offsets_log.open_since().items() if all_pushed and undone else None
         return calls.Upto(
-            source.next_offset if all_told else None,
+            source.next_offset if all_pushed else None,
             stable_offset,
-            tuple(told),
+            tuple(found_pending),
             None if still_open is None else tuple(calls.OpenSince(*each) for each in still_open),
         )
 

@@ -20,7 +20,7 @@ class PushedPartition:
         "key",
         "leader_epoch",
         "pending",
-        "told",
+        "pushed",
         "topic_id",
         "undecided",
         "undone",
@@ -31,7 +31,7 @@ class PushedPartition:
         self.topic_id = topic_id
         self.leader_epoch = leader_epoch
         self.connection = connection
-        self.told = -1
+        self.pushed = -1
         """The follower end was told what the log adds up to at this offset."""
         self.acked = -1
         """The follower's coordinators have that of this offset; -1: it has not had the whole of it once."""

@@ -217,9 +217,9 @@ class TransactionStore(Part):
             "data_epoch": said.data_epoch,
             "at": list(identity),
         }
-        teller = sender + AGAIN if said.again else sender
+        sent_by = sender + AGAIN if said.again else sender
         for topic, partition, end, earlier in said.places:
-            key = (DECISION, link_id, said.producer_id, topic, partition, teller, self._context.proxy_name)
+            key = (DECISION, link_id, said.producer_id, topic, partition, sent_by, self._context.proxy_name)
             if self._latest.get(key, identity) <= identity:
                 self._latest[key] = identity
                 carried = [list(each) for each in earlier]

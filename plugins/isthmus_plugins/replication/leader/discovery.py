@@ -91,7 +91,7 @@ class Discovery:
             self._find(leading, topics)
         else:
             self._configs.watch(())
-            self._targets.tells = frozenset()
+            self._targets.sends = frozenset()
             self.led, self.topic_ids = {}, {}
         self._found(topics)
 
@@ -126,7 +126,7 @@ class Discovery:
                 led |= {LinkPartition(link.name, topic.name, index): prepared for index in fronted}
         pushed = [topic for wanted in mine.values() for _, topic in wanted.values()]
         # Of a topic that several proxies push, one tells the settings: that of its first partition.
-        self._targets.tells = {
+        self._targets.sends = {
             topic.name
             for topic in pushed
             if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))

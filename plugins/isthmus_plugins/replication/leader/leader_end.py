@@ -207,9 +207,9 @@ class LeaderEnd(Part):
             tail.remove(stream)
         self.resume_tails(stream.key.link)
         if why is not None and not stream.connection.lost:
-            self._tasks.start(f"close-{stream.stream_id}", self._tell_closed(stream, *why))
+            self._tasks.start(f"close-{stream.stream_id}", self._report_closed(stream, *why))
 
-    async def _tell_closed(self, stream: LeaderStream, code: str, message: str) -> None:
+    async def _report_closed(self, stream: LeaderStream, code: str, message: str) -> None:
         try:
             await stream.connection.call(calls.CloseStream(stream.stream_id, code, message))
         except (LinkRejected, LinkLost, TimeoutError):
@@ -412,9 +412,9 @@ class LeaderEnd(Part):
         waiting = reasons.waiting_state(code) is not None
         if not waiting:
             self.discovery.prepare_again(stream.key.link)
-        self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, tell=False)
+        self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, report=False)
 
-    def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, tell: bool = True) -> None:
+    def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, report: bool = True) -> None:
         """End a stream for a reason, tell the follower if it does not know, and try again after ``retry_s``."""
         if stream.key.topic in self._context.control.state.truncations:  # the log that was read is not whole any more
             code = ReasonCode.SOURCE_TRUNCATING
@@ -433,7 +433,7 @@ class LeaderEnd(Part):
                 },
             )
         self._note(stream.key, code, message, retry_s)
-        self._close(stream, (code, message) if tell else None)
+        self._close(stream, (code, message) if report else None)
         self.wake()
 
     def block(self, stream: LeaderStream, end: Callable[[], None]) -> None:

@@ -100,11 +100,11 @@ class LeaderStream:
         "read_from",
         "remote_topic",
         "seeking",
+        "sent_bounds",
         "source_end",
         "stable",
         "stirred",
         "stream_id",
-        "told",
         "tombstone_window",
         "topic_id",
         "undecided",
@@ -149,7 +149,7 @@ class LeaderStream:
         self.source_end = 0
         self.lacking_since: float | None = None
         """When the oldest record was first seen that the follower lacked as the stream was opened, if one was."""
-        self.told: tuple[int, int] | None = None
+        self.sent_bounds: tuple[int, int] | None = None
         """The log's start and end, as the follower was told them."""
         self.compacted = False
         """Whether the cleaner may take records and markers out of the log."""

@@ -256,11 +256,11 @@ class Tail:
         except KeyringError as error:
             self._end.stop_stream(stream, ReasonCode.KEYRING_UNUSABLE, str(error), STOPPED_RETRY_S)
             return
-        told = (part.log_start, stream.source_end)
-        if records or stream.told != told:
-            stream.told = told
+        bounds = (part.log_start, stream.source_end)
+        if records or stream.sent_bounds != bounds:
+            stream.sent_bounds = bounds
             stream.connection.send(
-                link.encode_append_head(stream.stream_id, stream.read_from, *told, stream.age_ms(now), len(records)),
+                link.encode_append_head(stream.stream_id, stream.read_from, *bounds, stream.age_ms(now), len(records)),
                 records,
             )
             stream.read_from = next_offset

@@ -65,8 +65,8 @@ class TombstoneWindow:
         if configs is None or configs is self._configs:
             return
         self._configs = configs
-        told = configs.get(DELETE_RETENTION)
-        self._retention = None if told is None else int(told) / 1000
+        value = configs.get(DELETE_RETENTION)
+        self._retention = None if value is None else int(value) / 1000
         if self._least is None or self._retention is None:
             self._least = self._retention
         else:

@@ -126,21 +126,21 @@ class SharedSettings(Part):
         finally:
             self._under_way.discard(link_name)
 
-    async def _take(self, connection: LinkConnection, told: LinkSettings) -> None:
+    async def _take(self, connection: LinkConnection, theirs: LinkSettings) -> None:
         """Merge what the other cluster has. Raises LinkRejected."""
         name = connection.link_name
         link = self._link(name)
-        if link.settings.merge(told) != link.settings:
-            merge = MergeLink(name, link.link_id, told)
+        if link.settings.merge(theirs) != link.settings:
+            merge = MergeLink(name, link.link_id, theirs)
             self._check(name, _would_be(self._context, merge))  # what is refused again and again is not recorded
             try:
                 self._check(name, await self._context.control.append(merge))
             except BrokerUnavailable as error:
                 raise LinkRejected(reasons.BROKER_UNAVAILABLE, str(error)) from error
         link = self._link(name)
-        self._theirs[name] = connection, told
-        if told.mode == link.settings.mode:
-            self._agreed[link.link_id] = told.mode
+        self._theirs[name] = connection, theirs
+        if theirs.mode == link.settings.mode:
+            self._agreed[link.link_id] = theirs.mode
 
     def _link(self, name: str) -> Link:
         link = self._context.control.state.links.get(name)

@@ -192,8 +192,8 @@ class Promotions:
             there = (await self._call(link_name, calls.TopicLimits(source.topic))).partitions
             places = [(name, partition) for partition in range(len(here.partitions))]
             ends = await self._context.cluster.log_ends(places)
-            for partition, told in enumerate(there):
-                source_end, end = told.high_watermark, ends.get((name, partition))
+            for partition, said in enumerate(there):
+                source_end, end = said.high_watermark, ends.get((name, partition))
                 if end is None:
                     report.missing.append(f"the log end of {name}-{partition} cannot be read")
                 elif end != source_end:
@@ -217,8 +217,8 @@ class Promotions:
         for key in keys:
             mapping = link.mapping(*key)
             if mapping is not None and mapping.type is ResourceType.TOPIC:
-                told = await self._call(link.name, calls.TopicSettings(mapping.remote_prefix))
-                for source, values in told.topics.items():
+                said = await self._call(link.name, calls.TopicSettings(mapping.remote_prefix))
+                for source, values in said.topics.items():
                     name = mapping.local_name(source)
                     if name is not None:
                         settings[name] = dict(values)
@@ -397,15 +397,15 @@ class Promotions:
         """What the follower's logs lack of the source's, which end ``there``. Raises BrokerUnavailable."""
         lacking: list[str] = []
         ours: dict[TopicPartition, int] = {}
-        for source, told in there.items():
+        for source, said in there.items():
             name = mapping.local_name(source)
             if name is None:
                 continue
             record = self._context.control.state.follower_topics.get(name)
-            if record is None or record.source_topic_id != told.topic_id:
+            if record is None or record.source_topic_id != said.topic_id:
                 lacking.append(f"{source} is not followed")
             else:
-                ours |= {(name, partition): end for partition, end in enumerate(told.ends)}
+                ours |= {(name, partition): end for partition, end in enumerate(said.ends)}
                 lacking += doubted(record)
         ends = await self._context.cluster.log_ends(list(ours)) if ours else {}
         for (name, partition), source_end in ours.items():

@@ -58,7 +58,7 @@ class GroupStatuses(Part):
             group=group.group,
             remote_group=group.remote_group,
             role="leader",
-            state=PartitionState.FOLLOWING if group.told else PartitionState.CATCHING_UP,
+            state=PartitionState.FOLLOWING if group.pushed else PartitionState.CATCHING_UP,
             positions=group.offsets,
             unmapped_topics=list(group.unmapped_topics),
             sync=self._sync(link, group),

@@ -211,6 +211,6 @@ class LinkStatuses:
             status.state = waiting
         elif not connected:
             status.state = PartitionState.DISCONNECTED
-        elif not stream.closed and stream.told_end and not stream.lag and reason is None:
+        elif not stream.closed and stream.knows_end and not stream.lag and reason is None:
             status.state = PartitionState.FOLLOWING
         return status

@@ -78,6 +78,6 @@ def _principals(mapping: NamespaceMapping, acls: Iterable[AclStatus]) -> Iterato
 
 def _why(state: LinkState, parts: Iterable[_Part]) -> _Part | None:
     """What says the most of why a state is no better: something that waits for somebody, else what has the state."""
-    told = [part for part in parts if part.reason is not None or part.message is not None]
-    waiting = (part for part in told if part.state in WAITING)
-    return next(waiting, None) or next((part for part in told if part.state.value == state.value), None)
+    reported = [part for part in parts if part.reason is not None or part.message is not None]
+    waiting = (part for part in reported if part.state in WAITING)
+    return next(waiting, None) or next((part for part in reported if part.state.value == state.value), None)

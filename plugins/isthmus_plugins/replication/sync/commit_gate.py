@@ -36,7 +36,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 WAIT_S: Final = 3.0
 STEP_S: Final = 0.1
 """How exactly it is kept, and how soon a log's end is asked for again that was not told."""
-TELLING_S: Final = 0.002
+PUSH_S: Final = 0.002
 """So long what was committed may take to leave for the other side; it may be another proxy's to tell."""
 COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
 """Those of transactions wait while the partition is Out-Of-Sync, too."""
@@ -183,7 +183,7 @@ class CommitGate:
         if not scope.links:
             return None
         place = OFFSETS_TOPIC, partition_of(group, partitions)
-        self._groups.told.clear()
+        self._groups.pushed.clear()
         return Replace(request.frame, partial(self._answer, request, group, scope, place))
 
     def _is_detached(self, group: str) -> bool:
@@ -210,7 +210,7 @@ class CommitGate:
     async def _look_for_ever(self) -> None:
         while True:
             self._work.clear()
-            taken = {scope: held.take_untold() for scope, held in self._held.items() if held.has_untold}
+            taken = {scope: held.take_unknown_ends() for scope, held in self._held.items() if held.has_unknown_ends}
             if taken:
                 self._tasks.start("log-ends", self._look(taken))
             now = self._clock()
@@ -228,8 +228,8 @@ class CommitGate:
         """Find where logs end that have commits."""
         ends: Mapping[TopicPartition, int] = {}
         with suppress(TimeoutError):
-            async with asyncio.timeout(TELLING_S):
-                await self._groups.told.wait()
+            async with asyncio.timeout(PUSH_S):
+                await self._groups.pushed.wait()
         try:
             async with asyncio.timeout(WAIT_S / 2):
                 ends = await self._context.cluster.log_ends({place for waits in taken.values() for place in waits})
@@ -238,7 +238,7 @@ class CommitGate:
             await asyncio.sleep(STEP_S)
         for scope, waits in taken.items():
             for place, each in waits.items():
-                self._held[scope].told(place, each, ends.get(place))
+                self._held[scope].ends_read(place, each, ends.get(place))
         if not ends:  # they are asked for again
             self._work.set()
 

@@ -48,6 +48,6 @@ def commands(
             entry = PartitionSync(key.topic, record.topic_id, key.partition, max(0, known.get(key, NOT_KNOWN)[1]))
             entries.setdefault(after_ms, []).append(entry)
     for after_ms, of_time in entries.items():
-        told = {"link": link.name, "partitions": len(of_time), "after_ms": after_ms}
-        log.warning("acks go without a link that is out of sync", extra=told)
+        extra = {"link": link.name, "partitions": len(of_time), "after_ms": after_ms}
+        log.warning("acks go without a link that is out of sync", extra=extra)
     return [DegradeSync(link.name, link.link_id, tuple(each), after_ms) for after_ms, each in entries.items()]

@@ -60,9 +60,9 @@ class Lease:
     """Where the log ended when the lease came."""
     terms: AckTerms = PLAIN_TERMS
     """What acks mean until then, if it is not: all is here."""
-    told: SyncStatus | None = None
+    reported: SyncStatus | None = None
     """What the source said of it when it granted no lease."""
-    told_at: float = float("-inf")
+    reported_at: float = float("-inf")
 
 
 class SyncLeases(Part):
@@ -185,7 +185,7 @@ class SyncLeases(Part):
             for stream_id, said in answer.states.items():
                 if (stream := streams.get(stream_id)) is not None:
                     lease = self._lease_of(stream)
-                    lease.told, lease.told_at = SyncStatus.model_validate(asdict(said)), self._clock.monotonic()
+                    lease.reported, lease.reported_at = SyncStatus.model_validate(asdict(said)), self._clock.monotonic()
         except (LinkLost, TimeoutError):
             pass  # then it is not known to be In-Sync any longer
         except (LinkRejected, ValidationError) as error:
@@ -238,8 +238,8 @@ class SyncLeases(Part):
                     continue
                 for first in range(0, max(1, len(claims)), RECORDED_AT_ONCE):
                     some = tuple(claims[first : first + RECORDED_AT_ONCE])
-                    told = of_groups if first == 0 else ()
-                    outcome = await self._context.control.append(RecordClaims(name, link.link_id, some, told))
+                    groups_now = of_groups if first == 0 else ()
+                    outcome = await self._context.control.append(RecordClaims(name, link.link_id, some, groups_now))
                     if isinstance(outcome, Rejected):
                         log.warning("leases not recorded", extra={"link": name, "detail": outcome.message})
         except BrokerUnavailable as error:

@@ -107,7 +107,7 @@ class Requirements:
                 yield key
         yield from self._unrecorded(place, self._clock.monotonic())
 
-    def told(self, place: TopicPartition, groups: Collection[str] | None = None) -> set[LinkPartition]:
+    def sent_to(self, place: TopicPartition, groups: Collection[str] | None = None) -> set[LinkPartition]:
         """Over which links a decision goes that lists a partition: where markers wait for it, or its ack.
 
         Not over those that transactions go without: what is acked is on enough others, and this one may be away for

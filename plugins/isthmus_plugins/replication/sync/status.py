@@ -31,7 +31,7 @@ from isthmus_plugins.replication.sync.quorums import is_degraded
 if TYPE_CHECKING:
     from isthmus_plugins.replication.sync.leases import SyncLeases
 
-TOLD_S = 3.0
+REPORTED_S = 3.0
 """How long what the source told of a partition is shown without another word from it."""
 
 
@@ -130,9 +130,9 @@ def leased_sync(leases: SyncLeases, clock: Clock, topic: str, topic_id: str | No
     now = clock.monotonic()
     if lease is not None and now < lease.until:
         return SyncStatus(state="In-Sync", until_ms=until_ms, any_of=any_of)
-    told = lease.told if lease is not None and now - lease.told_at < TOLD_S else None
-    if told is not None and told.state != "In-Sync":
-        return told.model_copy(update={"until_ms": until_ms, "any_of": any_of})
+    reported = lease.reported if lease is not None and now - lease.reported_at < REPORTED_S else None
+    if reported is not None and reported.state != "In-Sync":
+        return reported.model_copy(update={"until_ms": until_ms, "any_of": any_of})
     why = ReasonCode.LEASE_RAN_OUT
     return SyncStatus(
         state="Unknown", until_ms=until_ms, any_of=any_of, reason=why, message=claimed(claim, clock.time())

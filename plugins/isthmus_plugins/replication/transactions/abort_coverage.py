@@ -105,7 +105,7 @@ class AbortCoverage:
         there = True
         for place, end in (decision.ends or {}).items():
             key = LinkPartition(link_name, *place)
-            if key in self._requirements.told(place):
+            if key in self._requirements.sent_to(place):
                 aborted = self._order.before(decision.producer_id, place)
                 # What came after the decision is not waited for, whenever its end was read.
                 there = self._is_there(key, end if aborted is None else min(aborted, end), held) and there

@@ -194,12 +194,12 @@ class Decisions(Part):
         transaction, at = change.transaction, (partition, change.offset)
         assert transaction is not None
         before = self.tail.decided(transaction.producer_id)
-        self.tail.is_told(transaction.producer_id)
+        self.tail.is_sent_again(transaction.producer_id)
         if before is not None and before != (partition, change) and not self.markers.are_level(transaction.partitions):
             self._remember(*before)  # its marker may not be at the other side, and this one would hide it
         places = (place for place in transaction.partitions if place[0] == OFFSETS_TOPIC)
         of_groups = {link for place in places for link in self._links.records(place)}
-        links = {key.link for place in transaction.partitions for key in self._requirements.told(place)} | of_groups
+        links = {key.link for place in transaction.partitions for key in self._requirements.sent_to(place)} | of_groups
         pending = self._pending.get(change.transactional_id, [])
         if not links or any(known.at == at for known in pending):
             return False

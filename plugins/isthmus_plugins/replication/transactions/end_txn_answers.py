@@ -97,7 +97,7 @@ class EndTxnAnswers:
     async def _read_ends_of_log(self) -> None:
         """Read where the transaction log ends, for answers that came before; at once for all that come meanwhile."""
         try:
-            while taken := self._held.take_untold():
+            while taken := self._held.take_unknown_ends():
                 by_partition: dict[int, list[HeldTransaction]] = {}
                 for answer in taken:
                     answer.partition = self._tail.partition_of(answer.transactional_id)
@@ -107,7 +107,7 @@ class EndTxnAnswers:
                 await self._ends.read(places, partial(self._log_has_ended, by_partition))
                 unknown = [answer for answer in taken if answer.partition is None]
                 if unknown:
-                    self._held.told(unknown)
+                    self._held.ends_read(unknown)
                     self._tail.wake()
                     await asyncio.sleep(RETRY_S)
         finally:
@@ -119,4 +119,4 @@ class EndTxnAnswers:
         for (_, partition), end in ends.items():
             for answer in waiting[partition]:
                 answer.log_end = end
-            self._held.told(waiting[partition])
+            self._held.ends_read(waiting[partition])

@@ -69,13 +69,13 @@ class GroupsOfDecisions:
 
     # ---- who needs a decision ----
 
-    def told(self, decision: Decision, place: TopicPartition) -> set[LinkPartition]:
+    def sent_to(self, decision: Decision, place: TopicPartition) -> set[LinkPartition]:
         """Over which links a decision goes that lists a partition, as far as it is known what it is about."""
-        return self._requirements.told(place, decision.groups.get(place))
+        return self._requirements.sent_to(place, decision.groups.get(place))
 
     def missing(self, decision: Decision) -> set[str]:
         """Links that are to have a decision and do not."""
-        over = {key.link for place in decision.places for key in self.told(decision, place)}
+        over = {key.link for place in decision.places for key in self.sent_to(decision, place)}
         return (over & decision.links) - decision.confirmed
 
     def may_be_needed(self, decision: Decision) -> bool:
@@ -132,7 +132,7 @@ class GroupsOfDecisions:
         for place in decision.places:
             if place[0] == OFFSETS_TOPIC:
                 keys = {LinkPartition(link_name, *place) for link_name in decision.links}
-                decision.free |= keys - self.told(decision, place)
+                decision.free |= keys - self.sent_to(decision, place)
 
     def _look(self) -> None:
         """More of the offsets topic was read."""

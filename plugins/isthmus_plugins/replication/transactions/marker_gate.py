@@ -151,14 +151,14 @@ class MarkerGate:
                     self._leader_end.resume_tails(stream.key.link)
 
     def _is_pushed(self, stream: OrderedPlace) -> bool:
-        return self._leader_end.stream(stream.key) is stream or self._groups.is_told(stream)
+        return self._leader_end.stream(stream.key) is stream or self._groups.is_pushed(stream)
 
     def look(self, now: float) -> None:
         """See to streams that wait for too long, and forget those that are no more."""
         self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
         loading = not self._tail.loaded and now < self._load_until + UNDECIDED_S
         for stream, (_, offset, since) in self._undecided.items():
-            if self._may_be_untold(stream.key, offset) and stream.key not in self._catching_up:
+            if self._may_be_unsent(stream.key, offset) and stream.key not in self._catching_up:
                 self._catching_up.add(stream.key)
                 self._tasks.start("catch-up", self._catch_up(stream.key))
             if not loading and now - since > UNDECIDED_S:
@@ -168,12 +168,12 @@ class MarkerGate:
         self.go_on()
         self._order.forget(self._is_pushed, lambda key: key in self._requirements.ordered(key.place))
 
-    def _may_be_untold(self, key: LinkPartition, offset: int) -> bool:
+    def _may_be_unsent(self, key: LinkPartition, offset: int) -> bool:
         """Whether a marker of the offsets topic may carry out a decision that is told to nobody because of it."""
         if key.topic != OFFSETS_TOPIC or offset < self._order.known_upto(key):
             return False
-        told_from = self._partitions.told_from(key)
-        return told_from is None or offset < told_from
+        sent_from = self._partitions.sent_from(key)
+        return sent_from is None or offset < sent_from
 
     async def _catch_up(self, key: LinkPartition) -> None:
         """Read all that is decided by now, so that markers of what other groups decided wait for nobody.

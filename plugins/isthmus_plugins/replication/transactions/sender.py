@@ -102,7 +102,7 @@ class DecisionSender:
         places = [
             place
             for place in decision.places
-            if LinkPartition(link_name, *place) in self._groups_of.told(decision, place)
+            if LinkPartition(link_name, *place) in self._groups_of.sent_to(decision, place)
         ]
         return link is not None and all(remote_topic(link, topic) is not None for topic, _ in places)
 

@@ -173,7 +173,7 @@ def test_bindings_of_a_namespace_that_is_no_longer_reserved_are_its_own() -> Non
 
 
 def test_what_somebody_deletes_past_the_proxies_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acls, "TELL_AGAIN_S", 0.2)
+    monkeypatch.setattr(acls, "PUSH_AGAIN_S", 0.2)
 
     async def scenario(two: Two) -> None:
         two.clusters["A"].set_acls(ONE)

@@ -68,11 +68,11 @@ class Scene:
         self.confirmations.begin(KEY, self.connection, EPOCH, PARTITIONS)
 
     def told(self, upto: calls.Upto, *pending: PendingOffset, waited: list[tuple[str, Any]] = WAITED) -> None:
-        self.confirmations.told(KEY, upto, pending, waited)
+        self.confirmations.received(KEY, upto, pending, waited)
 
     async def confirmed(self) -> list[int]:
         """What was confirmed since this was asked last, after all that is under way."""
-        self.confirmations.tell([KEY])
+        self.confirmations.report([KEY])
         await asyncio.sleep(0.1)
         said = list(self.connection.confirmed)
         self.connection.confirmed.clear()
@@ -96,7 +96,7 @@ def group() -> FollowedGroup:
 def test_what_is_not_asked_for_is_not_confirmed() -> None:
     async def work(scene: Scene) -> None:
         assert KEY not in scene.confirmations
-        assert scene.confirmations.told_so_far(KEY) is None
+        assert scene.confirmations.received_so_far(KEY) is None
         scene.confirmations.resolve(group())
         assert await scene.confirmed() == []
         assert scene.confirmations.stable_offset(*KEY) == -1
@@ -109,7 +109,7 @@ def test_a_commit_is_confirmed_when_the_coordinator_has_taken_it() -> None:
     async def work(scene: Scene) -> None:
         scene.begin()
         scene.told(calls.Upto(10, settled=8))
-        so_far = scene.confirmations.told_so_far(KEY)
+        so_far = scene.confirmations.received_so_far(KEY)
         assert so_far is not None
         scene.told(calls.Upto(11, settled=11))
         assert await scene.confirmed() == []
@@ -143,7 +143,7 @@ def test_who_tells_anew_is_confirmed_anew() -> None:
     async def work(scene: Scene) -> None:
         scene.begin()
         scene.told(calls.Upto(10))
-        before = scene.confirmations.told_so_far(KEY)
+        before = scene.confirmations.received_so_far(KEY)
         assert before is not None
         scene.confirmations.end(KEY)
         scene.begin()

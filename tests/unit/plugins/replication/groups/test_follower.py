@@ -166,7 +166,7 @@ def test_differences_are_what_they_are_however_it_came_to_them(seed: int) -> Non
             case 6:
                 group.silence({each: Pending("TOPICS_DIFFER", "") for each in some}, by=now)
             case 7 if not rng.randrange(4):
-                group.is_not_told()
+                group.is_not_answered()
         has = group.has or {}
         left = {*group.unknown, *group.silent}
         expected = {each for each in {*group.wanted, *has} - left if group.wanted.get(each) != has.get(each)}

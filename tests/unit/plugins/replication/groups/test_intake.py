@@ -75,7 +75,7 @@ class Scene:
     def end(self, key: Any) -> None:
         self.confirmed.pop(key, None)
 
-    def told(self, key: Any, said: calls.Upto, pending: Any, waited: Any) -> None:
+    def received(self, key: Any, said: calls.Upto, pending: Any, waited: Any) -> None:
         self.confirmed[key].append((said.upto, [each.group for each in pending], list(waited)))
 
     def resolve(self, group: FollowedGroup) -> None:
@@ -97,9 +97,9 @@ def part(*positions: calls.CommittedOffset, epoch: int = 1, partition: int = 0, 
 
 def test_what_is_told_is_wanted_since_it_was_read_at_the_source() -> None:
     scene = Scene()
-    assert not scene.intake.is_told
+    assert not scene.intake.has_feeds
     assert scene.take(part(at(4), whole=ALL)) == []
-    assert scene.intake.is_told
+    assert scene.intake.has_feeds
     assert scene.take(part(at(5), at(7, U))) == ["far-a"], "something may be begun for it at once"
     assert scene.group().wanted == {T: CommittedOffset(5, "m"), U: CommittedOffset(7, "m")}
     assert scene.group().since[U] == 98.5
@@ -185,13 +185,13 @@ def test_groups_end_with_who_tells_of_them_and_are_others_when_they_are_told_ane
     before = scene.group()
     another: Any = Connection()
     scene.intake.end(another, None)
-    assert [group.group for group in scene.intake.told_by(scene.connection)] == ["far-a", "far-b"]
+    assert [group.group for group in scene.intake.fed_over(scene.connection)] == ["far-a", "far-b"]
     scene.intake.end(scene.connection, {0})
     assert [group.group for group in scene.intake.groups_of(LINK)] == ["far-b"]
     scene.take(part(at(4), whole=ALL))
     assert scene.group() is not before
     scene.intake.end(scene.connection, None)
-    assert not scene.intake.is_told
+    assert not scene.intake.has_feeds
     assert list(scene.intake.groups()) == []
 
 

@@ -70,12 +70,12 @@ def requirements(
 
 
 def test_decisions_go_to_those_that_must_have_them_and_to_none_that_transactions_go_without() -> None:
-    assert requirements(ALL, b=IN, c=OUT).told(PLACE) == {B, C}
-    assert requirements(ANY_1, b=IN, c=IN).told(PLACE) == {B, C}
-    assert requirements(ANY_1, b=OUT, c=OUT).told(PLACE) == {B, C}, "none is enough"
-    assert requirements(ANY_1, b=IN, c=OUT).told(PLACE) == {B}
-    assert requirements(Confirm(2, ("b", "c")), b=IN, c=OUT).told(PLACE) == {B, C}
-    assert requirements(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT).told(PLACE) == {B}
+    assert requirements(ALL, b=IN, c=OUT).sent_to(PLACE) == {B, C}
+    assert requirements(ANY_1, b=IN, c=IN).sent_to(PLACE) == {B, C}
+    assert requirements(ANY_1, b=OUT, c=OUT).sent_to(PLACE) == {B, C}, "none is enough"
+    assert requirements(ANY_1, b=IN, c=OUT).sent_to(PLACE) == {B}
+    assert requirements(Confirm(2, ("b", "c")), b=IN, c=OUT).sent_to(PLACE) == {B, C}
+    assert requirements(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT).sent_to(PLACE) == {B}
 
 
 def test_a_decision_about_groups_is_needed_over_the_links_that_lead_them() -> None:
@@ -85,11 +85,13 @@ def test_a_decision_about_groups_is_needed_over_the_links_that_lead_them() -> No
     def asked(of: Requirements, *groups: str) -> tuple[set[LinkPartition], set[LinkPartition]]:
         """Whose confirmation is needed, and to whom it goes."""
         needed = {key for quorum in of.commit_needed(place, groups) for key in quorum.keys}
-        return needed, of.told(place, groups)
+        return needed, of.sent_to(place, groups)
 
     of = requirements(ALL, b=IN, c=OUT)
     of._expiring.unsure = False
-    assert {key for quorum in of.commit_needed(place) for key in quorum.keys} == of.told(place) == {b}, "not known yet"
+    assert {key for quorum in of.commit_needed(place) for key in quorum.keys} == of.sent_to(place) == {b}, (
+        "not known yet"
+    )
     assert asked(of, "of nobody") == (set(), set())
     assert asked(of, "of b") == ({b}, {b})
     assert asked(of, "of c", "of nobody") == ({c}, {c}), "it is Out-Of-Sync"

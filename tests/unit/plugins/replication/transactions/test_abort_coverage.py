@@ -85,7 +85,7 @@ class Scene:
     def concerns(self, topic: str) -> bool:
         return True
 
-    def told(self, place: TopicPartition) -> set[LinkPartition]:
+    def sent_to(self, place: TopicPartition) -> set[LinkPartition]:
         return {LinkPartition(LINK, *place)}
 
     def records(self, place: TopicPartition) -> dict[str, SyncRecord]:
@@ -104,7 +104,7 @@ class Scene:
         self.aborts.ended(decision, self.aborts.readings)
         return decision
 
-    async def is_told(self, decision: Decision, within_s: float) -> bool:
+    async def is_sent(self, decision: Decision, within_s: float) -> bool:
         try:
             async with asyncio.timeout(within_s):
                 while not self.aborts.are_there(decision, LINK, lambda place: False):
@@ -136,12 +136,12 @@ def test_the_other_side_is_asked_now_and_then_until_it_has_what_was_aborted(monk
         scene.write(1000)
         await scene.abort()
         decision = scene.decide(1001)
-        assert not await scene.is_told(decision, 3)
+        assert not await scene.is_sent(decision, 3)
         assert 20 < scene.calls < 65
         scene.there = 1000
-        assert await scene.is_told(decision, 0.5)
+        assert await scene.is_sent(decision, 0.5)
         calls = scene.calls
-        assert await scene.is_told(scene.decide(1002), 0)
+        assert await scene.is_sent(scene.decide(1002), 0)
         assert scene.calls == calls
 
     simulated(main, monkeypatch)
@@ -153,12 +153,12 @@ def test_nothing_is_waited_for_in_a_partition_that_is_gone(partitions: int, monk
         scene.write(1000)
         await scene.abort()
         decision = scene.decide(1001)
-        assert not await scene.is_told(decision, 1)
+        assert not await scene.is_sent(decision, 1)
         topic = scene.cluster.found.pop("t")
         if partitions:  # made anew, with fewer
             scene.cluster.add_topic("t", partitions).topic_id = topic.topic_id
             del scene.cluster.found["t"].partitions[0]
-        assert await scene.is_told(decision, 1)
+        assert await scene.is_sent(decision, 1)
 
     simulated(main, monkeypatch)
 
@@ -169,15 +169,15 @@ def test_ends_of_a_log_count_no_more_when_its_topic_was_made_anew(monkeypatch: p
         await scene.abort()
         scene.there = 1000
         decision = scene.decide(1001)
-        assert await scene.is_told(decision, 1)
+        assert await scene.is_sent(decision, 1)
         scene.make(5)  # and has joined again
         scene.there = 4
-        assert await scene.is_told(scene.decide(4), 1)
+        assert await scene.is_sent(scene.decide(4), 1)
         await scene.abort()
         decision = scene.decide(6)
-        assert not await scene.is_told(decision, 1)
+        assert not await scene.is_sent(decision, 1)
         scene.there = 5
-        assert await scene.is_told(decision, 1)
+        assert await scene.is_sent(decision, 1)
 
     simulated(main, monkeypatch)
 

@@ -38,10 +38,10 @@ class Scene:
         return self.held.hold(transactional_id, request, FRAME)
 
     def tell(self, log_end: int | None) -> None:
-        taken = self.held.take_untold()
+        taken = self.held.take_unknown_ends()
         for answer in taken:
             answer.partition, answer.log_end = 3, log_end
-        self.held.told(taken)
+        self.held.ends_read(taken)
 
 
 def frame_of(gate: Gate) -> bytes | None:
