@@ -268,7 +268,7 @@ class AckGate:
         self.held.expire(self._clock.monotonic())
         self.held.confirmed_all()  # leaders may have moved
         if self.held.has_unknown_ends:
-            self._tasks.start("untold", self._look_at_unknown_ends())
+            self._tasks.start("unknown-ends", self._look_at_unknown_ends())
 
     async def _look_at_unknown_ends(self) -> None:
         """Where logs end that have batches of which the broker did not say where they are."""

@@ -208,10 +208,10 @@ class HeldAnswers:
             if log_end is None:
                 self._unknown_ends.setdefault(place, []).append(wait)
             else:
-                told = wait._replace(end=log_end)
-                heapq.heappush(self._waiting[place][wait.answer.transactional], told)
+                known = wait._replace(end=log_end)
+                heapq.heappush(self._waiting[place][wait.answer.transactional], known)
                 if self._late.get(place) is wait:
-                    self._late[place] = told
+                    self._late[place] = known
         if log_end is not None:
             self.confirmed(place)
 

@@ -148,7 +148,7 @@ def _refused(context: PluginContext, error: KafkaRefused) -> Reason:
 class AclStatus:
     """What a proxy knows of the bindings of a link's principal namespaces.
 
-    ``complete``: the target had all of them when it was last told. ``bindings``: how many it should have.
+    ``complete``: the target had all of them when they were last pushed. ``bindings``: how many it should have.
     """
 
     complete: bool = False
@@ -168,7 +168,7 @@ class AclLeader:
         self._changed = asyncio.Event()
         self._pushing: set[str] = set()
         self._pushed: dict[str, tuple[frozenset[AclBinding], Sequence[NamespaceMapping], LinkConnection, float]] = {}
-        """By link: what was told over which connection, and when it is told again."""
+        """By link: what was pushed over which connection, and when it is pushed again."""
         self._statuses: dict[str, AclStatus] = {}
 
     def start(self) -> None:

@@ -47,7 +47,7 @@ class GroupPlaces(Protocol):
     on_confirmed: Callable[[SyncPlace], None]
     """Called when the other side has more."""
     pushed: asyncio.Event
-    """Set when the other side is told more."""
+    """Set when more is pushed to the other side."""
 
     @property
     def partitions(self) -> int:
@@ -70,13 +70,13 @@ class GroupPlaces(Protocol):
         """Up to where one is read, -1 for not at all."""
 
     may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool]
-    """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
+    """Whether a transactional batch may be pushed now. Asked again after :meth:`resume`."""
 
     def is_pushed(self, place: object) -> bool:
-        """Whether a place is told still."""
+        """Whether a place is pushed still."""
 
     def resume(self, partition: int) -> None:
-        """Look again at what may not have been told."""
+        """Look again at what may not have been pushed."""
 
 
 class LinkPartition(NamedTuple):

@@ -27,13 +27,13 @@ class _Part:
 
 
 class AppliedOffsets:
-    """One partition, as told over one connection."""
+    """One partition, as received over one connection."""
 
     def __init__(self) -> None:
         self.number = 0
         """Of the latest part."""
         self.upto = -1
-        """What the log adds up to at this offset is there; -1: the partition has not been told whole."""
+        """What the log adds up to at this offset is there; -1: the partition has not been received whole."""
         self.stable_offset = -1
         """All transactions with commits before this offset have ended, and what they committed is there."""
         self._storing = False

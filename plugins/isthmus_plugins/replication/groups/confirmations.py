@@ -40,7 +40,7 @@ class _Confirmed(NamedTuple):
 
 
 class ReceivedSoFar(NamedTuple):
-    """What had been told of a partition at some time."""
+    """What had been received of a partition at some time."""
 
     key: SourcePartition
     applied: AppliedOffsets
@@ -89,7 +89,7 @@ class Confirmations:
             )
 
     def received_so_far(self, key: SourcePartition) -> ReceivedSoFar | None:
-        """What has been told of a partition by now; None: it is not confirmed."""
+        """What has been received of a partition by now; None: it is not confirmed."""
         confirmed = self._confirmed.get(key)
         return None if confirmed is None else ReceivedSoFar(key, confirmed.applied, confirmed.applied.number)
 
@@ -102,7 +102,7 @@ class Confirmations:
             )
 
     def has(self, so_far: ReceivedSoFar, group: FollowedGroup, places: Iterable[TopicPartition]) -> None:
-        """What had been told of a group in these places is there."""
+        """What had been received of a group in these places is there."""
         for place in places:
             so_far.applied.has(group.group, place, so_far.number)
         self.report([so_far.key])

@@ -375,7 +375,7 @@ class GroupFollower(Part):
             wanted = {place for place, committed in plan.commit.items() if group.wanted.get(place) == committed}
             answers = await cluster.commit_offsets(group.group, plan.commit)
             done = {place: committed for place, committed in plan.commit.items() if place not in answers}
-            if so_far is not None and group.certain:  # told first: clients wait for it
+            if so_far is not None and group.certain:  # reported first: clients wait for it
                 self.confirmations.has(so_far, group, wanted & done.keys())
             group.committed(done, self._clock.monotonic(), renewal_s)
             self.commits += len(done)

@@ -75,7 +75,7 @@ class Intake:
 
     @property
     def has_feeds(self) -> bool:
-        """Whether anybody tells anything."""
+        """Whether any leader end pushes groups."""
         return bool(self._feeds)
 
     def groups(self) -> Iterator[FollowedGroup]:
@@ -86,7 +86,7 @@ class Intake:
         return (group for (link, _), group in sorted(self._groups.items()) if link == link_name)
 
     def fed_over(self, connection: LinkConnection) -> Iterator[FollowedGroup]:
-        """The groups that are told over a connection."""
+        """The groups that are pushed over a connection."""
         mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
         return (group for group in self._groups.values() if group.source in mine)
 
@@ -125,7 +125,7 @@ class Intake:
             if whole.confirm:
                 self._confirmations.begin(key, connection, epoch, partitions)
             if feed is None or feed.connection is not connection:
-                # Another proxy may have been told before, and its last request be carried out late.
+                # Another proxy may have been pushed to before, and its last request be carried out late.
                 self._certain_from[key] = now + LOST_REQUEST_MARGIN_S
         elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
             raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")

@@ -1,9 +1,9 @@
-"""The leader end of group offsets: reads this cluster's offsets topic, and tells follower ends what is committed.
+"""The leader end of group offsets: reads this cluster's offsets topic, and pushes to follower ends what is committed.
 
 For each partition of ``__consumer_offsets`` whose leader this proxy fronts there is a :class:`Source`: what the log
 adds up to for the groups of led namespaces, read from the log's start in one leader epoch. For each link there is one
 :class:`Feed` over one connection: first the whole of each partition, then what changed, newest state only, one call at
-a time. What a call carried is the follower end's to keep until the connection ends; then all is told again.
+a time. What a call carried is the follower end's to keep until the connection ends; then all is pushed again.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class GroupLeader(Part):
         self.on_confirmed: Callable[[SyncPlace], None] = not_joined
         """Called when a follower end of a synchronous link has more."""
         self.pushed = asyncio.Event()
-        """Set when a follower end is told more; who waits for it clears it."""
+        """Set when more is pushed to a follower end; who waits for it clears it."""
         self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = not_joined
-        """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
+        """Whether a transactional batch may be pushed now. Asked again after :meth:`resume`."""
         self.error: str | None = None
         """Why the offsets topic cannot be found."""
 
@@ -140,7 +140,7 @@ class GroupLeader(Part):
         return calls.Done()
 
     def _is_current(self, feed: Feed) -> bool:
-        """Whether what a feed tells is what the link's namespaces ask for now."""
+        """Whether what a feed pushes is what the link's namespaces ask for now."""
         link = self._context.control.state.links.get(feed.link_name)
         return link is not None and feed.mappings == link.mappings and not feed.connection.lost
 
@@ -371,7 +371,7 @@ class GroupLeader(Part):
         return bool(len(part.records))
 
     def _take_waiting(self, source: Source, now: float, broken: BatchError | None = None) -> None:
-        """Take what was read, up to a marker that may not be told yet; ``broken``: what comes behind it."""
+        """Take what was read, up to a marker that may not be pushed yet; ``broken``: what comes behind it."""
         changed: set[OffsetKey] = set()
         try:
             while source.waiting:
@@ -405,18 +405,18 @@ class GroupLeader(Part):
                 feed.wake.set()
 
     def _may_pass(self, source: Source, header: BatchHeader, batch: Frame) -> bool:
-        """Whether a transactional batch may be told over all links that confirm."""
+        """Whether a transactional batch may be pushed over all links that confirm."""
         fed = [fed for feed in self._feeds.values() if (fed := feed.fed.get(source)) is not None]
         return all(self.may_pass(each, header, batch) for each in fed)
 
     def resume(self, partition: int) -> None:
-        """Look again at what may not have been told."""
+        """Look again at what may not have been pushed."""
         source = self._sources.get(partition)
         if source is not None and source.waiting:
             self._take_waiting(source, self._clock.monotonic())
 
     def is_pushed(self, place: object) -> bool:
-        """Whether a place is told still."""
+        """Whether a place is pushed still."""
         feeds = [feed for feed in self._feeds.values() if self._is_current(feed)]
         return any(each is place for feed in feeds for each in feed.fed.values())
 
@@ -428,7 +428,7 @@ class GroupLeader(Part):
             del self._sources[source.partition]
             self.wake()
 
-    # ---- telling ----
+    # ---- pushing ----
 
     async def _feed_for_ever(self, feed: Feed) -> None:
         """Tell one follower end, until its connection ends or the link changes."""
@@ -501,7 +501,7 @@ class GroupLeader(Part):
     def _push_at_once(self, feed: Feed, source: Source) -> bool:
         """Tell a follower end that confirms what was read just now, if it was told all else; whether it has all of it.
 
-        Clients wait for that. The task that tells takes its turn where there is more to do.
+        Clients wait for that. The task that pushes takes its turn where there is more to do.
         """
         if not feed.idle or not feed.confirms or source not in feed.pushed or not self._is_current(feed):
             return False
@@ -513,7 +513,7 @@ class GroupLeader(Part):
         return not feed.pushed[source]
 
     def _withheld(self, feed: Feed) -> set[str]:
-        """Topics that are not told now: one that is truncated takes its committed offsets with it when it is deleted,
+        """Topics that are not pushed now: one that is truncated takes its committed offsets with it when it is deleted,
         and gets them back."""
         withheld = (name for name, each in self._context.control.state.truncations.items() if each.phase in WITHHELD)
         return {name for name in withheld if feed.remote_topic(name) is not None}
@@ -539,7 +539,7 @@ class GroupLeader(Part):
         """Call now, without waiting for the answer: calls are taken in their order. Raises LinkLost."""
         answer = feed.connection.begin_call(self._asked(feed, changes))
         self.pushed.set()
-        call = self._tasks.start(f"tell-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
+        call = self._tasks.start(f"push-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
         feed.calls.add(call)
         call.add_done_callback(feed.calls.discard)
 
@@ -617,7 +617,7 @@ class GroupLeader(Part):
             found = source.offsets_log.pending_commit(producer_id, key)
             group, topic = feed.remote_group(key.group), feed.remote_topic(key.topic)
             if found is None or group is None or topic is None:
-                continue  # it has ended, and is told as a committed offset, or is not the link's
+                continue  # it has ended, and is pushed as a committed offset, or is not the link's
             epoch, committed = found
             where = producer_id, epoch, group, topic, key.partition
             if committed is None:

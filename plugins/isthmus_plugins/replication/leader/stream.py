@@ -150,7 +150,7 @@ class LeaderStream:
         self.lacking_since: float | None = None
         """When the oldest record was first seen that the follower lacked as the stream was opened, if one was."""
         self.sent_bounds: tuple[int, int] | None = None
-        """The log's start and end, as the follower was told them."""
+        """The log's start and end, as they were sent last."""
         self.compacted = False
         """Whether the cleaner may take records and markers out of the log."""
         self.read_committed = False

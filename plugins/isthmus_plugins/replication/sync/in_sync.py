@@ -148,7 +148,7 @@ class SyncPartitions:
         return progress.floor if progress is not None and not progress.suspended else None
 
     def sent_from(self, key: LinkPartition) -> int | None:
-        """From where on every decision is told that lists a partition of the offsets topic; None: nowhere."""
+        """From where on every decision is sent that lists a partition of the offsets topic; None: nowhere."""
         progress, record = self.progress.get(key), self._links.record(key.link, key.place)
         if progress is None or record is None or record.state is not SyncState.IN_SYNC:
             return None

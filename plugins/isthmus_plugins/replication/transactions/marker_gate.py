@@ -169,7 +169,7 @@ class MarkerGate:
         self._order.forget(self._is_pushed, lambda key: key in self._requirements.ordered(key.place))
 
     def _may_be_unsent(self, key: LinkPartition, offset: int) -> bool:
-        """Whether a marker of the offsets topic may carry out a decision that is told to nobody because of it."""
+        """Whether a marker of the offsets topic may carry out a decision that is sent to nobody because of it."""
         if key.topic != OFFSETS_TOPIC or offset < self._order.known_upto(key):
             return False
         sent_from = self._partitions.sent_from(key)

@@ -106,7 +106,7 @@ class TransactionTail(TopicTail[_Part]):
         return found if found is not None and found[1].transactional_id == transactional_id else None
 
     def is_sent_again(self, producer_id: int) -> None:
-        """What a producer decided before the log was loaded is told again, or a later decision is."""
+        """What a producer decided before the log was loaded is sent again, or a later decision is."""
         found = self._decided.pop(producer_id, None)
         if found is None:
             return
