@@ -40,7 +40,7 @@ from isthmus_control.model import (
 )
 from isthmus_control.sealing import Sealed
 from isthmus_control.truncations import (
-    MovedPosition,
+    MovedOffset,
     PartitionCut,
     PartitionView,
     SalvageFile,
@@ -517,7 +517,7 @@ class AdvanceTruncation(Body):
     cuts: tuple[PartitionCut, ...] | None = None
     salvaged: tuple[SalvageFile, ...] | None = None
     new_topic_id: str | None = None
-    moved: tuple[MovedPosition, ...] | None = None
+    moved: tuple[MovedOffset, ...] | None = None
     moved_count: int | None = None
     attempt: str | None = None
     layout: TopicLayout | None = None

@@ -65,7 +65,7 @@ class LeaseView:
         """A claim or renewal is about to be sent for the first time. Retries keep the first time."""
         self._sent.setdefault(command_id, now)
 
-    def settled(self, command_id: str, accepted: bool) -> None:
+    def resolved(self, command_id: str, accepted: bool) -> None:
         """The log has answered a claim or renewal of ours."""
         sent = self._sent.pop(command_id, None)
         if accepted and sent is not None and (self._accepted is None or sent > self._accepted):

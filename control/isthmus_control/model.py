@@ -408,7 +408,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class GroupClaim:
-    """Until ``until_ms`` this cluster had the positions that the source had acked by then.
+    """Until ``until_ms`` this cluster had the committed offsets that the source had acked by then.
 
     Of the groups of one partition of the source's offsets topic, which has so many ``partitions``, and of the
     namespaces that followed over the link then. ``terms``: by the prefix of the groups here, what acks meant in place
@@ -573,7 +573,7 @@ class ProxyLease:
         return frozenset(claim.broker_id for claim in self.brokers)
 
 
-def leads_positions(link: Link) -> bool:
+def leads_commits(link: Link) -> bool:
     """Whether commits of this cluster's groups are to wait for a link: it is synchronous, made so by this cluster."""
     return link.leads_groups and link.mode is LinkMode.SYNCHRONOUS and made_here(link)
 

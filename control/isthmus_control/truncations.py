@@ -36,7 +36,7 @@ SPOOL_PREFIX = INTERNAL_PREFIX + "spool_"
 PAST_TRUNCATIONS_MAX = 100
 ELECTIONS_MAX = 1_000
 """So many leaders a partition may get between the begin of its truncation and the end of the old topic."""
-MOVED_POSITIONS_MAX = 1_000
+MOVED_OFFSETS_MAX = 1_000
 """Of one truncation, listed in the control state; the log has them all."""
 SUCCESSIONS_MAX = 100
 """Of one topic. A follower that slept through more of them is refused."""
@@ -50,13 +50,13 @@ class TruncationPhase(StrEnum):
     SALVAGING = "salvaging"
     """What is beyond goes to files."""
     SPOOLING = "spooling"
-    """What is before, and the positions of groups, go to the spool. From here on clients wait."""
+    """What is before, and the committed offsets of groups, go to the spool. From here on clients wait."""
     RECREATING = "recreating"
     REFILLING = "refilling"
     CATCHING_UP = "catching-up"
     """The spool is lost: what it held comes from the source again."""
     RESTORING = "restoring"
-    """Groups get their positions back."""
+    """Groups get their committed offsets back."""
     CLEANING = "cleaning"
     """The topic is whole; the spool goes."""
     CANCELLING = "cancelling"
@@ -122,8 +122,8 @@ class SalvageFile:
 
 
 @dataclass(frozen=True, slots=True)
-class MovedPosition:
-    """A group's position that was beyond the cut and was moved to it."""
+class MovedOffset:
+    """A group's committed offset that was beyond the cut and was moved to it."""
 
     group: str
     partition: int
@@ -162,7 +162,7 @@ def succession(chain: Sequence[Succession], former: str, successor: str) -> Succ
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """What a topic is made anew with. ``groups``: so many have positions in it, which the spool holds."""
+    """What a topic is made anew with. ``groups``: so many have committed offsets in it, which the spool holds."""
 
     replication_factor: int
     configs: Mapping[str, str]
@@ -186,7 +186,8 @@ class Truncation:
     before it was frozen (None: it had none). ``epochs_shifted_by`` is how its epochs were shown to clients. ``trouble``
     says why the phase does not end. ``attempt`` names the spool that is whole: each attempt to fill one has its own, so
     that nobody who slept through the loss of the truncation touches what the next owner made. ``source``: the source's
-    topic succeeded the one that was followed. ``positions_lost``: the spool was lost with the positions of groups.
+    topic succeeded the one that was followed. ``positions_lost``: the spool was lost with the committed offsets of
+    groups.
     ``given_up``: the operator has what is there while it catches up taken for all there is. ``compared_at``: who led
     the partitions when the logs were compared: each replica of a compacted log is cleaned by itself.
     ``refills_failed``: how often the new topic did not become what was spooled, the last time because of
@@ -209,7 +210,7 @@ class Truncation:
     cuts: tuple[PartitionCut, ...] = ()
     salvaged: tuple[SalvageFile, ...] = ()
     new_topic_id: str | None = None
-    moved: tuple[MovedPosition, ...] = ()
+    moved: tuple[MovedOffset, ...] = ()
     moved_count: int = 0
     epochs_shifted_by: int = 0
     attempt: str | None = None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from isthmus_control.acls import EVERY_ACL, AclBinding, AclFilter
+
+TopicPartition: TypeAlias = tuple[str, int]
+"""A partition of the cluster: the topic's name, and its number."""
 
 
 class BrokerUnavailable(Exception):
@@ -48,10 +51,10 @@ class ProduceConnection(Protocol):
 
     async def produce(
         self,
-        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        requests: Sequence[Mapping[TopicPartition, bytes]],
         timeout_ms: int,
         transactional_id: str | None = None,
-    ) -> list[dict[tuple[str, int], ProduceResult]]:
+    ) -> list[dict[TopicPartition, ProduceResult]]:
         """Append batches, in each request one for each (topic, partition). Raises BrokerUnavailable: fate unknown.
 
         The requests go out without waiting, and the broker takes them up one after the other, also after it refused
@@ -63,7 +66,7 @@ class ProduceConnection(Protocol):
 
     async def write_markers(
         self, markers: Sequence[TransactionMarkers], timeout_ms: int
-    ) -> dict[tuple[str, int], ProduceResult]:
+    ) -> dict[TopicPartition, ProduceResult]:
         """Write transaction markers, for each partition those of one producer. Raises BrokerUnavailable: fate unknown.
 
         Answers have no offset (-1). The broker stamps markers with its own time.
@@ -147,7 +150,7 @@ class TopicInfo(NamedTuple):
 
 
 class CommittedOffset(NamedTuple):
-    """A consumer group's position in one partition."""
+    """A consumer group's committed offset in one partition."""
 
     offset: int
     metadata: str
@@ -180,7 +183,7 @@ class ClusterApi(Protocol):
     async def log_end(self, topic: str, partition: int) -> int:
         """The leader's log end offset, which may be above the high watermark."""
 
-    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """The same for many at once; those that cannot be read now are left out."""
 
     async def high_watermark(self, topic: str, partition: int) -> int: ...
@@ -188,12 +191,10 @@ class ClusterApi(Protocol):
     async def last_stable_offset(self, topic: str, partition: int) -> int:
         """All transactions that began before it have ended."""
 
-    async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def high_watermarks(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """The same for many at once; those that cannot be read now are left out."""
 
-    async def offsets_for_times(
-        self, asked: Mapping[tuple[str, int], int]
-    ) -> Mapping[tuple[str, int], tuple[int, int]]:
+    async def offsets_for_times(self, asked: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, tuple[int, int]]:
         """By (topic, partition) and time (ms; -3: the latest there is): the broker's (offset, time), (-1, -1) for none.
 
         Those that cannot be read now are left out.
@@ -256,12 +257,12 @@ class ClusterApi(Protocol):
 
     async def committed_offsets(
         self, groups: Collection[str]
-    ) -> Mapping[str, Mapping[tuple[str, int], CommittedOffset]]:
+    ) -> Mapping[str, Mapping[TopicPartition, CommittedOffset]]:
         """What groups have committed, by (topic, partition). Groups that cannot be asked now are left out."""
 
     async def commit_offsets(
-        self, group: str, offsets: Mapping[tuple[str, int], CommittedOffset], retention_ms: int | None = None
-    ) -> Mapping[tuple[str, int], Refused]:
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], retention_ms: int | None = None
+    ) -> Mapping[TopicPartition, Refused]:
         """Commit in a group's place, also while it has members; what was not committed, and why.
 
         Needs ``transaction.partition.verification.enable=false`` (COORDINATOR_NOT_AVAILABLE otherwise). With
@@ -270,9 +271,9 @@ class ClusterApi(Protocol):
         """
 
     async def delete_offsets(
-        self, group: str, partitions: Collection[tuple[str, int]]
-    ) -> Mapping[tuple[str, int], Refused]:
-        """Delete positions; what was not deleted, and why (GROUP_SUBSCRIBED_TO_TOPIC: members are there)."""
+        self, group: str, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, Refused]:
+        """Delete committed offsets; what was not deleted, and why (GROUP_SUBSCRIBED_TO_TOPIC: members are there)."""
 
     async def delete_group(self, group: str) -> None:
         """Delete a group without members. KafkaRefused with NON_EMPTY_GROUP (68) or GROUP_ID_NOT_FOUND (69)."""

@@ -40,8 +40,8 @@ from isthmus_plugins.api import (
     ResponseHook,
     Verdict,
 )
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
-from isthmus_plugins.held_answers import HeldAnswers, Partition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
+from isthmus_plugins.held_answers import HeldAnswers
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -60,7 +60,7 @@ KNOWN_MAX: Final = 100_000
 class Acks(Protocol):
     """What a confirmer tells of its condition, and asks about those who wait. Called on the loop."""
 
-    def confirmed(self, place: Partition) -> None:
+    def confirmed(self, place: TopicPartition) -> None:
         """More of a partition is confirmed, or less must be."""
 
     def confirmed_all(self) -> None:
@@ -69,20 +69,20 @@ class Acks(Protocol):
     def changed(self) -> None:
         """:attr:`Confirmer.active` changed, or the answers of :meth:`Confirmer.concerns`."""
 
-    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
+    def oldest(self, place: TopicPartition, beyond: int = -1) -> float | None:
         """Since when (monotonic seconds) the first answer waits that ends behind an offset of a partition, or None."""
 
 
 class NoAcks:
     """Nobody waits."""
 
-    def confirmed(self, place: Partition) -> None: ...
+    def confirmed(self, place: TopicPartition) -> None: ...
 
     def confirmed_all(self) -> None: ...
 
     def changed(self) -> None: ...
 
-    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
+    def oldest(self, place: TopicPartition, beyond: int = -1) -> float | None:
         return None
 
 
@@ -105,7 +105,7 @@ class Confirmer:
         """Whether acks of a topic may have to wait. Asked once for each topic, until :meth:`Acks.changed`."""
         raise NotImplementedError
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         """The partition's latest leader epoch that is known, -1 for none.
 
         What is confirmed of one epoch says nothing of another: when it changes, what waits is answered
@@ -113,7 +113,7 @@ class Confirmer:
         """
         return -1
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         """Up to which offset a partition's records of a leader epoch are confirmed; None: they need not be.
 
         ``transactional``: those of transactional producers.
@@ -155,7 +155,7 @@ class AckGate:
 
     # ---- for the confirmer ----
 
-    def confirmed(self, place: Partition) -> None:
+    def confirmed(self, place: TopicPartition) -> None:
         self.held.confirmed(place)
 
     def confirmed_all(self) -> None:
@@ -173,7 +173,7 @@ class AckGate:
         """For requests whose answers need not wait, and for those whose answers may have to."""
         return Leave(float("inf")), Leave(float("inf"), self._on_known)
 
-    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
+    def oldest(self, place: TopicPartition, beyond: int = -1) -> float | None:
         return self.held.oldest(place, beyond)
 
     # ---- requests ----
@@ -267,16 +267,16 @@ class AckGate:
         """Answer what has waited for too long; let go what needs to wait no longer."""
         self.held.expire(self._clock.monotonic())
         self.held.confirmed_all()  # leaders may have moved
-        if self.held.has_untold:
-            self._tasks.start("untold", self._look_at_untold())
+        if self.held.has_unknown_ends:
+            self._tasks.start("unknown-ends", self._look_at_unknown_ends())
 
-    async def _look_at_untold(self) -> None:
+    async def _look_at_unknown_ends(self) -> None:
         """Where logs end that have batches of which the broker did not say where they are."""
-        taken = self.held.take_untold()
-        ends: Mapping[Partition, int] = {}
+        taken = self.held.take_unknown_ends()
+        ends: Mapping[TopicPartition, int] = {}
         try:
             ends = await self._context.cluster.log_ends(list(taken))
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})
         for place, waits in taken.items():
-            self.held.told(place, waits, ends.get(place))
+            self.held.ends_read(place, waits, ends.get(place))

@@ -11,9 +11,10 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 
 from isthmus_plugins.api import Gate
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_protocol import peeks
 from isthmus_protocol.error_answers import Cause, error_answer
 from isthmus_protocol.error_codes import DUPLICATE_SEQUENCE_NUMBER
@@ -21,22 +22,20 @@ from isthmus_protocol.produce_answers import Place, Writes, refused_in
 from isthmus_protocol.refusals import Refusal
 from isthmus_protocol.schema import ApiKey
 
-NOT_TOLD: Final = 2**63 - 1
+END_NOT_KNOWN: Final = 2**63 - 1
 """Where a batch ends that the broker has, without saying where."""
-
-Partition: TypeAlias = tuple[str, int]
 
 
 class Needs(Protocol):
     """What an ack needs now."""
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         """Up to which offset everybody who must have a partition's records has them, of a leader epoch of the source.
 
         None: nobody must have any.
         """
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         """The latest leader epoch that is known, -1 for none."""
 
 
@@ -61,10 +60,10 @@ class _Answer(Gate):
         self.transactional = transactional
         self.began = began
         self.deadline = deadline
-        self.places: dict[Partition, Place] = {}
+        self.places: dict[TopicPartition, Place] = {}
         """What it waits for; by partition: what the frame calls it."""
 
-    def let_go(self, place: Partition, refusal: Refusal | None = None) -> None:
+    def let_go(self, place: TopicPartition, refusal: Refusal | None = None) -> None:
         """A partition needs to be waited for no longer."""
         named = self.places.pop(place, None)
         if named is None:
@@ -104,11 +103,11 @@ class HeldAnswers:
         self.unconfirmed = 0
         """Answers that went out although something of what they ack was not confirmed in time."""
         self._numbers = itertools.count()
-        self._waiting: dict[Partition, tuple[list[Wait], list[Wait]]] = {}
+        self._waiting: dict[TopicPartition, tuple[list[Wait], list[Wait]]] = {}
         """By partition: heaps of what plain and what transactional producers wait for."""
         self._deadlines: list[tuple[float, int, _Answer]] = []
-        self._untold: dict[Partition, list[Wait]] = {}
-        self._late: dict[Partition, Wait] = {}
+        self._unknown_ends: dict[TopicPartition, list[Wait]] = {}
+        self._late: dict[TopicPartition, Wait] = {}
         """What was waited for in vain, the first of it, until it is confirmed or need not be."""
 
     def hold(
@@ -128,12 +127,12 @@ class HeldAnswers:
             for partition, code, base_offset in results:
                 if code in (0, DUPLICATE_SEQUENCE_NUMBER):
                     told = code == 0 and base_offset >= 0
-                    end = base_offset + written.records.get((topic, partition), 1) if told else NOT_TOLD
+                    end = base_offset + written.records.get((topic, partition), 1) if told else END_NOT_KNOWN
                     self._wait(answer, (name, partition), (topic, partition), end)
         return self._held(answer, frame)
 
     def hold_commit(
-        self, place: Partition, transactional: bool, wait_s: float, frame: bytes, refused: Callable[[], bytes]
+        self, place: TopicPartition, transactional: bool, wait_s: float, frame: bytes, refused: Callable[[], bytes]
     ) -> bytes | Gate:
         """The answer to a commit whose records the broker has, somewhere in ``place``.
 
@@ -141,7 +140,7 @@ class HeldAnswers:
         """
         now = self._clock()
         answer = _Answer(frame, lambda frame, refusals: refused(), transactional, now, now + wait_s)
-        self._wait(answer, place, (b"", place[1]), NOT_TOLD)
+        self._wait(answer, place, (b"", place[1]), END_NOT_KNOWN)
         return self._held(answer, frame)
 
     def _held(self, answer: _Answer, frame: bytes) -> bytes | Gate:
@@ -150,7 +149,7 @@ class HeldAnswers:
         heapq.heappush(self._deadlines, (answer.deadline, next(self._numbers), answer))
         return answer
 
-    def _wait(self, answer: _Answer, place: Partition, named: Place, end: int) -> None:
+    def _wait(self, answer: _Answer, place: TopicPartition, named: Place, end: int) -> None:
         epoch = self._needs.leader_epoch(place)
         kinds = self._waiting.get(place)
         if kinds is None:
@@ -163,14 +162,14 @@ class HeldAnswers:
                 return
         answer.places[place] = named
         wait = Wait(end, next(self._numbers), epoch, answer)
-        if end == NOT_TOLD:
-            self._untold.setdefault(place, []).append(wait)
+        if end == END_NOT_KNOWN:
+            self._unknown_ends.setdefault(place, []).append(wait)
         else:
             heapq.heappush(waiting, wait)
 
     # ---- what lets answers go ----
 
-    def confirmed(self, place: Partition) -> None:
+    def confirmed(self, place: TopicPartition) -> None:
         """More of a partition is confirmed, or less must be, or its leader changed."""
         late = self._late.get(place)
         if late is not None:
@@ -198,21 +197,21 @@ class HeldAnswers:
         for place in list(self._waiting):
             self.confirmed(place)
 
-    def take_untold(self) -> dict[Partition, list[Wait]]:
+    def take_unknown_ends(self) -> dict[TopicPartition, list[Wait]]:
         """What waits for the end of a batch that the broker has and did not tell: by then, the log's end is enough."""
-        taken, self._untold = self._untold, {}
+        taken, self._unknown_ends = self._unknown_ends, {}
         return taken
 
-    def told(self, place: Partition, waits: Iterable[Wait], log_end: int | None) -> None:
+    def ends_read(self, place: TopicPartition, waits: Iterable[Wait], log_end: int | None) -> None:
         """A look at the log that began after ``waits`` were taken found its end there; None: it failed."""
         for wait in waits:
             if log_end is None:
-                self._untold.setdefault(place, []).append(wait)
+                self._unknown_ends.setdefault(place, []).append(wait)
             else:
-                told = wait._replace(end=log_end)
-                heapq.heappush(self._waiting[place][wait.answer.transactional], told)
+                known = wait._replace(end=log_end)
+                heapq.heappush(self._waiting[place][wait.answer.transactional], known)
                 if self._late.get(place) is wait:
-                    self._late[place] = told
+                    self._late[place] = known
         if log_end is not None:
             self.confirmed(place)
 
@@ -225,12 +224,12 @@ class HeldAnswers:
                 self._note_late(place, answer)
                 answer.let_go(place, None if self._lets_go else self._not_confirmed(place))
 
-    def _not_confirmed(self, place: Partition) -> Refusal:
+    def _not_confirmed(self, place: TopicPartition) -> Refusal:
         reason = f"{self._name} has not confirmed it"
         return error_answer(Cause.NOT_CONFIRMED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", reason)
 
-    def _note_late(self, place: Partition, answer: _Answer) -> None:
-        waits = (*self._waiting[place][answer.transactional], *self._untold.get(place, ()))
+    def _note_late(self, place: TopicPartition, answer: _Answer) -> None:
+        waits = (*self._waiting[place][answer.transactional], *self._unknown_ends.get(place, ()))
         for wait in waits:
             if wait.answer is answer:
                 self._late.setdefault(place, wait)
@@ -243,10 +242,10 @@ class HeldAnswers:
         return bool(self._deadlines)
 
     @property
-    def has_untold(self) -> bool:
-        return bool(self._untold)
+    def has_unknown_ends(self) -> bool:
+        return bool(self._unknown_ends)
 
-    def oldest(self, place: Partition, beyond: int = -1) -> float | None:
+    def oldest(self, place: TopicPartition, beyond: int = -1) -> float | None:
         """Since when the first answer for a partition waits, or waited in vain, for what is at ``beyond`` or later.
 
         None: none does.
@@ -260,11 +259,11 @@ class HeldAnswers:
                 firsts += [wait for wait in heap if wait.end > beyond]
             else:
                 firsts += heap[:1]
-        began = [wait.answer.began for wait in (*firsts, *self._untold.get(place, ())) if wait.answer.places]
+        began = [wait.answer.began for wait in (*firsts, *self._unknown_ends.get(place, ())) if wait.answer.places]
         if place in self._late and self._late[place].end > beyond:
             began.append(self._late[place].answer.began)
         return min(began, default=None)
 
 
-def _fenced(place: Partition) -> Refusal:
+def _fenced(place: TopicPartition) -> Refusal:
     return error_answer(Cause.FENCED, ApiKey.PRODUCE, f"{place[0]}-{place[1]}", "the partition's leader moved")

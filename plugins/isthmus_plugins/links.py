@@ -331,7 +331,8 @@ class GroupStatus(_Model):
     sync: SyncStatus | None = None
     """What an ack for a commit of the group means; None: the link is asynchronous here, or the group follows."""
     unmapped_topics: list[str] = []
-    """Topics in which the group has positions and that no namespace of the link holds: those are not replicated."""
+    """Topics in which the group has committed offsets and that no namespace of the link holds: those are not
+    replicated."""
 
 
 class AclNotMapped(_Model):
@@ -369,7 +370,7 @@ class OffsetsTopicStatus(_Model):
 
 
 class GroupOffset(_Model):
-    """A position that a group committed at the source."""
+    """An offset that a group committed at the source."""
 
     topic: str
     partition: int
@@ -383,10 +384,10 @@ class GroupOffsets(_Model):
 
     group: str
     kind: str | None
-    """classic, consumer, share, streams; None where the copy has positions and nothing else."""
+    """classic, consumer, share, streams; None where the copy has committed offsets and nothing else."""
     offsets: list[GroupOffset]
     unreadable_offsets: int = 0
-    """Positions whose newest commit is of a version that is not known here."""
+    """Committed offsets whose newest commit is of a version that is not known here."""
 
 
 class OffsetsView(_Model):
@@ -481,7 +482,7 @@ class TruncatedPartition(_Model):
 
 
 class MovedGroupPosition(_Model):
-    """A consumer group's position that was beyond the cut."""
+    """A consumer group's committed offset that was beyond the cut."""
 
     group: str
     partition: int
@@ -514,7 +515,7 @@ class TruncationStatus(_Model):
     moved_positions: list[MovedGroupPosition] = []
     """The first of them."""
     positions_lost: bool = False
-    """The positions of groups were lost with the local copy of the topic."""
+    """The committed offsets of groups were lost with the local copy of the topic."""
     groups_lost: int = 0
     """So many groups had some."""
     given_up: bool = False
@@ -555,7 +556,7 @@ class GroupVerdict(_Model):
     waiting: int
     """Committed offsets that are ahead of the follower's data: they are committed there when it comes."""
     difference: str | None = None
-    """The first position that differs, or why nothing was compared."""
+    """The first committed offset that differs, or why nothing was compared."""
 
 
 class VerifyReport(_Model):

@@ -18,8 +18,8 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import EnabledPlugin, NamespaceKey, ResourceType
 from isthmus_plugins.api import Close, RequestHook, Verdict
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import AckGate, Acks, Confirmer
-from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.namespace_dispatch import ApiHooks, Bound, Running
 from isthmus_plugins.namespace_plugins import (
     NamespaceHook,
@@ -300,10 +300,10 @@ class _Scoped(Confirmer):
     def concerns(self, topic: str) -> bool:
         return topic in self._scope and self._confirmer.concerns(topic)
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         return self._confirmer.leader_epoch(place)
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         return self._confirmer.confirmed_end(place, epoch, transactional)
 
 

@@ -120,7 +120,7 @@ class LinkObservers:
     def confirmed(self, event: LinkConfirmed) -> None:
         self._tell(event.link, lambda each: each.link_confirmed(event))
 
-    def told(self, event: LinkTold) -> None:
+    def report(self, event: LinkTold) -> None:
         self._tell(event.link, lambda each: each.link_told(event))
 
     def _tell(self, link: str, tell: Callable[[LinkObserver], None]) -> None:

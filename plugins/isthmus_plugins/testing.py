@@ -25,7 +25,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.api import Answer, Client, Close, Gate, Hold, Replace, Request, ResponseHook, Verdict
-from isthmus_plugins.cluster import Fetched, FetchPartition, PartitionInfo, TopicInfo
+from isthmus_plugins.cluster import Fetched, FetchPartition, PartitionInfo, TopicInfo, TopicPartition
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.namespace_plugins import NamespacePlugin
 from isthmus_plugins.process import PluginContext
@@ -65,7 +65,7 @@ class Broker:
     """A cluster of one broker, and the cluster interface of plugins to it."""
 
     def __init__(self) -> None:
-        self.logs: dict[tuple[str, int], list[bytes]] = {}
+        self.logs: dict[TopicPartition, list[bytes]] = {}
         """Batches by (topic, partition)."""
         self._topics: dict[str, TopicInfo] = {}
         self._grown = asyncio.Event()
@@ -145,7 +145,7 @@ class Broker:
     async def log_end(self, topic: str, partition: int) -> int:
         return self.end(topic, partition)
 
-    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {place: self.end(*place) for place in partitions if place in self.logs}
 
     high_watermark, high_watermarks, last_stable_offset = log_end, log_ends, log_end

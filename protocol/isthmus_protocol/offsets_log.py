@@ -1,4 +1,4 @@
-"""The records of ``__consumer_offsets``, and the groups' positions that a partition of it adds up to.
+"""The records of ``__consumer_offsets``, and the groups' committed offsets that a partition of it adds up to.
 
 Each record's key starts with its type (16 bits); every known type goes on with the group's id. Values of offset commits
 start with their version:
@@ -58,7 +58,7 @@ _KINDS: Final = {2: GroupKind.CLASSIC, 3: GroupKind.CONSUMER, 11: GroupKind.SHAR
 
 
 class OffsetKey(NamedTuple):
-    """Whose position a record is."""
+    """Whose committed offset a record is."""
 
     group: str
     topic: str
@@ -72,7 +72,7 @@ class GroupKey(NamedTuple):
     kind: GroupKind | None
 
 
-class Position(NamedTuple):
+class Commit(NamedTuple):
     """A committed offset."""
 
     offset: int
@@ -98,7 +98,7 @@ def decode_key(key: bytes) -> OffsetKey | GroupKey:
     raise UnknownRecord(f"type {type_}")
 
 
-def decode_commit(value: bytes, log_offset: int) -> Position:
+def decode_commit(value: bytes, log_offset: int) -> Commit:
     """The value of an offset commit. Raises UnknownRecord, and MalformedFrame for bytes that are none."""
     try:
         (version,) = _INT16.unpack_from(value)
@@ -117,7 +117,7 @@ def decode_commit(value: bytes, log_offset: int) -> Position:
             raise MalformedFrame(f"an offset commit of version {version} that is cut")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedFrame(f"an offset commit: {error}") from error
-    return Position(offset, metadata, committed_ms, log_offset)
+    return Commit(offset, metadata, committed_ms, log_offset)
 
 
 def partition_of(group: str, partitions: int) -> int:
@@ -132,19 +132,19 @@ def partition_of(group: str, partitions: int) -> int:
 class Group:
     """One group, as the log has it so far."""
 
-    __slots__ = ("kind", "positions", "unreadable")
+    __slots__ = ("kind", "offsets", "unreadable")
 
     def __init__(self) -> None:
         self.kind: GroupKind | None = None
-        """None: the coordinator knows positions of it and nothing else."""
-        self.positions: dict[tuple[str, int], Position] = {}
+        """None: the coordinator knows committed offsets of it and nothing else."""
+        self.offsets: dict[tuple[str, int], Commit] = {}
         """By (topic, partition)."""
         self.unreadable: dict[tuple[str, int], str] = {}
         """Partitions whose newest commit is of a version that is not known, and what it is."""
 
     @property
     def is_empty(self) -> bool:
-        return self.kind is None and not self.positions and not self.unreadable
+        return self.kind is None and not self.offsets and not self.unreadable
 
 
 class OffsetsLog:
@@ -155,7 +155,7 @@ class OffsetsLog:
         self.groups: dict[str, Group] = {}
         self.unknown: dict[str, int] = {}
         """Records that are not known: what they are, and where the last of each stands."""
-        self._open: dict[int, dict[OffsetKey, Position | str]] = {}
+        self._open: dict[int, dict[OffsetKey, Commit | str]] = {}
         """By producer id: commits of its open transaction (or what of them cannot be read)."""
         self._since: dict[int, tuple[int, int]] = {}
         """By producer id with such commits: its epoch, and where they begin."""
@@ -163,7 +163,7 @@ class OffsetsLog:
         self._undone = False
 
     def take(self, batch: Frame, header: BatchHeader) -> set[OffsetKey]:
-        """Take one batch; the positions that it changed. Raises BatchError."""
+        """Take one batch; the committed offsets that it changed. Raises BatchError."""
         if header.is_control:
             if not header.record_count:
                 return set()  # the cleaner has taken the marker out: nothing of its transaction is left either
@@ -190,7 +190,8 @@ class OffsetsLog:
         return news
 
     def take_undone(self) -> bool:
-        """Whether, since this was asked last, a transaction with commits was aborted, or a position went back or away.
+        """Whether, since this was asked last, a transaction with commits was aborted, or a committed offset went back
+        or away.
 
         Then what transactions had committed before may not be put over what there is now.
         """
@@ -205,7 +206,7 @@ class OffsetsLog:
         """All commits of open transactions, by producer id."""
         return ((producer_id, key) for producer_id, commits in self._open.items() for key in commits)
 
-    def pending_position(self, producer_id: int, key: OffsetKey) -> tuple[int, Position | str | None] | None:
+    def pending_commit(self, producer_id: int, key: OffsetKey) -> tuple[int, Commit | str | None] | None:
         """The producer's epoch, and what is committed (a text: why it cannot be read; None: it was deleted).
 
         None: the transaction has ended.
@@ -223,7 +224,7 @@ class OffsetsLog:
         return min((since for _, since in self._since.values()), default=default)
 
     def _record(
-        self, record: Record, transaction: dict[OffsetKey, Position | str] | None, header: BatchHeader
+        self, record: Record, transaction: dict[OffsetKey, Commit | str] | None, header: BatchHeader
     ) -> OffsetKey | None:
         try:
             key = decode_key(record.key or b"")
@@ -238,7 +239,7 @@ class OffsetsLog:
             return None
         if record.value is None:
             return key if self._delete(key) else None
-        found: Position | str
+        found: Commit | str
         try:
             found = decode_commit(record.value, record.offset)
         except (UnknownRecord, MalformedFrame) as error:
@@ -257,17 +258,17 @@ class OffsetsLog:
             group.kind = None
         self._drop_if_empty(name, group)
 
-    def _put(self, key: OffsetKey, found: Position | str) -> bool:
+    def _put(self, key: OffsetKey, found: Commit | str) -> bool:
         group = self.groups.setdefault(key.group, Group())
         place = key.topic, key.partition
         if isinstance(found, str):
             group.unreadable[place] = found
             return True
-        known = group.positions.get(place)
+        known = group.offsets.get(place)
         if known is not None and known.log_offset > found.log_offset:
             return False
         group.unreadable.pop(place, None)
-        group.positions[place] = found
+        group.offsets[place] = found
         self._undone = self._undone or (known is not None and found.offset < known.offset)
         return True
 
@@ -280,7 +281,7 @@ class OffsetsLog:
             return False
         place = key.topic, key.partition
         was_unreadable = group.unreadable.pop(place, None) is not None
-        existed = group.positions.pop(place, None) is not None
+        existed = group.offsets.pop(place, None) is not None
         self._undone = self._undone or existed
         self._drop_if_empty(key.group, group)
         return existed or was_unreadable

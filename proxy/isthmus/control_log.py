@@ -480,9 +480,9 @@ class ControlLog:
                 self._halt(Halted(INTERNAL_ERROR, f"a subscriber failed at offset {offset}: {error!r}"))
         elif applied.command is None:
             log.warning("control log record rejected", extra={"offset": offset, "error": str(applied.outcome)})
-        self._settle(applied)
+        self._resolve(applied)
 
-    def _settle(self, applied: Applied) -> None:
+    def _resolve(self, applied: Applied) -> None:
         command, outcome = applied.command, applied.outcome
         if command is None or (command.by != self.name and command.id not in self._pending):
             return
@@ -494,7 +494,7 @@ class ControlLog:
                 self._outcomes.popitem(last=False)
         pending = self._pending.pop(command.id, None)
         if isinstance(command.body, ClaimBrokers | RenewLease):
-            self._view.settled(command.id, isinstance(outcome, Accepted))
+            self._view.resolved(command.id, isinstance(outcome, Accepted))
         if pending is not None and not pending.outcome.done():
             pending.outcome.set_result(outcome)
 

@@ -206,7 +206,7 @@ def test_a_mixed_commit_by_hand_and_by_topic_id(setup: Setup) -> None:
     assert setup.committed(group) == {setup.free: 1}
 
 
-def test_transactions_do_not_move_positions(setup: Setup) -> None:
+def test_transactions_do_not_move_committed_offsets(setup: Setup) -> None:
     group = setup.group()
     producer = Producer({"bootstrap.servers": setup.link.b.bootstrap, "transactional.id": unique("txn-")})
     producer.init_transactions(30)
@@ -241,7 +241,7 @@ def test_a_java_application_of_transactions_ends(setup: Setup) -> None:
     assert setup.committed(group) == {}
 
 
-def test_groups_and_their_positions_are_not_deleted(setup: Setup) -> None:
+def test_groups_and_their_committed_offsets_are_not_deleted(setup: Setup) -> None:
     group = setup.group()
     admin = setup.link.b.admin()
     free = ConsumerGroupTopicPartitions(group, [TopicPartition(setup.free, 0, 1)])

@@ -103,7 +103,7 @@ def test_commits_arrive_within_a_second_while_members_are_active(link: Linked) -
     assert link.verify()["equal"]
 
 
-def test_positions_in_topics_that_are_not_mapped_are_listed(link: Linked) -> None:
+def test_committed_offsets_in_topics_that_are_not_mapped_are_listed(link: Linked) -> None:
     names = Names(link)
     alien = unique("alien-")
     link.a.create_topic(alien)
@@ -208,7 +208,7 @@ def test_a_planted_difference_is_found_and_mended(link: Linked) -> None:
 @pytest.mark.one_in_ci("stories")
 @pytest.mark.parametrize("source", ["3.9.2", DEFAULT_VERSION])
 def test_an_older_cluster(shared_kafka: Clusters, source: str) -> None:
-    """Kafka 3.9 serves no KIP-848 groups; positions of such groups arrive there all the same."""
+    """Kafka 3.9 serves no KIP-848 groups; committed offsets of such groups arrive there all the same."""
     older, newer = shared_kafka(version="3.9.2"), shared_kafka(role="third")
     a, b = (older, newer) if source == "3.9.2" else (newer, older)
     with group_link(a, b) as link:

@@ -64,17 +64,17 @@ class Copies:
         found: dict[str, Any] = self.pair.b.proxy.get(f"/v1/links/{self.pair.name}/offsets")
         return found
 
-    def position(self, group: str) -> tuple[int, str] | None:
+    def committed_at(self, group: str) -> tuple[int, str] | None:
         """Where a group is, as the copy says."""
         for each in self.view()["groups"]:
-            for position in each["offsets"]:
-                if (each["group"], position["topic"]) == (group, self.topic):
+            for committed in each["offsets"]:
+                if (each["group"], committed["topic"]) == (group, self.topic):
                     # librdkafka ends metadata with a zero byte.
-                    return position["offset"], position["metadata"].rstrip("\0")
+                    return committed["offset"], committed["metadata"].rstrip("\0")
         return None
 
-    def wait_position(self, group: str, position: tuple[int, str] | None) -> None:
-        until(f"{group} is at {position} in the copy", lambda: self.position(group) == position, WAIT_S, 0.2)
+    def wait_committed(self, group: str, committed: tuple[int, str] | None) -> None:
+        until(f"{group} is at {committed} in the copy", lambda: self.committed_at(group) == committed, WAIT_S, 0.2)
 
     def wait_equal_ends(self) -> None:
         partitions = self.pair.a.topics()[OFFSETS]
@@ -136,10 +136,10 @@ def test_the_whole_topic_is_copied_offset_by_offset(copied: Copies) -> None:
     first, second = unique("app-"), unique("other-")
     copied.commit(first, 5, "before")
     copied.choose("whole")
-    copied.wait_position(first, (5, "before"))
+    copied.wait_committed(first, (5, "before"))
     copied.commit(second, 6, "after")
     copied.commit(first, 7)
-    copied.wait_position(second, (6, "after"))
+    copied.wait_committed(second, (6, "after"))
     producer = Producer({"bootstrap.servers": copied.pair.a.bootstrap, "transactional.id": unique("txn-")})
     producer.init_transactions(30)
     consumer = Consumer({"bootstrap.servers": copied.pair.a.bootstrap, "group.id": first})
@@ -149,9 +149,9 @@ def test_the_whole_topic_is_copied_offset_by_offset(copied: Copies) -> None:
         producer.send_offsets_to_transaction([place], consumer.consumer_group_metadata(), 30)
         end(30)
     consumer.close()
-    copied.wait_position(first, (60, ""))
+    copied.wait_committed(first, (60, ""))
     copied.pair.a.admin().delete_consumer_groups([second])[second].result(30)
-    copied.wait_position(second, None)
+    copied.wait_committed(second, None)
     copied.wait_equal_ends()
     assert copied.pair.b.topics()[copied.name] == copied.pair.a.topics()[OFFSETS]
     assert copied.pair.b.topic_config(copied.name)["cleanup.policy"] in ("compact,delete", "delete,compact")
@@ -168,7 +168,7 @@ def test_a_copy_that_somebody_else_wrote_waits_until_it_is_made_anew(copied: Cop
     group = unique("app-")
     copied.choose("whole")
     copied.commit(group, 5)
-    copied.wait_position(group, (5, ""))
+    copied.wait_committed(group, (5, ""))
     rogue = copied.pair.b.producer(direct=True)
     rogue.produce(copied.name, b"rogue", key=b"rogue", partition=0)
     assert rogue.flush(30) == 0
@@ -176,7 +176,7 @@ def test_a_copy_that_somebody_else_wrote_waits_until_it_is_made_anew(copied: Cop
     assert copied.pair.b.proxy.get(f"/v1/links/{copied.pair.name}/truncations")["items"] == []
     copied.pair.b.proxy.cli("topic", "recreate", copied.name)
     until("the copy follows", lambda: copied.pair.follower_state(copied.name) == "Following", WAIT_S, 0.2)
-    copied.wait_position(group, (5, ""))
+    copied.wait_committed(group, (5, ""))
     copied.wait_equal_ends()
     assert b"rogue" not in copied.raw()
     assert copied.pair.verify()["equal"]
@@ -189,13 +189,13 @@ def test_a_redacted_copy_has_the_chosen_groups_and_the_same_offsets(copied: Copi
             copied.commit(group, offset, f"{group}-metadata")
     copied.choose("redacted", "app-*", named)
     for group in (shown, named):
-        copied.wait_position(group, (2, f"{group}-metadata"))
+        copied.wait_committed(group, (2, f"{group}-metadata"))
     copied.wait_equal_ends()
     copied.commit(hidden, 9)
     copied.commit(shown, 9)
-    copied.wait_position(shown, (9, ""))
+    copied.wait_committed(shown, (9, ""))
     copied.wait_equal_ends()
-    assert copied.position(hidden) is None
+    assert copied.committed_at(hidden) is None
     raw = copied.raw()
     assert hidden.encode() not in raw
     assert shown.encode() in raw
@@ -210,17 +210,19 @@ def test_a_redacted_copy_has_the_chosen_groups_and_the_same_offsets(copied: Copi
     for side in (copied.pair.a, copied.pair.b):
         side.proxy.wait_ready()
     copied.commit(shown, 10, "after the kill")
-    copied.wait_position(shown, (10, "after the kill"))
+    copied.wait_committed(shown, (10, "after the kill"))
 
     # Another choice holds from then on, and for all that there is once the copy is made anew.
     copied.choose("redacted", hidden)
     copied.commit(shown, 11)
     copied.commit(hidden, 11)
-    copied.wait_position(hidden, (11, ""))
-    assert copied.position(shown) == (10, "after the kill")
+    copied.wait_committed(hidden, (11, ""))
+    assert copied.committed_at(shown) == (10, "after the kill")
     decision = copied.pair.b.proxy.cli("topic", "recreate", copied.name)
     assert decision["action"] == "recreate"
-    until("the copy is made anew", lambda: copied.position(shown) is None and copied.position(hidden), WAIT_S, 0.2)
+    until(
+        "the copy is made anew", lambda: copied.committed_at(shown) is None and copied.committed_at(hidden), WAIT_S, 0.2
+    )
     copied.wait_equal_ends()
     assert shown.encode() not in copied.raw()
     assert copied.pair.verify()["equal"]
@@ -234,7 +236,7 @@ def test_an_encrypted_copy_is_read_as_far_as_keys_were_given(copied: Copies) -> 
     for group in (shown, closed, none):
         copied.commit(group, 1, f"{group}-metadata")
     copied.choose("encrypted")
-    copied.wait_position(shown, (1, f"{shown}-metadata"))
+    copied.wait_committed(shown, (1, f"{shown}-metadata"))
     copied.wait_equal_ends()
     view = copied.view()
     assert closed not in {each["group"] for each in view["groups"]}
@@ -243,18 +245,18 @@ def test_an_encrypted_copy_is_read_as_far_as_keys_were_given(copied: Copies) -> 
 
     new_id = copied.keyrings.add("app-*", disclosed=True)
     copied.commit(shown, 2, "rotated")
-    copied.wait_position(shown, (2, "rotated"))
+    copied.wait_committed(shown, (2, "rotated"))
     lost = json.loads(copied.keyrings.target.read_text())
     ring = json.loads(json.dumps(lost))
     del ring["groups"]["app-*"]
     copied.keyrings.target.write_text(json.dumps(ring))
-    assert copied.position(shown) is None
+    assert copied.committed_at(shown) is None
     assert set(copied.view()["unreadable_key_ids"]) == {closed_id, old_id, new_id}
     copied.keyrings.target.write_text(json.dumps(lost))
-    assert copied.position(shown) == (2, "rotated")
+    assert copied.committed_at(shown) == (2, "rotated")
 
     copied.pair.a.admin().delete_consumer_groups([shown])[shown].result(30)
-    copied.wait_position(shown, None)
+    copied.wait_committed(shown, None)
     copied.wait_equal_ends()
     raw = copied.raw()
     for plain in (shown, closed, none, copied.topic, "metadata", "rotated"):
@@ -271,7 +273,7 @@ def test_without_a_usable_keyring_nothing_leaves(copied: Copies) -> None:
     copied.keyrings.add("app-*", disclosed=True)
     copied.choose("encrypted")
     copied.commit(group, 1)
-    copied.wait_position(group, (1, ""))
+    copied.wait_committed(group, (1, ""))
     good = copied.keyrings.source.read_text()
     copied.keyrings.source.write_text("{")
     copied.commit(group, 2)
@@ -283,4 +285,4 @@ def test_without_a_usable_keyring_nothing_leaves(copied: Copies) -> None:
     (partition, *_) = until("the copy has stopped", stopped, WAIT_S)
     assert "not JSON" in partition["message"]
     copied.keyrings.source.write_text(good)
-    copied.wait_position(group, (2, ""))
+    copied.wait_committed(group, (2, ""))

@@ -1,7 +1,7 @@
 """Leaders of offsets topics move, at the source and at the target, while groups commit; each broker has a proxy.
 
 So a move takes groups' coordinators, and the logs that their commits are read from, to other proxies. The target keeps
-positions for a minute only: those that nobody changes outlive it.
+committed offsets for a minute only: those that nobody changes outlive it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.links import Linked, Side, linked, sidecars, until
 from support.wire import Wire
 
 from isthmus_bench.kafka import KafkaCluster
-from isthmus_protocol.offsets_log import OFFSETS_TOPIC, OffsetKey, Position, decode_commit, decode_key, partition_of
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Commit, OffsetKey, decode_commit, decode_key, partition_of
 from isthmus_protocol.schema import ApiKey
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
 OFFSETS_PARTITIONS: Final = 4
 GROUPS: Final = 8
 RECORDS: Final = 5000
-"""In the topic that groups read: positions stay below."""
+"""In the topic that groups read: committed offsets stay below."""
 MOVES: Final = 3
 RETENTION: Final = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "500"}
 """A minute is the least that brokers take."""
@@ -45,9 +45,9 @@ class Scene(NamedTuple):
     target: str
     copy: str
     unchanged: dict[str, str]
-    """Groups at the target whose position nobody changes, by how their coordinator sees them."""
+    """Groups at the target whose committed offset nobody changes, by how their coordinator sees them."""
     own: str
-    """A group of the target's own and its topic: its position, the youngest of these, expires."""
+    """A group of the target's own and its topic: its committed offset, the youngest of these, expires."""
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +70,11 @@ def scene() -> Iterator[Scene]:
         for name in names.values():
             commit(pair.a, pair.local + name, {(source, 0): POSITION})
         expected = dict.fromkeys(unchanged.values(), POSITION)
-        until("all positions are there", lambda: positions(pair.b, target, expected) == expected, 20)
+        until("all committed offsets are there", lambda: committed_offsets(pair.b, target, expected) == expected, 20)
         own = unique("own")
         pair.b.create_topic(own, replicas=3)
         with member(pair.b, unchanged["left-by-members"], target):
-            pass  # positions of such groups expire some time after the last member left, whenever they were committed
+            pass  # offsets of such groups expire some time after the last member left, whenever they were committed
         for protocol in ("classic", "consumer"):
             stack.enter_context(member(pair.b, unchanged[protocol], own, group_protocol=protocol))
         commit(pair.b, own, {(own, 0): 0})
@@ -129,8 +129,8 @@ class Committers:
         assert error is not None or not any(thread.is_alive() for thread in self._threads)
 
 
-def positions(side: Side, topic: str, groups: Iterable[str]) -> dict[str, int]:
-    """By group, its position in a topic of one partition; of those whose coordinator tells it now.
+def committed_offsets(side: Side, topic: str, groups: Iterable[str]) -> dict[str, int]:
+    """By group, its committed offset in a topic of one partition; of those whose coordinator tells it now.
 
     Asked of every broker: librdkafka's administrators crash while coordinators move. One that does not know yet that it
     is no coordinator any more tells what was, so the furthest counts.
@@ -151,12 +151,11 @@ def positions(side: Side, topic: str, groups: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def commits(side: Side) -> Iterator[tuple[OffsetKey, Position | None]]:
+def commits(side: Side) -> Iterator[tuple[OffsetKey, Commit | None]]:
     """What was ever committed, as the brokers have it, in order for each key; None: expired or deleted.
 
-    This is what is so. A coordinator that has just become one may tell older positions for a moment, until its high
-    watermark is there.
-    """
+    This is what is so. A coordinator that has just become one may tell older committed offsets for a moment, until its
+    high watermark is there."""
     for partition in range(OFFSETS_PARTITIONS):
         for record in side.read(OFFSETS_TOPIC, partition, direct=True):
             key = decode_key(record.key or b"")
@@ -206,18 +205,18 @@ Move = Callable[[Scene, Side, Committers], None]
 @pytest.mark.one_in_ci("stories", of="offsets and their leaders")
 @pytest.mark.parametrize("move", [move_by_election, kill_a_leader], ids=lambda move: str(move.__name__))
 @pytest.mark.parametrize("where", ["source", "target"])
-def test_positions_and_copy_follow(scene: Scene, where: str, move: Move) -> None:
+def test_committed_offsets_and_copy_follow(scene: Scene, where: str, move: Move) -> None:
     pair = scene.pair
     with Committers(scene) as committers:
         move(scene, pair.a if where == "source" else pair.b, committers)
         committers.wait_for_more()
     expected = {follower: committers.acked[group] for group, follower in committers.groups.items()}
-    until("all positions are there", lambda: positions(pair.b, scene.target, expected) == expected, 20)
+    until("all committed offsets are there", lambda: committed_offsets(pair.b, scene.target, expected) == expected, 20)
     told: dict[str, list[int]] = defaultdict(list)
-    for key, position in commits(pair.b):
+    for key, found in commits(pair.b):
         if key.group in expected:
-            assert position is not None, f"{key} was deleted"
-            told[key.group].append(position.offset)
+            assert found is not None, f"{key} was deleted"
+            told[key.group].append(found.offset)
     assert {group: (told[group], told[group][-1]) for group in expected} == {
         group: (sorted(told[group]), offset) for group, offset in expected.items()
     }
@@ -226,21 +225,21 @@ def test_positions_and_copy_follow(scene: Scene, where: str, move: Move) -> None
     report = pair.verify()
     assert report["equal"], report
     view = pair.b.proxy.get(f"/v1/links/{pair.name}/offsets")
-    copied = {each["group"]: [position["offset"] for position in each["offsets"]] for each in view["groups"]}
+    copied = {each["group"]: [commit["offset"] for commit in each["offsets"]] for each in view["groups"]}
     assert {group: copied[group] for group in committers.acked} == {
         group: [offset] for group, offset in committers.acked.items()
     }
 
 
 @pytest.mark.one_in_ci("stories", of="offsets and their leaders")
-def test_positions_that_nobody_changes_outlive_the_retention(scene: Scene) -> None:
+def test_committed_offsets_that_nobody_changes_outlive_the_retention(scene: Scene) -> None:
     b = scene.pair.b
-    until("the retention of all is over", lambda: not positions(b, scene.own, [scene.own]), 90, 0.3)
+    until("the retention of all is over", lambda: not committed_offsets(b, scene.own, [scene.own]), 90, 0.3)
     renewed = dict.fromkeys(scene.unchanged.values(), 0)
-    for key, position in commits(b):
+    for key, found in commits(b):
         if key.group in renewed:
             assert key == OffsetKey(key.group, scene.target, 0)
-            assert position is not None, f"{key} has expired"
+            assert found is not None, f"{key} has expired"
             renewed[key.group] += 1
-    assert positions(b, scene.target, renewed) == dict.fromkeys(renewed, POSITION)
+    assert committed_offsets(b, scene.target, renewed) == dict.fromkeys(renewed, POSITION)
     assert min(renewed.values()) > 1, renewed

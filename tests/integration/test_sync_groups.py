@@ -53,7 +53,7 @@ class Groups:
         return None if status is None or status["sync"] is None else str(status["sync"]["state"])
 
     def at_b(self, group: str) -> int | None:
-        """A group's position, as the coordinator of B has it."""
+        """A group's committed offset, as the coordinator of B has it."""
         return offsets(self.pair.b, self.remote + group).get((self.far_topic, 0))
 
     def prepared_at_b(self, group: str) -> list[Any]:
@@ -149,7 +149,7 @@ def test_java_consumers_go_on_while_the_other_side_stands_still(groups: Groups, 
         ).stdout
         return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
 
-    def position(protocol: str) -> int:
+    def committed_at(protocol: str) -> int:
         return offsets(groups.pair.a, groups.local + protocol).get((topic, 0), 0)
 
     def all_in_sync() -> bool:
@@ -160,7 +160,7 @@ def test_java_consumers_go_on_while_the_other_side_stands_still(groups: Groups, 
     groups.pair.a.produce(topic, [b"x"] * first)
     with ThreadPoolExecutor(len(protocols)) as pool:
         consumers = {protocol: pool.submit(consume, protocol) for protocol in protocols}
-        until("both have read", lambda: all(position(protocol) == first for protocol in protocols))
+        until("both have read", lambda: all(committed_at(protocol) == first for protocol in protocols))
         until("In-Sync", all_in_sync)
         groups.pair.b.proxy.pause()
         stopped_at = time.monotonic()
@@ -169,7 +169,7 @@ def test_java_consumers_go_on_while_the_other_side_stands_still(groups: Groups, 
                 producer.produce(topic, b"x", partition=0)
                 producer.poll(0)
                 time.sleep(5 / more)  # the other side stands still for this long
-            until("both have read on", lambda: all(position(protocol) == first + more for protocol in protocols))
+            until("both have read on", lambda: all(committed_at(protocol) == first + more for protocol in protocols))
         finally:
             groups.pair.b.proxy.resume()
         assert time.monotonic() - stopped_at > 5
@@ -179,7 +179,7 @@ def test_java_consumers_go_on_while_the_other_side_stands_still(groups: Groups, 
         for protocol, consumer in consumers.items():
             events = [str(each["name"]) for each in consumer.result(60)]
             assert events.count("partitions_assigned") == 1, "the group rebalanced"
-            assert position(protocol) == first + more + last
+            assert committed_at(protocol) == first + more + last
             # It may have got Out-Of-Sync after it was asked: then the last commits were acked without B.
             at_b = partial(offsets, groups.pair.b, groups.remote + protocol)
             until("B has them", lambda at_b=at_b: at_b() == {(far_topic, 0): first + more + last})
@@ -206,7 +206,7 @@ def test_what_a_transaction_commits_in_a_group_is_stored_at_the_other_cluster(gr
 
 @contextmanager
 def committing_in_transactions(groups: Groups, group: str) -> Iterator[None]:
-    """An application commits positions of a group that is not replicated, one transaction after another."""
+    """An application commits offsets of a group that is not replicated, one transaction after another."""
     ended = threading.Event()
 
     def commit() -> None:
@@ -247,7 +247,8 @@ def test_transactions_of_other_groups_keep_nobody_out_of_sync(groups: Groups) ->
 
 
 def test_transactions_of_other_groups_wait_for_nobody(groups: Groups) -> None:
-    """Their positions are in the same partition of the offsets topic, which a decision names in the group's place."""
+    """Their committed offsets are in the same partition of the offsets topic, which a decision names in the group's
+    place."""
     client = groups.pair.a.producer()
     partitions = len(client.list_topics(OFFSETS_TOPIC).topics[OFFSETS_TOPIC].partitions)
     at = partition_of(groups.local + "6", partitions)

@@ -18,7 +18,7 @@ TRANSACTIONS = 3
 
 
 @pytest.mark.one_in_ci("stories", of="groups over several proxies")
-def test_positions_in_transactions_are_confirmed_whoever_fronts_which_coordinator(
+def test_committed_offsets_in_transactions_are_confirmed_whoever_fronts_which_coordinator(
     kafka_three: KafkaCluster, kafka: KafkaCluster
 ) -> None:
     with linked(kafka_three, kafka, a_proxies=sidecars(kafka_three)) as pair:

@@ -253,7 +253,7 @@ def test_a_java_commit_that_was_given_up_is_done_once_when_it_is_asked_for_again
     until("both sides are equal", lambda: link.verify(check=False)["equal"])
 
 
-def test_an_application_whose_groups_no_link_leads_commits_its_positions(link: Linked, topic: str) -> None:
+def test_an_application_whose_groups_no_link_leads_commits_its_offsets(link: Linked, topic: str) -> None:
     """It reads, writes what follows, and commits where it has read in the same transaction."""
     link.a.proxy.cli("link", "set-mode", link.name, "synchronous")
     wait_in_sync(link, topic)

@@ -102,7 +102,7 @@ class Proxy:
             self.view.applied(self.replica.state, self.now)
             if applied.command is not None and self.waiting.pop(applied.command.id, None) is not None:
                 self.outcomes[applied.command.id] = applied.outcome
-                self.view.settled(applied.command.id, isinstance(applied.outcome, Accepted))
+                self.view.resolved(applied.command.id, isinstance(applied.outcome, Accepted))
 
     def tend(self) -> None:
         """What a proxy does by itself: claim, renew, expire others, take snapshots."""

@@ -4,7 +4,7 @@ The plugin's own ends between two model clusters, whose coordinators lose reques
 Connections break, proxies are killed, leaders of the offsets topic move, members come and go at the follower. At every
 commit at the follower:
 
-- it is not ahead of the follower's data, and its group had this position at the source at some time.
+- it is not ahead of the follower's data, and its group had this committed offset at the source at some time.
 
 And when everything works again, the follower's coordinator has what the source's groups have, and nothing else.
 """
@@ -19,7 +19,7 @@ from support.fake_cluster import run_simulated
 from support.offsets import KeyValue, commit, deleted, group_gone, group_made, marker_batch, offsets_batch
 from support.replicas import Replicas
 
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, partition_of
 from isthmus_protocol.record_codec import Marker
 
@@ -29,8 +29,6 @@ OFFSETS_PARTITIONS = 3
 GROUPS = ("app-1", "app-2", "app-3", "other-1")
 TOPICS = ("local-1", "local-2", "alien")
 
-Place = tuple[str, int]
-
 
 class Storm:
     """What happens to a pair of replicas, and what the source's groups should have."""
@@ -38,11 +36,11 @@ class Storm:
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
         self.random = replicas.random
-        self.has: dict[str, dict[Place, tuple[int, CommittedOffset]]] = {}
+        self.has: dict[str, dict[TopicPartition, tuple[int, CommittedOffset]]] = {}
         """By group and partition: where the commit stands in the offsets log, and what it is."""
-        self.open: dict[tuple[int, int], list[tuple[str, Place, int, CommittedOffset]]] = {}
+        self.open: dict[tuple[int, int], list[tuple[str, TopicPartition, int, CommittedOffset]]] = {}
         """Open transactions, by producer id and partition of the offsets topic."""
-        self.ever: set[tuple[str, Place, CommittedOffset]] = set()
+        self.ever: set[tuple[str, TopicPartition, CommittedOffset]] = set()
         self.problems: list[str] = []
         replicas.b.on_commit = self.committed
 
@@ -57,7 +55,7 @@ class Storm:
         partition.write(offsets_batch(base_offset, records, producer_id))
         return base_offset
 
-    def _choose(self) -> tuple[str, Place, CommittedOffset]:
+    def _choose(self) -> tuple[str, TopicPartition, CommittedOffset]:
         group, topic = self.random.choice(GROUPS), self.random.choice(TOPICS)
         end = self.replicas.a.partition(topic).end
         offset = self.random.randint(0, end + (3 if self.random.random() < 0.2 else 0))
@@ -85,13 +83,13 @@ class Storm:
                 if marker is Marker.COMMIT:
                     self._settle(group, place, at, position)
 
-    def _settle(self, group: str, place: Place, at: int, position: CommittedOffset) -> None:
+    def _settle(self, group: str, place: TopicPartition, at: int, position: CommittedOffset) -> None:
         known = self.has.setdefault(group, {}).get(place)
         if known is None or known[0] < at:
             self.has[group][place] = at, position
             self.ever.add((group, place, position))
 
-    def delete_position(self) -> None:
+    def delete_offset(self) -> None:
         group = self.random.choice(GROUPS)
         if self.has.get(group):
             self._delete(group, [self.random.choice(sorted(self.has[group]))], [])
@@ -101,7 +99,7 @@ class Storm:
         if group in self.has:
             self._delete(group, list(self.has.pop(group)), [group_gone(group)])
 
-    def _delete(self, group: str, places: list[Place], more: list[KeyValue]) -> None:
+    def _delete(self, group: str, places: list[TopicPartition], more: list[KeyValue]) -> None:
         for place in places:
             self.has.get(group, {}).pop(place, None)
             for pending in self.open.values():
@@ -152,7 +150,7 @@ class Storm:
             self.commit: 40,
             self.commit_in_transaction: 10,
             self.end_transaction: 8,
-            self.delete_position: 4,
+            self.delete_offset: 4,
             self.delete_group: 3,
             self.write: 15,
             self.members_come: 3,
@@ -172,7 +170,7 @@ class Storm:
 
     # -- what must hold
 
-    def committed(self, group: str, place: Place, position: CommittedOffset) -> None:
+    def committed(self, group: str, place: TopicPartition, position: CommittedOffset) -> None:
         source = group.removeprefix("far-"), (place[0].replace("remote-", "local-"), place[1]), position
         before = self.replicas.b.offsets.get(group, {}).get(place)
         moved = before is not None and before.metadata == position.metadata and before.offset > position.offset
@@ -181,26 +179,26 @@ class Storm:
         if position.offset > self.replicas.b.partition(*place).high_watermark:
             self.problems.append(f"{group}: {position} is ahead of {place}")
 
-    def expected(self) -> dict[str, dict[Place, CommittedOffset]]:
+    def expected(self) -> dict[str, dict[TopicPartition, CommittedOffset]]:
         found = {
             "far-" + group: {
                 (topic.replace("local-", "remote-"), partition): position
-                for (topic, partition), (_, position) in positions.items()
+                for (topic, partition), (_, position) in offsets.items()
                 if topic.startswith("local-")
             }
-            for group, positions in self.has.items()
+            for group, offsets in self.has.items()
             if group.startswith("app-")
         }
-        return {group: positions for group, positions in found.items() if positions}
+        return {group: offsets for group, offsets in found.items() if offsets}
 
     def equal(self) -> bool:
         there = self.replicas.b.offsets
         return self.expected() == {
-            group: positions for group, positions in there.items() if group.startswith("far-app-") and positions
+            group: offsets for group, offsets in there.items() if group.startswith("far-app-") and offsets
         }
 
 
-def _arguments(place: Place, position: CommittedOffset) -> tuple[str, int, int, str]:
+def _arguments(place: TopicPartition, position: CommittedOffset) -> tuple[str, int, int, str]:
     return place[0], position.offset, place[1], position.metadata
 
 
@@ -222,7 +220,7 @@ async def simulate(seed: int) -> None:
     try:
         await replicas.until("the groups are where the source's are", storm.equal)
         followed = replicas.ends["B"].group_follower
-        await replicas.until("nothing is pending", lambda: all(each.settled for each in followed.groups("a-to-b")), 40)
+        await replicas.until("nothing is pending", lambda: all(each.idle for each in followed.groups("a-to-b")), 40)
     except AssertionError as error:
         raise AssertionError(f"{error}\nexpected {storm.expected()}\nfound {replicas.b.offsets}") from error
     assert not storm.problems, storm.problems

@@ -18,7 +18,7 @@ from support.truncating import TruncatedCluster, salvaged, simulate_truncations
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.replication.follower.log import FILLER_KEY
-from isthmus_plugins.replication.leader import tombstone_window as lateness_module
+from isthmus_plugins.replication.leader import tombstone_window
 
 TOPIC = "remote-t"
 RETENTION_S = 20.0
@@ -103,7 +103,7 @@ def latest(partition: Partition) -> dict[bytes | None, int]:
 
 def run(work: Coroutine[Any, Any, None], monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_truncations(monkeypatch)
-    monkeypatch.setattr(lateness_module, "CLEANING_MAX_S", 0.0)  # this cleaner takes no time
+    monkeypatch.setattr(tombstone_window, "CLEANING_MAX_S", 0.0)  # this cleaner takes no time
     run_simulated(work)
 
 

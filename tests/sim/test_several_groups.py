@@ -70,7 +70,7 @@ class Scene:
         self.position = dict.fromkeys(GROUPS, 0)
         self.acked = dict.fromkeys(GROUPS, 0)
         self.acks: list[tuple[float, str, int]] = []
-        """(When, which group, its position) of each ack."""
+        """(When, which group, its committed offset) of each ack."""
         self.not_yet = 0
         self.wrong: list[str] = []
 
@@ -109,7 +109,7 @@ class Scene:
         frame = encode_request(body, 1, "client")
         request = Request(frame, True, api_key, version, 1, simulated_now(), Client(1, "client", 1))
         end = self.a
-        verdict = end.sync_leader.commits.on_commit(request)
+        verdict = end.sync_confirmer.commits.on_commit(request)
         if isinstance(verdict, Hold):
             verdict = await verdict.verdict
         asked = Asked(api_key, group, offset)
@@ -165,7 +165,7 @@ class Scene:
     # ---- what must hold ----
 
     def holds(self, terms: AckTerms, target: str, group: str, offset: int) -> bool:
-        """Whether what a target says of a group's commits up to a position is so."""
+        """Whether what a target says of a group's commits up to a committed offset is so."""
         said = [each for each, link in LINKS.items() if link in terms.links] or [target]
         return sum(self.has(each, group) >= offset for each in said) >= (terms.count or 1)
 

@@ -349,7 +349,7 @@ def test_when_the_leader_was_away_all_are_waited_for_while_leases_of_another_pro
         log.leader_epoch += 2
         a = scene.a
         assert a is not None
-        await three.until("known", lambda: a.sync_leader.leader_epoch((TOPIC, 0)) == log.leader_epoch)
+        await three.until("known", lambda: a.sync_confirmer.leader_epoch((TOPIC, 0)) == log.leader_epoch)
         known_at = simulated_now()
         while not scene.acked[0]:
             scene.produce(0, transactional=False)

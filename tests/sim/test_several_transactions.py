@@ -21,7 +21,7 @@ from support.three import INDEX_OF_C, LINKS, SECOND_ID, Three
 from isthmus_control.commands import AlterDemands, AlterLink
 from isthmus_control.demands import Confirm
 from isthmus_control.model import LinkMode, ResourceType, SyncState
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC
 
@@ -58,12 +58,12 @@ class Scene:
 
     def in_sync(self) -> Any:
         """Targets that are in sync, each with how often it had left before."""
-        leader = self.a.sync_leader if self.a is not None else None
+        leader = self.a.sync_confirmer if self.a is not None else None
         return {
             target: self.out[target]
             for target, link in LINKS.items()
             if leader is not None
-            and all(leader.partitions.in_sync(LedPartition(link, TOPIC, partition)) for partition in range(PARTITIONS))
+            and all(leader.partitions.in_sync(LinkPartition(link, TOPIC, partition)) for partition in range(PARTITIONS))
         }
 
     async def answered(self, ask: Any) -> bytes:

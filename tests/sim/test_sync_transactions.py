@@ -28,7 +28,7 @@ from isthmus_plugins.replication.in_doubt.store import TOPIC as STORE
 from isthmus_plugins.replication.in_doubt.store import PlaceDecision, Stored, merged
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.transactions.sender import CALL_MAX
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import schema
@@ -87,8 +87,8 @@ class Scene:
         return self.replicas.ends.get("A")
 
     def in_sync(self) -> bool:
-        keys = [LedPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
-        return self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
+        keys = [LinkPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
+        return self.a is not None and all(self.a.sync_confirmer.partitions.in_sync(key) for key in keys)
 
     async def answered(self, ask: Any) -> bytes:
         """What a client gets in the end: it asks again when the proxy dies."""
@@ -396,7 +396,7 @@ def test_what_was_aborted_is_not_committed_by_the_next_transaction(
         app.record(TransactionState.ONGOING, {0})
         assert await app.write(aborted, 0)
         assert scene.a is not None
-        stream = scene.a.leader.stream(LedPartition(LINK, TOPIC, 0))
+        stream = scene.a.leader.stream(LinkPartition(LINK, TOPIC, 0))
         assert stream is not None
         stream.doubting = True  # it reads no further, once what is under way has come back
         await asyncio.sleep(3)
@@ -484,8 +484,8 @@ def test_a_commit_that_lists_a_deleted_topic_is_acked(monkeypatch: pytest.Monkey
         await scene.begin()
         await scene.synchronous()
         assert scene.a is not None
-        in_sync = scene.a.sync_leader.partitions.in_sync
-        await scene.replicas.until("In-Sync", lambda: in_sync(LedPartition(LINK, other, 0)))
+        in_sync = scene.a.sync_confirmer.partitions.in_sync
+        await scene.replicas.until("In-Sync", lambda: in_sync(LinkPartition(LINK, other, 0)))
         app = App(scene, 0)
         app.also = ((other, 0),)
         for number in range(6):

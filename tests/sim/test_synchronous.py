@@ -21,8 +21,8 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.demands import Consistency
 from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.partitions import LedPartition
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_S
 from isthmus_plugins.replication.sync.progress import NOT_READ, Phase
 from isthmus_protocol import schema
@@ -79,8 +79,8 @@ class Scene:
 
     def holds(self) -> bool:
         """Whether A holds acks of all partitions, and knows them in sync."""
-        keys = [LedPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
-        return self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
+        keys = [LinkPartition(LINK, TOPIC, partition) for partition in range(PARTITIONS)]
+        return self.a is not None and all(self.a.sync_confirmer.partitions.in_sync(key) for key in keys)
 
     def recorded(self, partition: int) -> SyncState | None:
         record = self.replicas.controls["A"].state.sync_records.get(LINK, {}).get((TOPIC, partition))
@@ -406,19 +406,19 @@ def test_a_proxy_that_pushes_nothing_knows_that_leases_of_others_run(
             scene.mode(LinkMode.ASYNCHRONOUS)
         else:
             control.apply(DetachNamespace(LINK, ResourceType.TOPIC, "local-"))
-        key = LedPartition(LINK, TOPIC, 0)
+        key = LinkPartition(LINK, TOPIC, 0)
         for _ in range(2):  # as long as another proxy may not know
-            assert other.links.former
+            assert other.links.expiring
             assert other.concerns(TOPIC)
-            assert other.needs.told(key.place) == {key}
-            assert [clause.keys for clause in other.needs.commit_needed(key.place)] == [(key,)]
+            assert other.requirements.sent_to(key.place) == {key}
+            assert [quorum.keys for quorum in other.requirements.commit_needed(key.place)] == [(key,)]
             await asyncio.sleep(LEASE_S * 2)
         enforced.set()
         enforced_at = simulated_now()
-        await replicas.until("run out", lambda: not other.links.former)
+        await replicas.until("run out", lambda: not other.links.expiring)
         assert simulated_now() - enforced_at >= LEASE_S
         assert not other.concerns(TOPIC)
-        assert not list(other.needs.commit_needed(key.place))
+        assert not list(other.requirements.commit_needed(key.place))
         await other.stop()
         await replicas.stop()
 
@@ -441,8 +441,8 @@ def test_who_joins_anew_does_not_go_by_where_the_log_ended_before(monkeypatch: p
 
         monkeypatch.setattr(control, "enforced", once_enforced)
         scene.mode(LinkMode.SYNCHRONOUS)
-        sync = replicas.ends["A"].sync_leader
-        key = LedPartition(LINK, TOPIC, 0)
+        sync = replicas.ends["A"].sync_confirmer
+        key = LinkPartition(LINK, TOPIC, 0)
 
         def asks(times: int) -> bool:
             return len(waited_for) >= times and sync.partitions.progress[key].phase is Phase.ASKING
@@ -464,6 +464,6 @@ def test_who_joins_anew_does_not_go_by_where_the_log_ended_before(monkeypatch: p
     run_simulated(work(Scene(1)))
 
 
-def proxy_beside(replicas: Replicas) -> SyncLeader:
+def proxy_beside(replicas: Replicas) -> SyncConfirmer:
     """Of another proxy of A, which fronts none of the leaders, what holds acks."""
-    return End(replicas.a, replicas.controls["A"], "other", fronted_brokers=frozenset((99,))).sync_leader
+    return End(replicas.a, replicas.controls["A"], "other", fronted_brokers=frozenset((99,))).sync_confirmer

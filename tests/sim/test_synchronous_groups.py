@@ -20,7 +20,7 @@ from support.replicas import LINK, End, Replicas, falsely_out_of_sync
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_request, encode_response
@@ -56,7 +56,7 @@ class Scene:
         self.asked: list[Asked] = []
         self.acked = dict.fromkeys(GROUPS, 0)
         self.acks: list[tuple[float, str, int]] = []
-        """(When, by B's clock, which group, and its position) of each ack."""
+        """(When, by B's clock, which group, and its committed offset) of each ack."""
         self.position = dict.fromkeys(GROUPS, 0)
         self.not_yet = 0
 
@@ -69,8 +69,8 @@ class Scene:
         return b is not None and b.sync_leases.groups.lease(LINK, partition) is not None
 
     def in_sync(self) -> bool:
-        keys = [LedPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
-        holds = self.a is not None and all(self.a.sync_leader.partitions.in_sync(key) for key in keys)
+        keys = [LinkPartition(LINK, OFFSETS_TOPIC, partition) for partition in range(PARTITIONS)]
+        holds = self.a is not None and all(self.a.sync_confirmer.partitions.in_sync(key) for key in keys)
         return holds and all(self.says_in_sync(partition) for partition in range(PARTITIONS))
 
     def mode(self, mode: LinkMode) -> None:
@@ -87,7 +87,7 @@ class Scene:
         frame = encode_request(body, 1, "client")
         now = simulated_now()
         request = Request(frame, True, ApiKey.OFFSET_COMMIT, VERSION, 1, now, Client(1, "client", 1))
-        verdict = self.a.sync_leader.commits.on_commit(request)
+        verdict = self.a.sync_confirmer.commits.on_commit(request)
         if isinstance(verdict, Hold):
             verdict = await verdict.verdict
         partition = self.partitions[partition_of(group, PARTITIONS)]

@@ -1,4 +1,4 @@
-"""Positions that transactions commit over a synchronous link, simulated: at any moment the source may be gone.
+"""Committed offsets that transactions commit over a synchronous link, simulated: at any moment the source may be gone.
 
 Some applications commit in groups that the link leads, some in others, in the same partition of the offsets topic. What
 was acked of the first is at the other side then, in its coordinator or, decided, in its store. The others wait for
@@ -22,9 +22,9 @@ from support.transaction_state import state_batch, state_key, state_value
 from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
-from isthmus_plugins.replication.in_doubt.pending_offsets import committed_positions
+from isthmus_plugins.replication.in_doubt.pending_offsets import committed_offsets
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -65,14 +65,14 @@ class Scene:
         self.tasks = Tasks("sources", lambda name, error: self.failed.append(error))
         self.done: list[Done] = []
         self.decided: dict[str, int] = {}
-        """By group: the furthest position that was decided."""
+        """By group: the furthest committed offset that was decided."""
 
     @property
     def a(self) -> End | None:
         return self.replicas.ends.get("A")
 
     def in_sync(self) -> bool:
-        return self.a is not None and self.a.sync_leader.partitions.in_sync(LedPartition(LINK, *PLACE))
+        return self.a is not None and self.a.sync_confirmer.partitions.in_sync(LinkPartition(LINK, *PLACE))
 
     async def answered(self, ask: Any) -> bytes:
         """What a client gets in the end: it asks again when the proxy dies."""
@@ -135,7 +135,7 @@ class Scene:
         replicas.b.coordinator_trouble = replicas.b.trouble = 0.0
         await asyncio.sleep(30)  # what is on the way at the other side lands
         assert not self.failed, self.failed
-        stored = committed_positions(await replicas.ends["B"].store.read(LINK_ID))
+        stored = committed_offsets(await replicas.ends["B"].store.read(LINK_ID))
         for group in ("far-app-1", "far-app-2"):
             has = replicas.b.offsets.get(group, {}).get(FAR)
             decided = stored.get(group, {}).get(FAR)
@@ -148,7 +148,7 @@ class Scene:
 
 
 class App:
-    """An application that commits positions in transactions, and its coordinators' part."""
+    """An application that commits offsets in transactions, and its coordinators' part."""
 
     def __init__(self, scene: Scene, number: int, group: str) -> None:
         self.scene = scene
@@ -173,7 +173,7 @@ class App:
 
     async def transact(self) -> None:
         self.record(TransactionState.ONGOING)
-        acked = await self.commit_position(self.offset + 1)
+        acked = await self.commit_offset(self.offset + 1)
         await asyncio.sleep(self.random.choice((0.0, 0.005, 0.1)))
         if acked and self.random.random() < 0.8:
             self.offset += 1
@@ -183,7 +183,7 @@ class App:
             self.record(TransactionState.PREPARE_ABORT)
             await self.complete(Marker.ABORT)
 
-    async def commit_position(self, offset: int) -> bool:
+    async def commit_offset(self, offset: int) -> bool:
         """TxnOffsetCommit; whether it was acked."""
         log, version = self.scene.offsets, TXN_OFFSET_COMMIT_VERSION
         entry = {"name": "local-t", "partitions": [{"partition_index": 0, "committed_offset": offset}]}
@@ -195,7 +195,7 @@ class App:
         async def ask(end: End) -> bytes | Gate:
             client = Client(1, "client", 1)
             request = Request(frame, True, ApiKey.TXN_OFFSET_COMMIT, version, 1, simulated_now(), client)
-            verdict = end.sync_leader.commits.on_commit(request)
+            verdict = end.sync_confirmer.commits.on_commit(request)
             if isinstance(verdict, Hold):
                 verdict = await verdict.verdict
             records = [commit(self.group, "local-t", offset)]
@@ -270,7 +270,7 @@ class App:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_positions_that_were_acked_are_there(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_offsets_that_were_acked_are_there(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_simulated(Scene(seed).run())
 
 
@@ -304,7 +304,7 @@ def test_what_was_decided_before_a_start_waits_for_its_groups_link_alone(
         apps = [App(scene, number, group) for number, group in enumerate(("app-1", "app-2", "other-1", "other-2"))]
         for app in apps:
             app.record(TransactionState.ONGOING)
-            assert await app.commit_position(1)
+            assert await app.commit_offset(1)
             app.offset = 1
         replicas.cut()
         await replicas.stop("A")

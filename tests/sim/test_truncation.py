@@ -1,7 +1,7 @@
 """Truncations, with the proxy killed at each step: in the end the follower is the source's, and nothing else is lost.
 
-What somebody wrote past the proxies is in salvage files, groups have their positions or the cut, the spool is gone.
-"""
+What somebody wrote past the proxies is in salvage files, groups have their committed offsets or the cut, the spool is
+gone."""
 
 from __future__ import annotations
 
@@ -186,10 +186,10 @@ def test_what_a_lost_spool_held_comes_from_the_source_again(
     assert truncation.layout is not None
     assert truncation.layout.groups == 2
     behind = {} if lost else {(TOPIC, 0): CommittedOffset(5, "m")}
-    assert scene.cluster.offsets["behind"] == behind  # nobody makes positions up
+    assert scene.cluster.offsets["behind"] == behind  # nobody makes committed offsets up
 
 
-def test_positions_that_are_lost_at_the_end_are_told(tmp_path: Path) -> None:
+def test_committed_offsets_that_are_lost_at_the_end_are_told(tmp_path: Path) -> None:
     scene = Scene(10, tmp_path)
     scene.at[P.RESTORING] = scene.lose_spool
     run_simulated(simulate(scene, rogue, set(), 0.0))

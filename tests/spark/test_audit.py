@@ -201,7 +201,7 @@ def test_a_key_that_comes_again_beyond_the_end_may_have_been_cleaned(spark: Spar
     assert latest_found(spark, left, right, 10) == [(1, "missing on the right")]
 
 
-def test_positions_of_groups(spark: SparkSession) -> None:
+def test_committed_offsets_of_groups(spark: SparkSession) -> None:
     left = [
         ("g", "t", 0, 10, "", []),
         ("g", "t", 1, 10, "", []),

@@ -34,6 +34,7 @@ from isthmus_plugins.cluster import (
     ProduceResult,
     ProducerState,
     TopicInfo,
+    TopicPartition,
     TransactionMarkers,
 )
 from isthmus_plugins.observers import LinkObservers
@@ -56,7 +57,7 @@ from support.partition_log import (
 
 T = TypeVar("T")
 Write: TypeAlias = Callable[[Partition], tuple[int, int]]
-Results: TypeAlias = dict[tuple[str, int], ProduceResult]
+Results: TypeAlias = dict[TopicPartition, ProduceResult]
 
 UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, NOT_ENOUGH_REPLICAS, AFTER_APPEND = 3, 6, 7, 19, 20
 FENCED, UNKNOWN_ID, STORAGE_ERROR = 74, 100, 56
@@ -243,7 +244,7 @@ class FakeCluster(FakeAcls, FakeGroups):
         await self._request()
         return self._found(topic, partition).end
 
-    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         await self._request()
         return {place: self._found(*place).end for place in partitions}
 
@@ -260,7 +261,7 @@ class FakeCluster(FakeAcls, FakeGroups):
         await self._request()
         return self._found(topic, partition).last_stable_offset
 
-    async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def high_watermarks(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         await self._request()
         return {
             (topic, index): self._high_watermark(self.found[topic].partitions[index])
@@ -268,9 +269,7 @@ class FakeCluster(FakeAcls, FakeGroups):
             if topic in self.found and index < len(self.found[topic].partitions)
         }
 
-    async def offsets_for_times(
-        self, asked: Mapping[tuple[str, int], int]
-    ) -> Mapping[tuple[str, int], tuple[int, int]]:
+    async def offsets_for_times(self, asked: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, tuple[int, int]]:
         await self._request()
         return {place: self._found(*place).offset_for_time(time) for place, time in asked.items()}
 
@@ -383,10 +382,10 @@ class FakeProduceConnection:
 
     async def produce(
         self,
-        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        requests: Sequence[Mapping[TopicPartition, bytes]],
         timeout_ms: int,
         transactional_id: str | None = None,
-    ) -> list[dict[tuple[str, int], ProduceResult]]:
+    ) -> list[dict[TopicPartition, ProduceResult]]:
         for batches in requests:
             transactional = {
                 header.producer_id for data in batches.values() if (header := whole_header(data)).is_transactional
@@ -400,10 +399,10 @@ class FakeProduceConnection:
 
     async def write_markers(
         self, markers: Sequence[TransactionMarkers], timeout_ms: int
-    ) -> dict[tuple[str, int], ProduceResult]:
+    ) -> dict[TopicPartition, ProduceResult]:
         return (await self._landing([{(each.topic, each.partition): partial(_marked, each) for each in markers}]))[0]
 
-    async def _landing(self, requests: Sequence[Mapping[tuple[str, int], Write]]) -> list[Results]:
+    async def _landing(self, requests: Sequence[Mapping[TopicPartition, Write]]) -> list[Results]:
         """The broker takes up one request after the other, and one of them meets the trouble.
 
         Those before the last are not replicated when they are answered.
@@ -452,7 +451,7 @@ class FakeProduceConnection:
         except TimeoutError:
             raise BrokerUnavailable("no answer") from None
 
-    def _append(self, place: tuple[str, int], write: Write, fate: str, acks_all: bool) -> ProduceResult:
+    def _append(self, place: TopicPartition, write: Write, fate: str, acks_all: bool) -> ProduceResult:
         topic = self._cluster.found.get(place[0])
         if topic is None or place[1] >= len(topic.partitions):
             return ProduceResult(UNKNOWN_TOPIC, NAMES[UNKNOWN_TOPIC], -1, "")

@@ -7,9 +7,7 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused
-
-Place = tuple[str, int]
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
 
 LATE_MAX_S: Final = 1.9
 SUBSCRIBED: Final = Refused(86, "GROUP_SUBSCRIBED_TO_TOPIC")
@@ -24,12 +22,12 @@ class FakeGroups:
     def __init__(self, rng: random.Random) -> None:
         self._groups_random = rng
         self.coordinator_trouble = 0.0
-        self.offsets: dict[str, dict[Place, CommittedOffset]] = {}
+        self.offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self.subscriptions: dict[str, set[str]] = {}
         """Groups with members, and the topics that these subscribe to."""
-        self.renewed: list[tuple[str, Place, int | None]] = []
+        self.renewed: list[tuple[str, TopicPartition, int | None]] = []
         """Every commit: group, partition, retention."""
-        self.on_commit: Callable[[str, Place, CommittedOffset], None] = lambda group, place, position: None
+        self.on_commit: Callable[[str, TopicPartition, CommittedOffset], None] = lambda group, place, committed: None
 
     async def _coordinate(self, change: Callable[[], None] | None = None) -> None:
         """One request to a coordinator that makes a change; it may be lost, or land late."""
@@ -50,27 +48,31 @@ class FakeGroups:
         await self._coordinate()
         return self.offsets.keys() | self.subscriptions.keys()
 
-    async def committed_offsets(self, groups: Collection[str]) -> Mapping[str, Mapping[Place, CommittedOffset]]:
+    async def committed_offsets(
+        self, groups: Collection[str]
+    ) -> Mapping[str, Mapping[TopicPartition, CommittedOffset]]:
         await self._coordinate()
         return {group: dict(self.offsets.get(group, {})) for group in groups}
 
     async def commit_offsets(
-        self, group: str, offsets: Mapping[Place, CommittedOffset], retention_ms: int | None = None
-    ) -> Mapping[Place, Refused]:
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], retention_ms: int | None = None
+    ) -> Mapping[TopicPartition, Refused]:
         if retention_ms is not None and group in self.subscriptions:
             await self._coordinate()
             return dict.fromkeys(offsets, HAS_MEMBERS)
 
         def change() -> None:
-            for place, position in offsets.items():
-                self.on_commit(group, place, position)
+            for place, committed in offsets.items():
+                self.on_commit(group, place, committed)
                 self.renewed.append((group, place, retention_ms))
             self.offsets.setdefault(group, {}).update(offsets)
 
         await self._coordinate(change)
         return {}
 
-    async def delete_offsets(self, group: str, partitions: Collection[Place]) -> Mapping[Place, Refused]:
+    async def delete_offsets(
+        self, group: str, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, Refused]:
         subscribed = self.subscriptions.get(group, set())
 
         def change() -> None:

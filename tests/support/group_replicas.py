@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from support.fake_cluster import run_simulated
 from support.offsets import commit, group_made, offsets_batch
@@ -17,7 +17,7 @@ from support.replicas import LINK, Replicas
 PLACE: Final = ("remote-t", 0)
 
 
-def position(offset: int, metadata: str = "") -> CommittedOffset:
+def committed_at(offset: int, metadata: str = "") -> CommittedOffset:
     return CommittedOffset(offset, metadata)
 
 
@@ -32,7 +32,7 @@ def in_replicas(monkeypatch: pytest.MonkeyPatch, test: Callable[[Replicas], Awai
         log(replicas, group_made("app-1"), commit("app-1", "local-t", 5))
         replicas.start()
         await replicas.connect()
-        await until_at(replicas, {PLACE: position(5)})
+        await until_at(replicas, {PLACE: committed_at(5)})
         await test(replicas)
         await replicas.stop()
 
@@ -45,7 +45,7 @@ def log(replicas: Replicas, *records: tuple[bytes, bytes | None]) -> None:
     partition.write(offsets_batch(partition.end, records))
 
 
-async def until_at(replicas: Replicas, expected: dict[tuple[str, int], CommittedOffset], timeout_s: float = 10) -> None:
+async def until_at(replicas: Replicas, expected: dict[TopicPartition, CommittedOffset], timeout_s: float = 10) -> None:
     await replicas.until(f"at {expected}", lambda: replicas.b.offsets.get("far-app-1", {}) == expected, timeout_s)
 
 

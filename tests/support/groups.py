@@ -15,11 +15,11 @@ from isthmus_protocol.schema import ApiKey
 from support.links import Side, until
 from support.wire import Wire
 
-Position = tuple[int, str]
+Committed = tuple[int, str]
 COORDINATOR_MOVES: Final = (14, 15, 16)
 
 
-def committed(side: Side, group: str, direct: bool = True) -> dict[tuple[str, int], Position]:
+def committed(side: Side, group: str, direct: bool = True) -> dict[tuple[str, int], Committed]:
     """Offsets and metadata that a group has, by topic and partition.
 
     Asked without librdkafka, whose AdminClient crashes where a coordinator is not ready (its issue 5040). Metadata that
@@ -83,7 +83,7 @@ def delete_group(side: Side, group: str) -> None:
 
 
 def delete_offset(side: Side, group: str, topic: str, partition: int = 0) -> None:
-    """Delete one position of a group. Raises AssertionError for an error."""
+    """Delete one committed offset of a group. Raises AssertionError for an error."""
     with Wire(side.bootstrap.split(",")[0]) as wire:
         answer = wire.request(
             ApiKey.OFFSET_DELETE,
@@ -105,7 +105,7 @@ class Member:
         self.assignments = 0
         """How often the group gave it partitions."""
         self.group_metadata: Any = None
-        """Of this member once it has its assignment, for transactions that commit its positions."""
+        """Of this member once it has its assignment, for transactions that commit its offsets."""
         consumer.subscribe(list(topics), on_assign=self._on_assign)
         self._thread.start()
         assert self._assigned.wait(30), "the member got no assignment"

@@ -15,12 +15,13 @@ from typing import Any, Final
 from isthmus_control.commands import AlterLink
 from isthmus_control.model import LinkMode, SyncRecord
 from isthmus_plugins.api import Gate
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Question
-from isthmus_plugins.replication.partitions import LedPartition
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
@@ -33,7 +34,7 @@ from support.replicas import LINK, Replicas
 
 TOPIC: Final = "local-t"
 PLACE: Final = (TOPIC, 0)
-KEY: Final = LedPartition(LINK, *PLACE)
+KEY: Final = LinkPartition(LINK, *PLACE)
 PRODUCE_VERSION: Final = 9
 ALL_THERE: Final = 1_000_000
 PRODUCER_TIMEOUT_MS: Final = 60_000
@@ -90,7 +91,7 @@ class Stream:
 
     topic_id: bytes
     connection: Any
-    key: LedPartition = KEY
+    key: LinkPartition = KEY
     leader_epoch: int = 0
     acked: int = 0
     stable: int = 0
@@ -108,8 +109,8 @@ class Discovery:
     """Of what a leader end is to push what others ask."""
 
     topic_ids: dict[str, bytes]
-    led: dict[LedPartition, None] = field(default_factory=lambda: {KEY: None})
-    leader_epochs: dict[tuple[str, int], int] = field(default_factory=lambda: {PLACE: 0})
+    led: dict[LinkPartition, None] = field(default_factory=lambda: {KEY: None})
+    leader_epochs: dict[TopicPartition, int] = field(default_factory=lambda: {PLACE: 0})
 
 
 @dataclass
@@ -121,7 +122,7 @@ class LeaderEnd:
     on_resume: Callable[[], Any] = lambda: None
     """Called when streams that wait are to look again."""
 
-    def stream(self, key: LedPartition) -> Stream | None:
+    def stream(self, key: LinkPartition) -> Stream | None:
         return self.pushed if key == KEY else None
 
     def stream_of(self, connection: Any, stream_id: int) -> Stream | None:
@@ -148,10 +149,10 @@ class Source:
         self.stream = self.ends.pushed = Stream(topic.topic_id, self.connection)
         peers: Any = self
         self.groups = GroupLeader(self.context, peers)
-        self.sync = SyncLeader(self.context, self.ends, self.groups, lambda link_name: self.agrees)
-        of_sync = self.sync.links, self.sync.partitions, self.sync.needs
+        self.sync = SyncConfirmer(self.context, self.ends, self.groups, lambda link_name: self.agrees)
+        of_sync = self.sync.links, self.sync.partitions, self.sync.requirements
         self.decisions = Decisions(self.context, self.ends, self.groups, peers, *of_sync)
-        self.sync.settled, self.sync.on_more = self.decisions.tail.settled, self.decisions.on_more
+        self.sync.drain, self.sync.on_more = self.decisions.tail.drain, self.decisions.on_more
         self.acks = AckGate(self.context, self.sync)
 
     def connections(self, link_name: str) -> list[Any]:

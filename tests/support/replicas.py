@@ -19,6 +19,7 @@ from isthmus_control.model import Reason, ResourceType, Role, SyncState
 from isthmus_control.outcome import Accepted
 from isthmus_control.sealing import Sealer, Secret
 from isthmus_control.states import ReasonCode
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.replication.assembly import assemble
 from isthmus_plugins.replication.follower.log import FILLER_KEY
@@ -192,8 +193,8 @@ class End:
         self.follower, self.leader = self.parts.follower_end, self.parts.leader_end
         self.group_follower, self.group_leader = self.parts.group_follower, self.parts.group_leader
         self.store, self.decisions = self.parts.store, self.parts.decisions
-        self.sync_leader, self.sync_leases = self.parts.sync, self.parts.sync_leases
-        self.acks = AckGate(self.context, self.sync_leader)
+        self.sync_confirmer, self.sync_leases = self.parts.sync, self.parts.sync_leases
+        self.acks = AckGate(self.context, self.sync_confirmer)
         self.parts.start()
         self.acks.start()
 
@@ -231,7 +232,7 @@ class Replicas:
 
     def __init__(self, rng: random.Random, brokers: int = 2) -> None:
         self.random = rng
-        self.histories: dict[tuple[str, int], Partition] = {}
+        self.histories: dict[TopicPartition, Partition] = {}
         """All that A's partitions ever had, whatever was cleaned or deleted since."""
         self.a = FakeCluster(rng, range(1, brokers + 1))
         self.b = FakeCluster(rng, range(1, brokers + 1))

@@ -10,7 +10,7 @@ from typing import Final
 from isthmus_control.commands import AttachNamespace, CreateLink, RegisterProducerIds
 from isthmus_control.model import ResourceType, Role
 from isthmus_control.sealing import Sealer, Secret
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from support.fake_cluster import FakeCluster, FakeControl
 from support.replicas import INDEX, LINK, SECRET, End, Replicas, Wire, connected
 
@@ -94,5 +94,5 @@ class Three(Replicas):
 
     def holds(self, topic: str, partitions: int) -> Callable[[], bool]:
         """Whether A's proxy knows all in sync, over both links."""
-        keys = [LedPartition(link, topic, index) for link in LINKS.values() for index in range(partitions)]
-        return lambda: "A" in self.ends and all(self.ends["A"].sync_leader.partitions.in_sync(key) for key in keys)
+        keys = [LinkPartition(link, topic, index) for link in LINKS.values() for index in range(partitions)]
+        return lambda: "A" in self.ends and all(self.ends["A"].sync_confirmer.partitions.in_sync(key) for key in keys)

@@ -25,7 +25,7 @@ from isthmus_control.rules.acls import own_again
 from isthmus_control.rules.checks import Result
 
 _ORDER = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP, ResourceType.PRINCIPAL)
-"""Positions of groups are compared when nothing more comes into their topics."""
+"""Committed offsets of groups are compared when nothing more comes into their topics."""
 
 
 def _begin(state: ControlState, offset: int, command: c.Command, body: c.BeginPromotion) -> Result:

@@ -27,8 +27,8 @@ from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 REASON_CHARS_MAX = 1_000
 
-_OF_POSITIONS = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP)
-"""What a group's position is replicated by."""
+_OF_COMMITS = (ResourceType.TOPIC, ResourceType.CONSUMER_GROUP)
+"""What a group's committed offset is replicated by."""
 
 
 Records = Mapping[tuple[str, int], SyncRecord]
@@ -187,11 +187,11 @@ def _check_entries(entries: Sequence[c.PartitionSync]) -> None:
 def _led_since(link: Link, topic: str) -> int:
     """Where in the log a local topic came to be led over the link as it is led now. Raises Refuse.
 
-    The offsets topic is led with the groups whose positions it has, in whatever topics.
+    The offsets topic is led with the groups whose committed offsets it has, in whatever topics.
     """
     if topic == OFFSETS_TOPIC:
         led = link.mappings if link.leads_groups else ()
-        found = [each for each in led if each.role is Role.LEADER and each.type in _OF_POSITIONS]
+        found = [each for each in led if each.role is Role.LEADER and each.type in _OF_COMMITS]
     else:
         led = tuple(each for each in link.mappings if each.type is ResourceType.TOPIC and each.role is Role.LEADER)
         found = [each for each in led if each.remote_name(topic) is not None]

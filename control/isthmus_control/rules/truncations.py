@@ -22,7 +22,7 @@ from isthmus_control.rules.checks import Result
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
     CANCELLABLE,
-    MOVED_POSITIONS_MAX,
+    MOVED_OFFSETS_MAX,
     PAST_TRUNCATIONS_MAX,
     SUCCESSIONS_MAX,
     TRUNCATION_TRANSITIONS,
@@ -116,7 +116,7 @@ def _advance(state: ControlState, offset: int, command: c.Command, body: c.Advan
         cuts=cuts if body.cuts is None else body.cuts,
         salvaged=before.salvaged if body.salvaged is None else body.salvaged,
         new_topic_id=before.new_topic_id if body.new_topic_id is None else body.new_topic_id,
-        moved=before.moved if body.moved is None else body.moved[:MOVED_POSITIONS_MAX],
+        moved=before.moved if body.moved is None else body.moved[:MOVED_OFFSETS_MAX],
         moved_count=before.moved_count if body.moved_count is None else body.moved_count,
         attempt=before.attempt if body.attempt is None else body.attempt,
         layout=before.layout if body.layout is None else body.layout,
@@ -229,7 +229,7 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     elif not after.cuts or after.records:
         return state, tuple(changes)  # it was cancelled, and not because nothing had to be cut
     elif after.source is None:
-        return _settled(state, after, changes, at_ms)
+        return _resolved(state, after, changes, at_ms)
     record, history = state.follower_topics.get(after.topic), state.histories.get(after.topic)
     topic_id = after.topic_id if made is None else made.successor
     source = after.source
@@ -253,7 +253,7 @@ def _done(state: ControlState, before: Truncation, after: Truncation, at_ms: int
     return state, tuple(changes)
 
 
-def _settled(state: ControlState, after: Truncation, changes: list[Change], at_ms: int) -> Result:
+def _resolved(state: ControlState, after: Truncation, changes: list[Change], at_ms: int) -> Result:
     """Nothing differed: no deletion was missed before the ends of the logs that were compared."""
     record = state.follower_topics.get(after.topic)
     if record is None or record.topic_id != after.topic_id or (doubted := _doubted(record, after)) == record.doubted:

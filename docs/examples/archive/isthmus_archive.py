@@ -18,15 +18,13 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 from pydantic import Field
 
-from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused, TopicPartition
 from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.namespace_plugins import Enabled, NamespacePlugin, Scope, Settings
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.records import walk
-
-Partition = tuple[str, int]
 
 DISCOVERY_INTERVAL_S = 1.0
 WAIT_MS = 500
@@ -50,7 +48,7 @@ class Archive(Confirmer):
         self._directory: Path = scope.settings.directory
         self.limit_s = scope.settings.limit_s
         self._acks: Acks = NoAcks()
-        self.ends: dict[Partition, int] = {}
+        self.ends: dict[TopicPartition, int] = {}
         self._tasks = Tasks("archive")
 
     # ---- what acks need ----
@@ -61,7 +59,7 @@ class Archive(Confirmer):
     def concerns(self, topic: str) -> bool:
         return topic in self._scope
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int:
         return self.ends.get(place, 0)
 
     # ---- how the archive gets it ----
@@ -74,7 +72,7 @@ class Archive(Confirmer):
         await self._tasks.close()
 
     async def _discover_for_ever(self, context: PluginContext) -> None:
-        known: set[Partition] = set()
+        known: set[TopicPartition] = set()
         while True:
             try:
                 for topic in (await context.cluster.topics()).values():
@@ -89,7 +87,7 @@ class Archive(Confirmer):
                 pass  # it is looked again
             await asyncio.sleep(DISCOVERY_INTERVAL_S)
 
-    async def _copy_for_ever(self, context: PluginContext, topic_id: bytes, place: Partition) -> None:
+    async def _copy_for_ever(self, context: PluginContext, topic_id: bytes, place: TopicPartition) -> None:
         path = self._directory / f"{place[0]}-{place[1]}.log"
         end = _end_of(path)
         with path.open("ab") as file:

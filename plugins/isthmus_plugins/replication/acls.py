@@ -43,7 +43,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 POLL_INTERVAL_S: Final = 0.5
 """A change of the source's bindings is on the target within two seconds."""
-TELL_AGAIN_S: Final = 10.0
+PUSH_AGAIN_S: Final = 10.0
 CALL_TIMEOUT_S: Final = 60.0
 SEEN_POLL_S: Final = 0.02
 SEEN_TRIES: Final = 250
@@ -82,7 +82,7 @@ class AclEnds(Part):
         found = []
         for role, status in ((Role.LEADER, self.leader.status(link)), (Role.FOLLOWER, self.follower.status(link))):
             if status is not None:
-                found.append(_told(role, status, connected))
+                found.append(_shown(role, status, connected))
         return found
 
     def metrics(self) -> Iterable[Metric]:
@@ -100,10 +100,10 @@ class AclEnds(Part):
         return (bindings,)
 
 
-def _told(role: Role, status: AclStatus, connected: bool) -> links.AclStatus:
+def _shown(role: Role, status: AclStatus, connected: bool) -> links.AclStatus:
     if not connected:
         state = PartitionState.DISCONNECTED
-    elif status.settled:
+    elif status.complete:
         state = PartitionState.FOLLOWING
     else:
         waits = status.reason is not None and status.reason.code in (ReasonCode.NO_AUTHORIZER, ReasonCode.ACLS_REFUSED)
@@ -148,10 +148,10 @@ def _refused(context: PluginContext, error: KafkaRefused) -> Reason:
 class AclStatus:
     """What a proxy knows of the bindings of a link's principal namespaces.
 
-    ``settled``: the target had all of them when it was last told. ``bindings``: how many it should have.
+    ``complete``: the target had all of them when they were last pushed. ``bindings``: how many it should have.
     """
 
-    settled: bool = False
+    complete: bool = False
     reason: Reason | None = None
     bindings: int = 0
     not_mapped: tuple[NotMapped, ...] = ()
@@ -166,9 +166,9 @@ class AclLeader:
         self._peers = peers
         self._tasks = Tasks("acl-leader")
         self._changed = asyncio.Event()
-        self._telling: set[str] = set()
-        self._told: dict[str, tuple[frozenset[AclBinding], Sequence[NamespaceMapping], LinkConnection, float]] = {}
-        """By link: what was told over which connection, and when it is told again."""
+        self._pushing: set[str] = set()
+        self._pushed: dict[str, tuple[frozenset[AclBinding], Sequence[NamespaceMapping], LinkConnection, float]] = {}
+        """By link: what was pushed over which connection, and when it is pushed again."""
         self._statuses: dict[str, AclStatus] = {}
 
     def start(self) -> None:
@@ -214,7 +214,7 @@ class AclLeader:
         leading = self._leading()
         for name in self._statuses.keys() - leading.keys():
             del self._statuses[name]
-            self._told.pop(name, None)
+            self._pushed.pop(name, None)
         if not leading:
             return
         try:
@@ -229,9 +229,9 @@ class AclLeader:
             connections = self._peers.connections(name)
             if not connections:
                 self._failed((name,), Reason(reasons.DISCONNECTED, "the link is not connected"))
-            elif name not in self._telling and not self._knows(name, bindings, mappings, connections[0]):
-                self._telling.add(name)
-                self._tasks.start(f"tell-{name}", self._tell(name, bindings, mappings, connections[0]))
+            elif name not in self._pushing and not self._knows(name, bindings, mappings, connections[0]):
+                self._pushing.add(name)
+                self._tasks.start(f"push-{name}", self._push(name, bindings, mappings, connections[0]))
 
     def _knows(
         self,
@@ -240,13 +240,13 @@ class AclLeader:
         mappings: Sequence[NamespaceMapping],
         connection: LinkConnection,
     ) -> bool:
-        told = self._told.get(name)
+        pushed = self._pushed.get(name)
         return (
-            told is not None
-            and told[0] is bindings
-            and told[1] == mappings
-            and told[2] is connection
-            and self._clock.monotonic() < told[3]
+            pushed is not None
+            and pushed[0] is bindings
+            and pushed[1] == mappings
+            and pushed[2] is connection
+            and self._clock.monotonic() < pushed[3]
         )
 
     def _failed(self, names: Collection[str], reason: Reason) -> None:
@@ -258,7 +258,7 @@ class AclLeader:
                 )
             self._statuses[name] = AclStatus(False, reason, before.bindings, before.not_mapped)
 
-    async def _tell(
+    async def _push(
         self,
         name: str,
         bindings: frozenset[AclBinding],
@@ -281,10 +281,10 @@ class AclLeader:
             except (LinkLost, TimeoutError) as error:
                 self._failed((name,), Reason(reasons.LINK_LOST, str(error) or "the other cluster did not answer"))
             else:
-                self._told[name] = (bindings, mappings, connection, self._clock.monotonic() + TELL_AGAIN_S)
+                self._pushed[name] = (bindings, mappings, connection, self._clock.monotonic() + PUSH_AGAIN_S)
                 self._statuses[name] = AclStatus(True, None, len(mapped.bindings), mapped.not_mapped)
         finally:
-            self._telling.discard(name)
+            self._pushing.discard(name)
 
 
 class AclFollower:

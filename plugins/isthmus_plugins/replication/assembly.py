@@ -17,8 +17,8 @@ from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.client_views.leader_epochs import LeaderEpochs
 from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
 from isthmus_plugins.replication.client_views.time_offsets import TimeOffsets
-from isthmus_plugins.replication.client_views.topic_id_aliases import FormerIds
-from isthmus_plugins.replication.client_views.truncating_topics import WithheldTopics
+from isthmus_plugins.replication.client_views.topic_id_aliases import TopicIdAliases
+from isthmus_plugins.replication.client_views.truncating_topics import TruncatingTopics
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.topics import FollowerTopics
@@ -33,12 +33,12 @@ from isthmus_plugins.replication.link.call_codec import Question, by_methods
 from isthmus_plugins.replication.link.connection import LinkConnection, Receiver
 from isthmus_plugins.replication.link.part import Part, check_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.link.shared_settings import LinkMirror
+from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.operations.service import LinkService
 from isthmus_plugins.replication.operations.verify import LinkVerification
 from isthmus_plugins.replication.status.groups import GroupStatuses
-from isthmus_plugins.replication.status.observing import LinkTelling
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.status.observing import LinkObserving
+from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.transactions.decisions import Decisions
 from isthmus_plugins.replication.truncation.common_log import CommonLog
@@ -63,13 +63,13 @@ class Parts:
     common_log: CommonLog
     transaction_verification: TransactionVerification
     leader_end: LeaderEnd
-    shared_settings: LinkMirror
+    shared_settings: SharedSettings
     group_leader: GroupLeader
-    sync: SyncLeader
+    sync: SyncConfirmer
     sync_leases: SyncLeases
     decisions: Decisions
-    topic_id_aliases: FormerIds
-    truncating_topics: WithheldTopics
+    topic_id_aliases: TopicIdAliases
+    truncating_topics: TruncatingTopics
     syncing_topics: SyncingTopics
     leader_epochs: LeaderEpochs
     time_offsets: TimeOffsets
@@ -78,7 +78,7 @@ class Parts:
     acls: AclEnds
     group_statuses: GroupStatuses
     service: LinkService
-    observing: LinkTelling
+    observing: LinkObserving
 
     @property
     def all(self) -> list[Part]:
@@ -120,10 +120,10 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     transaction_verification = TransactionVerification(context)
     common_log = CommonLog(context, digests)
     leader_end = LeaderEnd(context, peers, digests)
-    shared_settings = LinkMirror(context, peers.connections)
+    shared_settings = SharedSettings(context, peers.connections)
     group_leader = GroupLeader(context, peers)
-    sync = SyncLeader(context, leader_end, group_leader, shared_settings.agreed)
-    decisions = Decisions(context, leader_end, group_leader, peers, sync.links, sync.partitions, sync.needs)
+    sync = SyncConfirmer(context, leader_end, group_leader, shared_settings.agreed)
+    decisions = Decisions(context, leader_end, group_leader, peers, sync.links, sync.partitions, sync.requirements)
     syncing_topics = SyncingTopics(context)
     sync_leases = SyncLeases(context, follower_end, group_follower, store, syncing_topics.reached)
     acls = AclEnds(context, peers)
@@ -149,7 +149,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     parts = Parts(
         context=context,
         store=store,
-        sweep=TransactionSweep(context, store, group_follower.confirmations.settled),
+        sweep=TransactionSweep(context, store, group_follower.confirmations.stable_offset),
         follower_end=follower_end,
         group_follower=group_follower,
         peers=peers,
@@ -164,8 +164,8 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         sync=sync,
         sync_leases=sync_leases,
         decisions=decisions,
-        topic_id_aliases=FormerIds(),
-        truncating_topics=WithheldTopics(),
+        topic_id_aliases=TopicIdAliases(),
+        truncating_topics=TruncatingTopics(),
         syncing_topics=syncing_topics,
         leader_epochs=LeaderEpochs(),
         time_offsets=TimeOffsets(context, peers),
@@ -174,7 +174,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         acls=acls,
         group_statuses=group_statuses,
         service=service,
-        observing=LinkTelling(context.link_observers, service.statuses, context.clock),
+        observing=LinkObserving(context.link_observers, service.statuses, context.clock),
     )
     follower_end.awaits = store.awaits
     follower_end.on_stored = group_follower.data_came
@@ -182,7 +182,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
     leader_end.may_pass = decisions.markers.may_pass
     group_leader.on_confirmed = sync.on_confirmed
     group_leader.may_pass = decisions.markers.may_pass_of_groups
-    sync.settled = decisions.tail.settled
+    sync.drain = decisions.tail.drain
     sync.on_more = decisions.on_more
     answers = by_methods(each for part in parts.all for each in part.answers())
     peers.serve(answers, by_methods(service.create_answers()), _Receiver(parts), parts.wake)

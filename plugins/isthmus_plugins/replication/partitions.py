@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_protocol.records import BatchHeader, Frame
 
@@ -14,7 +15,7 @@ class SyncPlace(Protocol):
     """One partition that is pushed, and how much of it the other side has."""
 
     @property
-    def key(self) -> LedPartition: ...
+    def key(self) -> LinkPartition: ...
 
     @property
     def topic_id(self) -> bytes: ...
@@ -45,8 +46,8 @@ class GroupPlaces(Protocol):
 
     on_confirmed: Callable[[SyncPlace], None]
     """Called when the other side has more."""
-    told: asyncio.Event
-    """Set when the other side is told more."""
+    pushed: asyncio.Event
+    """Set when more is pushed to the other side."""
 
     @property
     def partitions(self) -> int:
@@ -56,10 +57,10 @@ class GroupPlaces(Protocol):
     def topic_id(self) -> bytes:
         """Of the offsets topic; empty while it is not known."""
 
-    def places(self) -> Iterable[LedPartition]:
+    def places(self) -> Iterable[LinkPartition]:
         """All that this proxy is to push."""
 
-    def place(self, key: LedPartition) -> SyncPlace | None:
+    def place(self, key: LinkPartition) -> SyncPlace | None:
         """One that is pushed, from when its follower had all of it once."""
 
     def leader_epoch(self, partition: int) -> int:
@@ -69,20 +70,22 @@ class GroupPlaces(Protocol):
         """Up to where one is read, -1 for not at all."""
 
     may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool]
-    """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
+    """Whether a transactional batch may be pushed now. Asked again after :meth:`resume`."""
 
-    def is_told(self, place: object) -> bool:
-        """Whether a place is told still."""
+    def is_pushed(self, place: object) -> bool:
+        """Whether a place is pushed still."""
 
     def resume(self, partition: int) -> None:
-        """Look again at what may not have been told."""
+        """Look again at what may not have been pushed."""
 
 
-class LedPartition(NamedTuple):
+class LinkPartition(NamedTuple):
+    """A partition of this cluster's, as one of the links that push it: link, and topic, by their names here."""
+
     link: str
     topic: str
     partition: int
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> TopicPartition:
         return self.topic, self.partition

@@ -7,7 +7,7 @@ Two things may be the case with a group in one, and they differ in what its clie
 ==================  ============================================  ================================================
 join, heartbeat     goes on                                       refused if there is no such group yet
 commit offsets      refused for partitions of topics that follow  refused if there is no such group yet
-                    over the same link: their positions come
+                    over the same link: their committed offsets come
                     from the source. Others go through
 delete offsets      as commits                                    refused
 delete the group,   refused                                       refused
@@ -124,7 +124,7 @@ class GroupReservations:
         return None if following is None else self._replicated(request, following)
 
     def _replicated(self, request: Request, group: Counterpart) -> Verdict:
-        """Refuse what a request changes of the positions that the link keeps."""
+        """Refuse what a request changes of the committed offsets that the link keeps."""
         head, payload = decode_request(request.frame)
         code = POLICY_VIOLATION if request.api_key in DELETIONS else TOPIC_AUTHORIZATION_FAILED
 
@@ -185,7 +185,7 @@ class GroupReservations:
     # ---- deletions ----
 
     def on_delete(self, request: Request) -> Verdict:
-        """Decide about the deletion of groups, or of some of their positions."""
+        """Decide about the deletion of groups, or of some of their committed offsets."""
         if request.now > self._context.lease_deadline:
             return self._without_lease(request)
         if not self._lookup.reserves(_GROUP):

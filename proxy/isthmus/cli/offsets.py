@@ -148,12 +148,12 @@ def _lines(view: dict[str, Any]) -> Iterator[str]:
                 (
                     each["group"],
                     each["kind"],
-                    position["topic"],
-                    position["partition"],
-                    position["offset"],
-                    position["metadata"],
+                    committed["topic"],
+                    committed["partition"],
+                    committed["offset"],
+                    committed["metadata"],
                 )
                 for each in view["groups"]
-                for position in each["offsets"] or [dict.fromkeys(("topic", "partition", "offset", "metadata"))]
+                for committed in each["offsets"] or [dict.fromkeys(("topic", "partition", "offset", "metadata"))]
             ),
         )

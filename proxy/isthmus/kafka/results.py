@@ -12,6 +12,8 @@ from isthmus.errors import KafkaError
 
 
 class TopicPartition(NamedTuple):
+    """What :data:`isthmus_plugins.cluster.TopicPartition` is, with names for its two parts."""
+
     topic: str
     partition: int
 

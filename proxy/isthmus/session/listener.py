@@ -196,9 +196,9 @@ class Gateway:
             for passed in late:
                 log.warning("session held up a reservation", extra={"session": waits[passed].client.session_id})
                 waits[passed].close("held up a reservation")
-        settle = self.write_lost_at + self.lost_write_margin_s - monotonic()
-        if settle > 0:
-            await asyncio.sleep(settle)
+        wait_s = self.write_lost_at + self.lost_write_margin_s - monotonic()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
 
     async def drain(self, timeout_s: float) -> bool:
         """Let every session answer what it was asked, then close; after ``timeout_s`` close what is left.

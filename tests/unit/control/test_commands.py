@@ -31,7 +31,7 @@ from isthmus_control.model import (
 )
 from isthmus_control.sealing import Seal, Sealed
 from isthmus_control.truncations import (
-    MovedPosition,
+    MovedOffset,
     PartitionCut,
     PartitionView,
     SalvageFile,
@@ -99,7 +99,7 @@ BODIES: list[c.Body] = [
         (PartitionCut(0, 1, 2, 3),),
         (SalvageFile(0, "p", "/x", 1),),
         UID,
-        (MovedPosition("g", 0, 9, 5),),
+        (MovedOffset("g", 0, 9, 5),),
         1,
     ),
     c.GiveUpTruncation("t", UID),

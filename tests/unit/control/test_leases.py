@@ -31,7 +31,7 @@ class World:
         assert isinstance(outcome, Accepted), outcome
         self.view.applied(self.state, now)
         if sent is not None:
-            self.view.settled(command.id, True)
+            self.view.resolved(command.id, True)
 
     def claim(self, name: str, broker: int, incarnation: str, now: float, sent: float | None = None) -> None:
         enforced = self.state.applied_offset
@@ -67,7 +67,7 @@ def test_a_retry_counts_from_its_first_sending() -> None:
     world.view.sending(command.id, 107)
     world.state, _ = apply(world.state, 0, command)
     world.view.applied(world.state, 108)
-    world.view.settled(command.id, True)
+    world.view.resolved(command.id, True)
     assert world.view.vouches_until() == 110
 
 
@@ -83,7 +83,7 @@ def test_a_rejected_renewal_extends_nothing() -> None:
     world = World()
     world.claim("own", 1, OWN, now=0, sent=0)
     world.view.sending("x", 5)
-    world.view.settled("x", False)
+    world.view.resolved("x", False)
     assert world.view.vouches_until() == 10
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from isthmus_plugins.api import Client, Gate, Leave, Replace, Request, ResponseHook
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import AckGate, Confirmer
-from isthmus_plugins.held_answers import Partition
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
@@ -23,13 +23,13 @@ class Archive(Confirmer):
     name = "the archive"
 
     def __init__(self) -> None:
-        self.ends: dict[Partition, int] = {}
+        self.ends: dict[TopicPartition, int] = {}
         self.wanted = {"a"}
 
     def concerns(self, topic: str) -> bool:
         return topic in self.wanted
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         return self.ends.get(place, 0)
 
 

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from isthmus_plugins.api import Gate
-from isthmus_plugins.held_answers import HeldAnswers, Partition
+from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.held_answers import HeldAnswers
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_response
@@ -27,16 +28,16 @@ class Link:
     """What is confirmed, as the tests say."""
 
     def __init__(self) -> None:
-        self.ends: dict[Partition, int | None] = {}
-        self.epochs: dict[Partition, int] = {}
+        self.ends: dict[TopicPartition, int | None] = {}
+        self.epochs: dict[TopicPartition, int] = {}
         self.transactional_alone = False
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         if self.transactional_alone and not transactional:
             return None
         return self.ends.get(place, 0) if epoch == self.leader_epoch(place) else -1
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         return self.epochs.get(place, 0)
 
 
@@ -174,16 +175,16 @@ def test_a_resend_whose_place_is_not_told_waits_for_all_that_is_there() -> None:
     proxy = Proxy()
     proxy.confirm(0, 11)
     sent = proxy.answered((0, DUPLICATE_SEQUENCE, -1))
-    assert proxy.held.has_untold
-    taken = proxy.held.take_untold()
+    assert proxy.held.has_unknown_ends
+    taken = proxy.held.take_unknown_ends()
     later = proxy.answered((0, DUPLICATE_SEQUENCE, -1))
-    proxy.held.told(("t", 0), taken["t", 0], 15)
+    proxy.held.ends_read(("t", 0), taken["t", 0], 15)
     proxy.confirm(0, 15)
     assert sent.results == {0: (DUPLICATE_SEQUENCE, -1)}
     assert later.results is None  # that look at the log began before it came
-    taken = proxy.held.take_untold()
-    proxy.held.told(("t", 0), taken["t", 0], None)
-    proxy.held.told(("t", 0), proxy.held.take_untold()["t", 0], 15)
+    taken = proxy.held.take_unknown_ends()
+    proxy.held.ends_read(("t", 0), taken["t", 0], None)
+    proxy.held.ends_read(("t", 0), proxy.held.take_unknown_ends()["t", 0], 15)
     assert later.results == {0: (DUPLICATE_SEQUENCE, -1)}
 
 

@@ -17,6 +17,7 @@ from isthmus_control.commands import ConfigurePlugin, CreateNamespace, DeleteNam
 from isthmus_control.model import ResourceType
 from isthmus_control.outcome import Accepted
 from isthmus_plugins.api import NEED_MORE, Answer, Close, Gate, Hold, Replace, Request, Verdict
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import Acks, Confirmer
 from isthmus_plugins.namespace_host import CAUSE, NamespaceHost
 from isthmus_plugins.namespace_plugins import (
@@ -538,7 +539,7 @@ class Later(Confirmer):
     def concerns(self, topic: str) -> bool:
         return True
 
-    def confirmed_end(self, place: tuple[str, int], epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         return self.end
 
 

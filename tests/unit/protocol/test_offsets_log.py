@@ -19,11 +19,11 @@ from support.offsets import (
 )
 
 from isthmus_protocol.offsets_log import (
+    Commit,
     GroupKey,
     GroupKind,
     OffsetKey,
     OffsetsLog,
-    Position,
     UnknownRecord,
     decode_commit,
     decode_key,
@@ -61,12 +61,12 @@ def test_keys(raw: str, key: OffsetKey | GroupKey) -> None:
 
 @pytest.mark.parametrize("raw", COMMITS)
 def test_commits_of_every_version(raw: str) -> None:
-    assert decode_commit(bytes.fromhex(raw), 42) == Position(123456789012, "héllo", 1_700_000_000_123, 42)
+    assert decode_commit(bytes.fromhex(raw), 42) == Commit(123456789012, "héllo", 1_700_000_000_123, 42)
 
 
 def test_a_commit_without_metadata_and_tags() -> None:
     raw = bytes.fromhex("00040000000000000000ffffffff01000000000000000100")
-    assert decode_commit(raw, 0) == Position(0, "", 1, 0)
+    assert decode_commit(raw, 0) == Commit(0, "", 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ class Log:
 
     def offsets(self, group: str = "app-1") -> dict[tuple[str, int], int]:
         found = self.log.groups.get(group)
-        return {} if found is None else {place: each.offset for place, each in found.positions.items()}
+        return {} if found is None else {place: each.offset for place, each in found.offsets.items()}
 
 
 def test_the_newest_commit_of_wanted_groups_counts() -> None:
@@ -126,7 +126,7 @@ def test_the_newest_commit_of_wanted_groups_counts() -> None:
     assert changed == {OffsetKey("app-1", "t", 0), OffsetKey("app-1", "t", 1)}
     assert log.write(commit("app-1", "t", 4, metadata="rewound")) == {OffsetKey("app-1", "t", 0)}
     assert log.offsets() == {("t", 0): 4, ("t", 1): 7}
-    assert log.log.groups["app-1"].positions["t", 0] == Position(4, "rewound", 1_700_000_000_000, 3)
+    assert log.log.groups["app-1"].offsets["t", 0] == Commit(4, "rewound", 1_700_000_000_000, 3)
     assert "other" not in log.log.groups
 
 
@@ -175,7 +175,7 @@ def test_a_group_that_changes_its_protocol() -> None:
     assert log.offsets() == {("t", 0): 5}
 
 
-def test_unknown_records_are_shown_and_the_position_is_not_guessed() -> None:
+def test_unknown_records_are_shown_and_the_committed_offset_is_not_guessed() -> None:
     log = Log()
     log.write(commit("app-1", "t", 5), commit("app-1", "u", 6))
     assert log.write((commit_key("app-1", "t"), struct.pack(">hq", 5, 1) + bytes(20))) == {OffsetKey("app-1", "t", 0)}
@@ -198,18 +198,18 @@ def test_what_open_transactions_have_committed_is_told() -> None:
     assert list(known.take_pending_news()) == [(7, first), (7, second)]
     assert not known.take_pending_news()
     assert set(known.pending()) == {(7, first), (7, second)}
-    found = known.pending_position(7, second)
+    found = known.pending_commit(7, second)
     assert found is not None
-    assert isinstance(found[1], Position)
+    assert isinstance(found[1], Commit)
     assert (found[1].offset, found[1].log_offset) == (2, 2)
     assert known.first_open(log.end) == 0
     log.write(deleted("app-1", "t"))
     assert list(known.take_pending_news()) == [(7, first)]
-    found = known.pending_position(7, first)
+    found = known.pending_commit(7, first)
     assert found is not None
     assert found[1] is None
     assert log.end_transaction(7, Marker.COMMIT) == {second}
-    assert known.pending_position(7, second) is None
+    assert known.pending_commit(7, second) is None
     assert known.first_open(log.end) == log.end
 
 

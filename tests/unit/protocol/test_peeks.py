@@ -269,7 +269,7 @@ def test_records_are_views_of_the_frame() -> None:
     assert changed[0] == views[0][0]
 
 
-def test_ids_of_topics_whose_positions_are_asked_for() -> None:
+def test_ids_of_topics_whose_committed_offsets_are_asked_for() -> None:
     for seed in range(20):
         message: Any = RandomEntities(seed).entity(schema.request_type(ApiKey.OFFSET_FETCH, 10))
         expected = [topic_id(entry) for group in message.groups for entry in group.topics or ()]

@@ -20,7 +20,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Close, Gate, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, without_session
 from isthmus_protocol import peeks
@@ -37,8 +37,7 @@ READ_COMMITTED: Final = 1
 CAUSE: Final = "confirmed_visibility"
 NAMES_MAX: Final = 100_000
 
-Place = tuple[str, int]
-Limit = Callable[[Place, bool], int | None]
+Limit = Callable[[TopicPartition, bool], int | None]
 """Up to which offset consumers may read a partition, read-committed ones or others. None: all; -1: it is not known."""
 
 
@@ -52,7 +51,7 @@ class _Read:
     correlation_id: int
     answered: Any
     gate: Gate
-    places: tuple[Place, ...]
+    places: tuple[TopicPartition, ...]
     timer: asyncio.TimerHandle | None = None
 
 
@@ -69,7 +68,7 @@ class ConfirmedReads:
         self._asked: dict[bytes, str | None] = {}
         """By topic, as frames name it: its name if its consumers see what is confirmed alone."""
         self._sessions = FetchSessions(CAUSE)
-        self._waiting: dict[Place, set[_Read]] = {}
+        self._waiting: dict[TopicPartition, set[_Read]] = {}
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
@@ -85,7 +84,7 @@ class ConfirmedReads:
         self._asked.clear()
         self._sessions.forget()
 
-    def confirmed(self, place: Place) -> None:
+    def confirmed(self, place: TopicPartition) -> None:
         """More of a partition is confirmed, or less needs to be."""
         for read in tuple(self._waiting.get(place, ())):
             if read.gate.dropped:
@@ -180,7 +179,7 @@ class ConfirmedReads:
         correlation_id, answered = decode_response(ApiKey.FETCH, version, frame)
         cut, hidden = self._cut(answered, committed, names)
         loop = asyncio.get_running_loop()
-        if not hidden or _tells(cut) or deadline <= loop.time():
+        if not hidden or _has_news(cut) or deadline <= loop.time():
             return encode_response(cut, correlation_id)
         read = _Read(version, committed, names, correlation_id, answered, Gate(), hidden)
         for place in hidden:
@@ -190,7 +189,7 @@ class ConfirmedReads:
 
     def _open(self, read: _Read, *, last: bool) -> None:
         cut, _ = self._cut(read.answered, read.committed, read.names)
-        if last or _tells(cut):
+        if last or _has_news(cut):
             self._forget(read)
             read.gate.open(encode_response(cut, read.correlation_id))
 
@@ -204,9 +203,11 @@ class ConfirmedReads:
                 if not waiting:
                     del self._waiting[place]
 
-    def _cut(self, answered: Any, committed: bool, names: Mapping[bytes, str]) -> tuple[Any, tuple[Place, ...]]:
+    def _cut(
+        self, answered: Any, committed: bool, names: Mapping[bytes, str]
+    ) -> tuple[Any, tuple[TopicPartition, ...]]:
         """The answer without what is not confirmed, and of which partitions something is left out."""
-        hidden: list[Place] = []
+        hidden: list[TopicPartition] = []
         topics = []
         for topic in answered.responses:
             named = topic.topic_id.bytes if hasattr(topic, "topic_id") else topic.topic.encode()
@@ -223,7 +224,7 @@ class ConfirmedReads:
             topics.append(replace(topic, partitions=tuple(partitions)))
         return replace(answered, responses=tuple(topics)), tuple(hidden)
 
-    def _shown(self, part: Any, place: Place, committed: bool) -> Any:
+    def _shown(self, part: Any, place: TopicPartition, committed: bool) -> Any:
         """A partition's part of an answer, as far as it is confirmed."""
         if int(part.error_code):
             return part
@@ -247,7 +248,7 @@ class ConfirmedReads:
 
     # ---- answers to ListOffsets ----
 
-    def _listed(self, version: int, committed: bool, asked: Mapping[Place, int], frame: bytes) -> bytes:
+    def _listed(self, version: int, committed: bool, asked: Mapping[TopicPartition, int], frame: bytes) -> bytes:
         correlation_id, answered = decode_response(ApiKey.LIST_OFFSETS, version, frame)
         found: Any = answered
 
@@ -277,7 +278,7 @@ def _kept(request: Request) -> Request:
     return Request(request.frame, request.whole, *head, request.now, request.client)
 
 
-def _tells(answered: Any) -> bool:
+def _has_news(answered: Any) -> bool:
     """Whether an answer has something that its consumer did not know."""
     return bool(getattr(answered, "error_code", 0)) or any(
         part.records or int(part.error_code) not in (0, OFFSET_NOT_AVAILABLE)

@@ -5,7 +5,7 @@ outdated, and never reads again (seen with librdkafka 2). So to clients the new 
 of the old one (``EpochShift``), in Metadata and DescribeTopicPartitions; and requests that name an epoch which they
 learned there are forwarded without it: brokers check it only if it is there.
 
-Epochs in records and in committed positions are the brokers' own, below the shifted ones.
+Epochs in records and in committed offsets are the brokers' own, below the shifted ones.
 """
 
 from __future__ import annotations

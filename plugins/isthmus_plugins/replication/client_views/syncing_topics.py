@@ -19,7 +19,7 @@ from isthmus_control.directions import followed
 from isthmus_control.model import LinkMode, ResourceType, SyncState, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.api import Request, RequestHook, Verdict
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
 from isthmus_plugins.replication.link.part import Part
@@ -36,8 +36,6 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 CAUSE: Final = "syncing_topic"
 
-Place = tuple[str, int]
-
 
 class SyncingTopics(Part):
     """Hooks that do nothing while no topic follows over a synchronous link."""
@@ -47,14 +45,14 @@ class SyncingTopics(Part):
         self._tasks = Tasks("syncing-topics")
         self._following: dict[str, str] = {}
         """Topics that follow over a synchronous link: their ids."""
-        self._readable: set[Place] = set()
+        self._readable: set[TopicPartition] = set()
         """Their partitions that were In-Sync once."""
         self._by_frame: dict[bytes, str] = {}
         """Their names by what frames call them, names or ids."""
         self._sessions = FetchSessions(CAUSE)
         self._released = asyncio.Event()
         self._seen: tuple[object, ...] = ()
-        self._recording: set[Place] = set()
+        self._recording: set[TopicPartition] = set()
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -71,7 +69,7 @@ class SyncingTopics(Part):
             return
         self._seen = seen
         following: dict[str, str] = {}
-        readable: set[Place] = set()
+        readable: set[TopicPartition] = set()
         for link in state.links.values():
             mappings = followed(link, ResourceType.TOPIC)
             if link.mode is not LinkMode.SYNCHRONOUS or not mappings:

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from isthmus_control.model import TopicState
 from isthmus_plugins.api import Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, FetchPartition, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.log import FILLER_KEY
 from isthmus_plugins.replication.link import calls
@@ -47,8 +47,6 @@ SCAN_S: Final = 2.0
 SCAN_BYTES: Final = 4 * 1024 * 1024
 """Of one read."""
 LANE: Final = "time-offsets"
-
-Place = tuple[str, int]
 
 
 class Found(NamedTuple):
@@ -87,7 +85,7 @@ class TimeOffsets(Part):
         if not histories:
             return None
         isolation, topics = peeks.list_offsets(request.version, request.frame)
-        asked: dict[Place, int] = {}
+        asked: dict[TopicPartition, int] = {}
         for encoded, partitions in topics:
             if any(timestamp >= 0 or timestamp == MAX_TIMESTAMP for _, timestamp in partitions):
                 name = encoded.decode("utf-8", "replace")
@@ -102,7 +100,9 @@ class TimeOffsets(Part):
         # The hook's frame is valid during the call only.
         return Hold(self._corrected(bytes(request.frame), request.version, bool(isolation), asked))
 
-    async def _corrected(self, frame: bytes, version: int, committed: bool, asked: Mapping[Place, int]) -> Verdict:
+    async def _corrected(
+        self, frame: bytes, version: int, committed: bool, asked: Mapping[TopicPartition, int]
+    ) -> Verdict:
         found = await self.answer(asked, committed)
         return Replace(frame, partial(_with, found, version)) if found else Replace(frame)
 
@@ -127,7 +127,7 @@ class TimeOffsets(Part):
 
     # ---- right answers ----
 
-    async def answer(self, asked: Mapping[Place, int], committed: bool) -> dict[Place, Found]:
+    async def answer(self, asked: Mapping[TopicPartition, int], committed: bool) -> dict[TopicPartition, Found]:
         """The right answers, as far as they can be told; what is left out is the broker's to answer."""
         topics = {topic for topic, _ in asked}
         parts = await asyncio.gather(
@@ -138,7 +138,9 @@ class TimeOffsets(Part):
         )
         return {place: found for part in parts for place, found in part.items()}
 
-    async def _answer_for(self, topic: str, asked: Mapping[Place, int], committed: bool) -> dict[Place, Found]:
+    async def _answer_for(
+        self, topic: str, asked: Mapping[TopicPartition, int], committed: bool
+    ) -> dict[TopicPartition, Found]:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 theirs = await self._of_source(topic, asked)
@@ -151,7 +153,7 @@ class TimeOffsets(Part):
             log.warning("offsets by time not corrected", extra={"topic": topic, "detail": str(error)})
             return {}
 
-    async def _of_source(self, topic: str, asked: Mapping[Place, int]) -> dict[Place, Found] | None:
+    async def _of_source(self, topic: str, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, Found] | None:
         """The source's own answers; None where the topic does not follow now, or the source cannot be asked."""
         record = self._context.control.state.follower_topics.get(topic)
         if record is None or record.state is not TopicState.FOLLOWING:
@@ -163,7 +165,7 @@ class TimeOffsets(Part):
         answer = await connections[0].call(calls.OffsetsForTimes(record.source_topic, times), ASK_TIMEOUT_S)
         return {(topic, partition): Found(offset, time) for partition, offset, time in answer.partitions}
 
-    async def _readable(self, place: Place, found: Found, committed: bool) -> Found:
+    async def _readable(self, place: TopicPartition, found: Found, committed: bool) -> Found:
         """What a broker with this log answers: nothing beyond what the client may read."""
         if found.offset == NO_OFFSET:
             return found
@@ -171,7 +173,7 @@ class TimeOffsets(Part):
         end = await (cluster.last_stable_offset(*place) if committed else cluster.high_watermark(*place))
         return found if found.offset < end else Found(NO_OFFSET, -1)
 
-    async def _scan(self, place: Place, time: int) -> Found | None:
+    async def _scan(self, place: TopicPartition, time: int) -> Found | None:
         """The first of the source's records with such a time, from the broker's answer on; None if that takes long."""
         cluster = self._context.cluster
         leader = await cluster.leader_of(*place)
@@ -202,7 +204,9 @@ class TimeOffsets(Part):
         self.unsure += 1
         return None
 
-    def _in_batch(self, place: Place, header: BatchHeader, batch: memoryview, offset: int, time: int) -> Found | None:
+    def _in_batch(
+        self, place: TopicPartition, header: BatchHeader, batch: memoryview, offset: int, time: int
+    ) -> Found | None:
         if header.max_timestamp < time or header.next_offset <= offset:
             return None
         if self._came_from_elsewhere(place, header.base_offset):
@@ -218,7 +222,7 @@ class TimeOffsets(Part):
                 return Found(record.offset, record.timestamp)
         return None
 
-    def _came_from_elsewhere(self, place: Place, offset: int) -> bool:
+    def _came_from_elsewhere(self, place: TopicPartition, offset: int) -> bool:
         """Whether what stands at the offset was written by a link."""
         for known in self._context.control.state.provenance(*place):
             if known.start_offset <= offset and (known.end_offset is None or offset < known.end_offset):
@@ -226,7 +230,7 @@ class TimeOffsets(Part):
         return False
 
 
-def _with(found: Mapping[Place, Found], version: int, frame: bytes) -> bytes:
+def _with(found: Mapping[TopicPartition, Found], version: int, frame: bytes) -> bytes:
     """A broker's answer with the right offsets in place of those that it found. What it refused stays refused."""
     correlation_id, response = decode_response(ApiKey.LIST_OFFSETS, version, frame)
     answer: Any = response

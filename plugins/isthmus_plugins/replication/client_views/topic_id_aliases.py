@@ -32,7 +32,7 @@ _Ids: TypeAlias = dict[uuid.UUID, uuid.UUID]
 """The ids that a client named topics by, by those that they have."""
 
 
-class FormerIds(Part):
+class TopicIdAliases(Part):
     """Hooks that do nothing until a topic was made anew."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class FormerIds(Part):
         return Replace(frame, partial(_committed, request.version, former))
 
     def on_offset_fetch(self, request: Request) -> Verdict:
-        """The same for a question about positions."""
+        """The same for a question about committed offsets."""
         if not self._may_concern(request) or self._successions.keys().isdisjoint(
             peeks.offset_fetch_topic_ids(request.version, request.frame)
         ):
@@ -87,7 +87,7 @@ class FormerIds(Part):
         if not any(former.values()):
             return None
         frame = encode_request(replace(asked, groups=tuple(groups)), request.correlation_id, head.client_id)
-        return Replace(frame, partial(_told, request.version, former))
+        return Replace(frame, partial(_answered, request.version, former))
 
     def _may_concern(self, request: Request) -> bool:
         return bool(self._successions) and request.version >= TOPIC_IDS_SINCE
@@ -124,7 +124,7 @@ def _committed(version: int, former: _Ids, frame: bytes) -> bytes:
     return encode_response(replace(answered, topics=_named(answered.topics, former)), correlation_id)
 
 
-def _told(version: int, former: Mapping[str, _Ids], frame: bytes) -> bytes:
+def _answered(version: int, former: Mapping[str, _Ids], frame: bytes) -> bytes:
     correlation_id, payload = decode_response(ApiKey.OFFSET_FETCH, version, frame)
     answered: Any = payload
     groups = tuple(

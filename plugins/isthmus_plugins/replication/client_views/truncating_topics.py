@@ -1,8 +1,8 @@
 """Keeps clients of a topic that is truncated waiting, from before it is deleted until it is whole again.
 
 To its clients the topic never goes away. Metadata tells of it from memory; reads and searches of it are answered with
-OFFSET_NOT_AVAILABLE, positions of groups with COORDINATOR_LOAD_IN_PROGRESS: clients try those again, and consumers keep
-their positions. Other topics in the same request are served.
+OFFSET_NOT_AVAILABLE, committed offsets of groups with COORDINATOR_LOAD_IN_PROGRESS: clients try those again, and
+consumers keep their positions. Other topics in the same request are served.
 
 Fetch sessions (KIP-227) would leave the topic out of their requests while nothing changes, so there are none with it
 (``fetch_sessions``).
@@ -25,6 +25,7 @@ from typing import Any, Final
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Truncation
 from isthmus_plugins.api import Answer, Close, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.client_views.fetch_sessions import FetchSessions, refused_in_part
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.verdicts import verdict_of
@@ -54,7 +55,7 @@ CODES: Final = {
 """What a partition of a withheld topic is answered with."""
 
 
-class WithheldTopics(Part):
+class TruncatingTopics(Part):
     """Hooks that do nothing while no topic is truncated, nor was."""
 
     def __init__(self) -> None:
@@ -156,11 +157,11 @@ class WithheldTopics(Part):
             return None
         return Replace(request.frame, partial(self._with_old_epochs, request.version, epochs))
 
-    def _with_old_epochs(self, version: int, epochs: dict[tuple[str, int], int], frame: bytes) -> bytes:
+    def _with_old_epochs(self, version: int, epochs: dict[TopicPartition, int], frame: bytes) -> bytes:
         correlation_id, payload = decode_response(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, frame)
         answered: Any = payload
 
-        def told(topic: str, entry: Any) -> Any:
+        def of_old_epoch(topic: str, entry: Any) -> Any:
             epoch = epochs.get((topic, entry.partition), NO_EPOCH)
             withheld = self._withheld.get(topic)
             truncation = withheld or self._cut.get(topic)
@@ -175,15 +176,15 @@ class WithheldTopics(Part):
             return replace(entry, **values)
 
         topics = tuple(
-            replace(topic, partitions=tuple(told(topic.topic, entry) for entry in topic.partitions))
+            replace(topic, partitions=tuple(of_old_epoch(topic.topic, entry) for entry in topic.partitions))
             for topic in answered.topics
         )
         return encode_response(replace(answered, topics=topics), correlation_id)
 
-    # ---- positions of groups ----
+    # ---- committed offsets of groups ----
 
     def on_offset_fetch(self, request: Request) -> Verdict:
-        """Have a group that asks for its positions in a withheld topic, or for all it has, ask again."""
+        """Have a group that asks for its committed offsets in a withheld topic, or for all it has, ask again."""
         if not self._withheld:
             return None
         head, payload = decode_request(request.frame)
@@ -199,7 +200,7 @@ class WithheldTopics(Part):
         elif head.version >= 2:
             values = {"error_code": code}
         else:
-            return Close("positions of a topic that is being truncated")
+            return Close("committed offsets of a topic that is being truncated")
         answer = build_response(ApiKey.OFFSET_FETCH, head.version, values)
         return Answer(encode_response(answer, request.correlation_id), CAUSE)
 
@@ -244,8 +245,8 @@ class WithheldTopics(Part):
             if topic.name not in wanted
             and not ((topic_id := getattr(topic, "topic_id", None)) is not None and topic_id.bytes in self._ids)
         ]
-        told = [_described(self._withheld[name], brokers) for name in sorted(wanted) if name in self._withheld]
-        made: Any = build_response(api_key, version, {"topics": told})
+        described = [_described(self._withheld[name], brokers) for name in sorted(wanted) if name in self._withheld]
+        made: Any = build_response(api_key, version, {"topics": described})
         return encode_response(replace(answered, topics=(*others, *made.topics)), correlation_id)
 
 

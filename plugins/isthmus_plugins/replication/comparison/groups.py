@@ -1,9 +1,8 @@
 """Verification of group offsets: what the coordinators of both sides have, group by group.
 
 Both sides are asked through the public protocol, so it does not matter which proxy fronts a coordinator. A source's
-position beyond the follower's data waits there and is counted, not compared. Groups commit while this runs: what
-differs is looked at again, and a follower that is where the source was a moment before is not behind.
-"""
+committed offset beyond the follower's data waits there and is counted, not compared. Groups commit while this runs:
+what differs is looked at again, and a follower that is where the source was a moment before is not behind."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from isthmus_control.model import Link, NamespaceMapping, ResourceType, Role
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.links import BothOffsets, CommittedOffsets, GroupOnBothSides, GroupVerdict
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls
@@ -25,8 +24,7 @@ LOOKS: Final = 4
 LOOK_AGAIN_S: Final = 1.0
 """Commits reach the follower within a second."""
 
-Place = tuple[str, int]
-Positions = Mapping[Place, CommittedOffset]
+Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
 class GroupVerification:
@@ -53,10 +51,10 @@ class GroupVerification:
         return calls.CommittedAnswer(
             {
                 name: tuple(
-                    calls.CommittedAt(*place, position.offset, position.metadata)
-                    for place, position in positions.items()
+                    calls.CommittedAt(*place, committed.offset, committed.metadata)
+                    for place, committed in offsets.items()
                 )
-                for name, positions in found.items()
+                for name, offsets in found.items()
             }
         )
 
@@ -137,11 +135,11 @@ class _Comparison:
         """``pairs``: local names and remote ones."""
         verdicts: dict[str, GroupVerdict] = {}
         left = dict(pairs)
-        before: dict[str, Positions | None] = {}
+        before: dict[str, Offsets | None] = {}
         for look in range(LOOKS):
             if look:
                 await asyncio.sleep(LOOK_AGAIN_S)
-            sources, followers = await self._positions(left)
+            sources, followers = await self._committed(left)
             ends = await self._ends(sources, followers)
             for name, remote in list(left.items()):
                 verdict = self._verdict(name, remote, sources[name], followers[name], before.get(name), ends)
@@ -155,7 +153,7 @@ class _Comparison:
 
     async def both(self, pairs: Mapping[str, str]) -> list[GroupOnBothSides]:
         """What these groups have committed in the link's topics; ``pairs`` as above."""
-        sources, followers = await self._positions(pairs)
+        sources, followers = await self._committed(pairs)
         listed = []
         for name in sorted(pairs):
             source, follower = sources[name], followers[name]
@@ -175,17 +173,16 @@ class _Comparison:
             listed.append(each)
         return listed
 
-    async def _positions(
-        self, pairs: Mapping[str, str]
-    ) -> tuple[dict[str, Positions | None], dict[str, Positions | None]]:
-        """By local group: the source's positions and the follower's, in the source's topic names, of linked topics."""
+    async def _committed(self, pairs: Mapping[str, str]) -> tuple[dict[str, Offsets | None], dict[str, Offsets | None]]:
+        """By local group: the source's committed offsets and the follower's, in the source's topic names, of linked
+        topics."""
         local = await self._context.cluster.committed_offsets(list(pairs))
         answer = (await self._connection.call(calls.Committed(tuple(pairs.values())))).groups
-        ours: dict[str, Positions | None] = {}
-        theirs: dict[str, Positions | None] = {}
+        ours: dict[str, Offsets | None] = {}
+        theirs: dict[str, Offsets | None] = {}
         for name, remote in pairs.items():
-            positions = local.get(name)
-            ours[name] = None if positions is None else self._linked(positions)
+            offsets = local.get(name)
+            ours[name] = None if offsets is None else self._linked(offsets)
             said = answer.get(remote)
             theirs[name] = (
                 None
@@ -198,8 +195,8 @@ class _Comparison:
             )
         return (ours, theirs) if self._leads else (theirs, ours)
 
-    def _linked(self, positions: Positions) -> Positions:
-        return {place: position for place, position in positions.items() if self._remote_topic(place[0]) is not None}
+    def _linked(self, offsets: Offsets) -> Offsets:
+        return {place: committed for place, committed in offsets.items() if self._remote_topic(place[0]) is not None}
 
     def _remote_topic(self, topic: str) -> str | None:
         names = (each.remote_name(topic) for each in self._link.mappings if each.type is ResourceType.TOPIC)
@@ -210,15 +207,16 @@ class _Comparison:
         return next((name for name in names if name is not None), None)
 
     async def _ends(
-        self, sources: Mapping[str, Positions | None], followers: Mapping[str, Positions | None]
-    ) -> dict[Place, int]:
-        """The follower's high watermarks where a source's position is not the follower's, by local topic names."""
+        self, sources: Mapping[str, Offsets | None], followers: Mapping[str, Offsets | None]
+    ) -> dict[TopicPartition, int]:
+        """The follower's high watermarks where a source's committed offset is not the follower's, by local topic
+        names."""
         places = sorted(
             {
                 place
-                for name, positions in sources.items()
-                for place, position in (positions or {}).items()
-                if (followers.get(name) or {}).get(place) != position
+                for name, offsets in sources.items()
+                for place, committed in (offsets or {}).items()
+                if (followers.get(name) or {}).get(place) != committed
             }
         )
         if not places:
@@ -241,10 +239,10 @@ class _Comparison:
         self,
         name: str,
         remote: str,
-        source: Positions | None,
-        follower: Positions | None,
-        before: Positions | None,
-        ends: Mapping[Place, int],
+        source: Offsets | None,
+        follower: Offsets | None,
+        before: Offsets | None,
+        ends: Mapping[TopicPartition, int],
     ) -> GroupVerdict:
         verdict = GroupVerdict(group=name, remote_group=remote, equal=False, positions=0, waiting=0)
         if source is None or follower is None:
@@ -270,18 +268,18 @@ def _on_the_way(before: CommittedOffset | None, has: CommittedOffset | None, wan
     return min(before.offset, wanted.offset) <= has.offset <= max(before.offset, wanted.offset)
 
 
-def _no_coordinator(source: Positions | None) -> str:
+def _no_coordinator(source: Offsets | None) -> str:
     return f"the {'source' if source is None else 'follower'}'s coordinator is not there"
 
 
-def _offset(position: CommittedOffset | None) -> int | None:
-    return None if position is None else position.offset
+def _offset(committed: CommittedOffset | None) -> int | None:
+    return None if committed is None else committed.offset
 
 
-def _said(position: CommittedOffset | None) -> str:
-    if position is None:
+def _said(committed: CommittedOffset | None) -> str:
+    if committed is None:
         return "none"
-    return f"{position.offset} with metadata {position.metadata!r}" if position.metadata else str(position.offset)
+    return f"{committed.offset} with metadata {committed.metadata!r}" if committed.metadata else str(committed.offset)
 
 
 def _counterpart(link: Link, group: str) -> bool:

@@ -20,7 +20,7 @@ from isthmus_control.lookup import Counterpart
 from isthmus_control.model import FollowerTopic, NamespaceMapping, ResourceType, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.last_batch import last_batch
 from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Numbering, Step, StopReason
@@ -61,19 +61,19 @@ class FollowerEnd(Part):
         self._clock = context.clock
         self._tasks = Tasks("follower-end")
         self._streams: dict[tuple[Peer, int], FollowerStream] = {}
-        self._partitions: dict[tuple[str, int], FollowerStream] = {}
+        self._partitions: dict[TopicPartition, FollowerStream] = {}
         """The latest stream of each partition; one that has ended stays, for what it can tell."""
-        self._dropped: dict[tuple[str, int], FollowerStream] = {}
+        self._dropped: dict[TopicPartition, FollowerStream] = {}
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
-        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
+        self._opening: dict[TopicPartition, asyncio.Lock] = {}
         self._writers: dict[int, Writers] = {}
-        self._prerequisites = Prerequisites(context, self._tasks, self.proceed, self.tell_appended)
+        self._prerequisites = Prerequisites(context, self._tasks, self.proceed, self.report_appended)
         self._seen: tuple[object, ...] = (None, None, None)
         self._alone_from = context.clock.monotonic() + LOST_REQUEST_MARGIN_S
         """From then on no request of a process that was here before can land any more."""
         self._producers_remembered = False
         """Whether all brokers remember producers long enough for bursts, as far as is known."""
-        self.on_stored: Callable[[tuple[str, int], int], None] = not_joined
+        self.on_stored: Callable[[TopicPartition, int], None] = not_joined
         """Called when a partition (topic and index) has more: where what its in-sync replicas have ends."""
         self.awaits: Callable[[Peer, int], bool] = not_joined
         """Whether the decision of a producer's transaction came over a connection and is not durable yet."""
@@ -205,7 +205,7 @@ class FollowerEnd(Part):
         self._streams.pop((stream.connection, stream.stream_id), None)
         stream.closed = True
         stream.follower_log.stop(reason)
-        self._tell_stopped(stream)
+        self._report_stopped(stream)
         await stream.writers.leave(stream)
         await self._prerequisites.leave(stream)
 
@@ -215,7 +215,7 @@ class FollowerEnd(Part):
         if stream is None:
             return calls.CloseStreamAnswer()
         code, message = question.code or reasons.CLOSED, question.message or "the stream was closed"
-        stream.told_stopped = True
+        stream.reported_stopped = True
         if code == ReasonCode.TARGET_WRITTEN_BY_OTHERS:
             stream.follower_log.diverge(message)
             self._log_stopped(stream)
@@ -370,7 +370,7 @@ class FollowerEnd(Part):
                 f"{follower_log.accepted_end}"
             )
         follower_log.source_end = append.source_end
-        stream.told_end = True
+        stream.knows_end = True
         stream.end_age_ms, stream.end_age_noted = append.source_end_age_ms, self._clock.monotonic()
         try:
             follower_log.offer(memoryview(append.records), append.source_start)
@@ -386,7 +386,7 @@ class FollowerEnd(Part):
             case Step.WRITE:
                 stream.writers.wake(stream)
             case Step.REPORT_END:
-                self._tell_stopped(stream)
+                self._report_stopped(stream)
             case Step.AWAIT_DECISION | Step.WAIT:
                 pass
             case step:
@@ -398,15 +398,15 @@ class FollowerEnd(Part):
             if stream.connection is connection and stream.follower_log.queued:
                 self.proceed(stream)
 
-    def tell_appended(self, stream: FollowerStream) -> None:
+    def report_appended(self, stream: FollowerStream) -> None:
         self.on_stored(stream.place, stream.follower_log.end)
         stream.connection.send(link.encode_appended(stream.stream_id, stream.follower_log.end))
 
-    def _tell_stopped(self, stream: FollowerStream) -> None:
+    def _report_stopped(self, stream: FollowerStream) -> None:
         reason = stream.follower_log.reason
-        if stream.told_stopped or reason is None:
+        if stream.reported_stopped or reason is None:
             return
-        stream.told_stopped = True
+        stream.reported_stopped = True
         self._log_stopped(stream)
         stream.connection.send(
             link.encode_json(

@@ -422,7 +422,7 @@ class FollowerLog:
     def doubtful(self) -> dict[int, int]:
         """Transactions that may have ended without a marker, before a gap is filled: producer id to first offset.
 
-        Whoever asks the leader end about them says so by :meth:`settle`; nothing is written before.
+        Whoever asks the leader end about them says so by :meth:`resolve`; nothing is written before.
         """
         gap_end = self._gap_end()
         if (
@@ -434,7 +434,7 @@ class FollowerLog:
             return {}
         return {producer_id: begun for producer_id, (_, begun) in self._open.items() if producer_id not in self._ended}
 
-    def settle(self, asked: Collection[int], ended: Collection[int]) -> None:
+    def resolve(self, asked: Collection[int], ended: Collection[int]) -> None:
         """Of the transactions ``asked`` about, the source has the markers but of those ``ended``."""
         self._ended |= self._open.keys() & set(ended)
         if self._open.keys() <= set(asked) | self._ended:

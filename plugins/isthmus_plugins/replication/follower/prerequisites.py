@@ -145,7 +145,7 @@ class Prerequisites:
                         stream.stream_id, tuple(calls.Began(*each) for each in began.items()), follower_log.end
                     )
                 )
-                follower_log.settle(began, answer.ended)
+                follower_log.resolve(began, answer.ended)
             except Exception as error:  # also what a peer answers that it should not: nothing goes on before
                 log.warning(
                     "ended transactions not known",

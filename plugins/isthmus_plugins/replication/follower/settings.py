@@ -10,7 +10,7 @@ from isthmus_control.commands import CompactFollowerTopic, SetFollowerTopic
 from isthmus_control.model import INTERNAL_PREFIX, FollowerTopic, OffsetsCopy, Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import topic_settings
@@ -81,7 +81,7 @@ class FollowerSettings:
     ) -> Mapping[str, Mapping[str, str | None]]:
         """The settings of those local topics that exist and for which the source told its own."""
         lookup = self._context.control.state.lookup
-        told = [
+        answered = [
             counterpart.local_name
             for wanted in requests
             if wanted.configs is not None
@@ -89,8 +89,8 @@ class FollowerSettings:
             and counterpart.local_name in topics
         ]
         found: dict[str, Mapping[str, str | None]] = {}
-        for start in range(0, len(told), topic_settings.DESCRIBED_AT_ONCE):
-            some = told[start : start + topic_settings.DESCRIBED_AT_ONCE]
+        for start in range(0, len(answered), topic_settings.DESCRIBED_AT_ONCE):
+            some = answered[start : start + topic_settings.DESCRIBED_AT_ONCE]
             _, described = await self._context.cluster.effective_configs(some)
             found |= described or {}
         return found
@@ -112,7 +112,7 @@ class FollowerSettings:
         The source's ends were read after it was known to be compacted: beyond them every record has a key.
         """
         lookup = self._context.control.state.lookup
-        ends: dict[tuple[str, int], int] = {}
+        ends: dict[TopicPartition, int] = {}
         since: dict[str, int] = {}
         for wanted in requests:
             counterpart = lookup.local(link_name, ResourceType.TOPIC, Role.FOLLOWER, wanted.topic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.follower.log import FollowerLog, Step, StopReason
 from isthmus_plugins.replication.link.connection import Peer
@@ -33,13 +34,13 @@ class FollowerStream:
         "end_age_noted",
         "follower_log",
         "held",
+        "knows_end",
         "link_name",
         "partition",
         "refusals",
+        "reported_stopped",
         "source_topic",
         "stream_id",
-        "told_end",
-        "told_stopped",
         "topic",
         "topic_id",
         "trouble",
@@ -83,14 +84,14 @@ class FollowerStream:
         """The error that may say that the target verifies transactions, until it was asked whether it does."""
         self.under_way: dict[Step, asyncio.Task[None]] = {}
         """What is done before the next record can be written: see ``FollowerEnd.proceed``."""
-        self.told_end = False
+        self.knows_end = False
         """Whether the leader end has said where the source's log ends."""
-        self.told_stopped = False
+        self.reported_stopped = False
         self.end_age_ms = 0
         self.end_age_noted = clock.monotonic()
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> TopicPartition:
         return self.topic, self.partition
 
     @property

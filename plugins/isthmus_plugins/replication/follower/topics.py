@@ -31,7 +31,7 @@ from isthmus_control.model import (
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Succession
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import TopicPlan
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower import topic_plans
@@ -48,8 +48,8 @@ log = logging.getLogger("isthmus_plugins.replication")
 CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 LEADERS_WAIT_S: Final = 2.0
 """How long a new topic's leaders are waited for before the leader end is told that there are none yet."""
-SETTLE_S: Final = 0.2
-SETTLE_TRIES: Final = 25
+IDLE_S: Final = 0.2
+IDLE_TRIES: Final = 25
 CLOSED_AT_ONCE: Final = 10_000
 """Partitions in one command: some 150 bytes each."""
 
@@ -312,14 +312,14 @@ class FollowerTopics(Part):
 
         Raises BrokerUnavailable if that is not known of all of them.
         """
-        ids: dict[tuple[str, int], str] = {}
+        ids: dict[TopicPartition, str] = {}
         for record, existing in stopped:
             history = self._context.control.state.histories.get(record.topic)
             if history is not None and history.topic_id == topic_plans.id_of(existing):
                 for partition in history.partitions:
                     if history.open_range(partition) is not None:
                         ids[record.topic, partition] = history.topic_id
-        ends = await self._settled_ends(ids.keys())
+        ends = await self._idle_ends(ids.keys())
         closed = [PartitionOffset(topic, ids[topic, partition], partition, end) for (topic, partition), end in ends]
         for first in range(0, len(closed), CLOSED_AT_ONCE):
             await self._append(CloseProvenance(tuple(closed[first : first + CLOSED_AT_ONCE])))
@@ -328,25 +328,25 @@ class FollowerTopics(Part):
             more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
             raise BrokerUnavailable(f"the log ends of {topic}-{partition}{more} cannot be read, or still move")
 
-    async def _settled_ends(self, places: Collection[tuple[str, int]]) -> list[tuple[tuple[str, int], int]]:
+    async def _idle_ends(self, places: Collection[TopicPartition]) -> list[tuple[TopicPartition, int]]:
         """Log ends that stay: another proxy's last append may be in the broker's hands when its stream ends.
 
         Those that are not read, or still move after some seconds, are left out.
         """
-        settled: list[tuple[tuple[str, int], int]] = []
+        idle: list[tuple[TopicPartition, int]] = []
         left = set(places)
-        before: Mapping[tuple[str, int], int] = {}
-        for _ in range(SETTLE_TRIES):
+        before: Mapping[TopicPartition, int] = {}
+        for _ in range(IDLE_TRIES):
             if not left:
                 break
             ends = await self._context.cluster.log_ends(left)
             found = [(place, end) for place, end in ends.items() if before.get(place) == end]
-            settled += found
+            idle += found
             left -= dict(found).keys()
             before = ends
             if left:
-                await asyncio.sleep(SETTLE_S)
-        return settled
+                await asyncio.sleep(IDLE_S)
+        return idle
 
     # ---- records of the control log ----
 

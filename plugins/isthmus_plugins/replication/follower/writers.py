@@ -17,6 +17,7 @@ from isthmus_plugins.cluster import (
     KafkaRefused,
     ProduceConnection,
     ProduceResult,
+    TopicPartition,
     TransactionMarkers,
 )
 from isthmus_plugins.observers import LinkAppended
@@ -85,7 +86,7 @@ _DOUBTFUL: Final = frozenset({OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_N
 """Sequence trouble: passes if a request of ours landed that we took for lost, else it is an objection."""
 
 
-Writes: TypeAlias = dict[tuple[str, int], tuple[FollowerStream, list[Append] | Mark]]
+Writes: TypeAlias = dict[TopicPartition, tuple[FollowerStream, list[Append] | Mark]]
 """What is written to each partition."""
 
 
@@ -100,7 +101,7 @@ class WriterEnd(Protocol):
 
     def proceed(self, stream: FollowerStream) -> None: ...
 
-    def tell_appended(self, stream: FollowerStream) -> None: ...
+    def report_appended(self, stream: FollowerStream) -> None: ...
 
 
 class Writers:
@@ -212,7 +213,7 @@ class Writer:
                     log.exception("write failed", extra={"broker": self._broker_id})
                     for stream in self._under_way:
                         stream.follower_log.unknown()
-                    self._settled()
+                    self._drained()
                 if self._writers.busy:  # another one went past, and may take what is left together with its own
                     break
 
@@ -258,7 +259,7 @@ class Writer:
                 stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                 stream.follower_log.not_written()
                 stream.follower_log.unknown()
-            self._settled()
+            self._drained()
             return
         try:
             results = await self._request(self._connection, writes)
@@ -272,17 +273,17 @@ class Writer:
             with written_together({stream.connection for stream, _ in writes.values()}):
                 for place, (stream, written) in writes.items():
                     self._result(stream, written, results.get(place, []))
-        self._settled()
+        self._drained()
 
     async def _request(
         self, connection: ProduceConnection, writes: Writes
-    ) -> dict[tuple[str, int], list[ProduceResult]]:
+    ) -> dict[TopicPartition, list[ProduceResult]]:
         """Write batches and markers. Raises BrokerUnavailable: the fate of all is unknown.
 
         What a partition has under way ends with the last Produce request, which is the one with acks=all.
         """
         longest = max((len(written) for _, written in writes.values() if isinstance(written, list)), default=0)
-        requests: list[dict[tuple[str, int], bytes]] = [{} for _ in range(longest)]
+        requests: list[dict[TopicPartition, bytes]] = [{} for _ in range(longest)]
         markers: list[TransactionMarkers] = []
         transactional_id: str | None = None
         for place, (stream, written) in writes.items():
@@ -302,7 +303,7 @@ class Writer:
                 request[place] = append.data
             if written[0].transactional:
                 transactional_id = TRANSACTIONAL_ID_PREFIX + stream.link_name
-        results: dict[tuple[str, int], list[ProduceResult]] = {}
+        results: dict[TopicPartition, list[ProduceResult]] = {}
         if requests:
             for answer in await connection.produce(requests, PRODUCE_TIMEOUT_MS, transactional_id):
                 for place, result in answer.items():
@@ -312,7 +313,7 @@ class Writer:
             results |= {place: [result] for place, result in answer.items()}
         return results
 
-    def _settled(self) -> None:
+    def _drained(self) -> None:
         streams, self._under_way = self._under_way, []
         self._idle.set()
         for stream in streams:
@@ -334,7 +335,7 @@ class Writer:
                 stream.held = stream.trouble = None
                 stream.refusals = 0
                 self._end.batches_appended += len(operations)
-                self._end.tell_appended(stream)
+                self._end.report_appended(stream)
                 if self._context.link_observers:
                     self._observe(stream, operations)
         elif len(operations) == 1:

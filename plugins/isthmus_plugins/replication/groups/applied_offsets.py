@@ -14,47 +14,48 @@ from isthmus_plugins.replication.in_doubt.pending_offsets import StillOpen
 
 
 class _Part:
-    __slots__ = ("number", "open", "settled", "still_open", "upto")
+    __slots__ = ("number", "open", "stable_offset", "still_open", "upto")
 
-    def __init__(self, number: int, upto: int | None, settled: int, still_open: StillOpen | None) -> None:
+    def __init__(self, number: int, upto: int | None, stable_offset: int, still_open: StillOpen | None) -> None:
         self.number = number
         self.upto = upto
-        self.settled = settled
+        self.stable_offset = stable_offset
         self.still_open = still_open
         """To be stored before this part counts."""
         self.open = 0
         """How much of what it told is not there yet."""
 
 
-class AppliedPositions:
-    """One partition, as told over one connection."""
+class AppliedOffsets:
+    """One partition, as received over one connection."""
 
     def __init__(self) -> None:
         self.number = 0
         """Of the latest part."""
         self.upto = -1
-        """What the log adds up to at this offset is there; -1: the partition has not been told whole."""
-        self.settled = -1
+        """What the log adds up to at this offset is there; -1: the partition has not been received whole."""
+        self.stable_offset = -1
         """All transactions with commits before this offset have ended, and what they committed is there."""
         self._storing = False
         self._parts: deque[_Part] = deque()
         self._open: dict[str, dict[Hashable, deque[_Part]]] = {}
-        """By group, and position (or whatever else is told of it): the parts that told it and wait for it."""
+        """By group, and committed offset (or whatever else is told of it): the parts that told it and wait for it."""
 
-    def told(
+    def received(
         self,
         keys: Iterable[tuple[str, Hashable]],
         upto: int | None,
-        settled: int = -1,
+        stable_offset: int = -1,
         still_open: StillOpen | None = None,
     ) -> None:
-        """A part: what it tells, each a group and a position of it. ``upto`` None: there is more to that offset.
+        """A part: what it tells, each a group and a committed offset of it. ``upto`` None: there is more to that
+        offset.
 
-        ``settled``: where the first commit of a transaction stands that was open then. ``still_open``: see
+        ``stable_offset``: where the first commit of a transaction stands that was open then. ``still_open``: see
         :meth:`to_store`.
         """
         self.number += 1
-        part = _Part(self.number, upto, settled, still_open if upto is not None else None)
+        part = _Part(self.number, upto, stable_offset, still_open if upto is not None else None)
         self._parts.append(part)
         for group, what in keys:
             waiting = self._open.setdefault(group, {}).setdefault(what, deque())
@@ -63,7 +64,8 @@ class AppliedPositions:
                 part.open += 1
 
     def has(self, group: str, what: Hashable, number: int | None = None) -> None:
-        """What part ``number`` and those before it told of a position is there; None: whatever was told so far."""
+        """What part ``number`` and those before it told of a committed offset is there; None: whatever was told so
+        far."""
         of_group = self._open.get(group)
         waiting = None if of_group is None else of_group.get(what)
         if of_group is None or waiting is None:
@@ -75,7 +77,7 @@ class AppliedPositions:
             if not of_group:
                 del self._open[group]
 
-    def settle(self, group: str, is_there: Callable[[Any], bool]) -> None:
+    def resolve(self, group: str, is_there: Callable[[Any], bool]) -> None:
         """Look at all of a group that is waited for: what was told of it last may be there."""
         for what in [what for what in self._open.get(group, ()) if is_there(what)]:
             self.has(group, what)
@@ -103,5 +105,5 @@ class AppliedPositions:
         while self._parts and not self._parts[0].open and self._parts[0].still_open is None:
             part = self._parts.popleft()
             if part.upto is not None:
-                self.upto, self.settled = part.upto, part.settled
+                self.upto, self.stable_offset = part.upto, part.stable_offset
         return self.upto != before

@@ -9,13 +9,14 @@ import logging
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
-from isthmus_plugins.replication.groups.followed_group import FollowedGroup, Place
+from isthmus_plugins.replication.groups.applied_offsets import AppliedOffsets
+from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.in_doubt.pending_offsets import (
     PendingName,
-    PendingPosition,
-    PreparedPositions,
+    PendingOffset,
+    PendingOffsets,
     StillOpen,
 )
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
@@ -35,14 +36,14 @@ class _Confirmed(NamedTuple):
     connection: LinkConnection
     epoch: int
     partitions: int
-    applied: AppliedPositions
+    applied: AppliedOffsets
 
 
-class ToldSoFar(NamedTuple):
-    """What had been told of a partition at some time."""
+class ReceivedSoFar(NamedTuple):
+    """What had been received of a partition at some time."""
 
     key: SourcePartition
-    applied: AppliedPositions
+    applied: AppliedOffsets
     number: int
 
 
@@ -50,7 +51,7 @@ class Confirmations:
     """All partitions of sources' offsets topics whose leader ends want to know."""
 
     def __init__(self, context: PluginContext, store: TransactionStore, tasks: Tasks) -> None:
-        self._prepared = PreparedPositions(context, store)
+        self._pending_offsets = PendingOffsets(context, store)
         self._tasks = tasks
         self._confirmed: dict[SourcePartition, _Confirmed] = {}
 
@@ -62,18 +63,18 @@ class Confirmations:
 
         ``epoch``: the source's leader epoch. ``partitions``: of the source's offsets topic.
         """
-        self._confirmed[key] = _Confirmed(connection, epoch, partitions, AppliedPositions())
+        self._confirmed[key] = _Confirmed(connection, epoch, partitions, AppliedOffsets())
 
     def end(self, key: SourcePartition) -> None:
         """Confirm a partition no more."""
         self._confirmed.pop(key, None)
 
-    def told(
+    def received(
         self,
         key: SourcePartition,
         said: calls.Upto,
-        pending: Sequence[PendingPosition],
-        waited: Iterable[tuple[str, Place]],
+        pending: Sequence[PendingOffset],
+        waited: Iterable[tuple[str, TopicPartition]],
     ) -> None:
         """Note what is to be there before a part is applied; have what is pending at the source stored.
 
@@ -81,30 +82,32 @@ class Confirmations:
         """
         connection, _, _, applied = self._confirmed[key]
         names = [(each.group, each.name) for each in pending]
-        applied.told([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
+        applied.received([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
         if pending:
-            self._tasks.start("prepare", self._prepare(connection, ToldSoFar(key, applied, applied.number), pending))
+            self._tasks.start(
+                "prepare", self._store_pending(connection, ReceivedSoFar(key, applied, applied.number), pending)
+            )
 
-    def told_so_far(self, key: SourcePartition) -> ToldSoFar | None:
-        """What has been told of a partition by now; None: it is not confirmed."""
+    def received_so_far(self, key: SourcePartition) -> ReceivedSoFar | None:
+        """What has been received of a partition by now; None: it is not confirmed."""
         confirmed = self._confirmed.get(key)
-        return None if confirmed is None else ToldSoFar(key, confirmed.applied, confirmed.applied.number)
+        return None if confirmed is None else ReceivedSoFar(key, confirmed.applied, confirmed.applied.number)
 
-    def settle(self, group: FollowedGroup) -> None:
+    def resolve(self, group: FollowedGroup) -> None:
         """Note what the coordinator has of a group as it is wanted."""
         confirmed = self._confirmed.get(group.source)
         if confirmed is not None:
-            confirmed.applied.settle(
+            confirmed.applied.resolve(
                 group.group, lambda what: not isinstance(what, PendingName) and group.has_as_wanted(what)
             )
 
-    def has(self, told: ToldSoFar, group: FollowedGroup, places: Iterable[Place]) -> None:
-        """What had been told of a group in these places is there."""
+    def has(self, so_far: ReceivedSoFar, group: FollowedGroup, places: Iterable[TopicPartition]) -> None:
+        """What had been received of a group in these places is there."""
         for place in places:
-            told.applied.has(group.group, place, told.number)
-        self.tell([told.key])
+            so_far.applied.has(group.group, place, so_far.number)
+        self.report([so_far.key])
 
-    def tell(self, keys: Iterable[SourcePartition]) -> None:
+    def report(self, keys: Iterable[SourcePartition]) -> None:
         """Tell leader ends how far their commits are here. ``keys``: partitions that may have moved."""
         parts: dict[LinkConnection, list[calls.Applied]] = {}
         for key in keys:
@@ -117,30 +120,32 @@ class Confirmations:
                 self._tasks.start("still-open", self._store_open(key, confirmed, *known))
             if moved:
                 parts.setdefault(connection, []).append(calls.Applied(key[1], epoch, applied.upto))
-                entries = self._prepared.settled(connection, key[1], applied.settled)
+                entries = self._pending_offsets.void_before(connection, key[1], applied.stable_offset)
                 if entries:
-                    self._tasks.start("settled", self._prepared.forget(entries))
-        for connection, told in parts.items():
+                    self._tasks.start("void", self._pending_offsets.forget(entries))
+        for connection, found in parts.items():
             if not connection.lost:  # or whoever tells next tells all
-                answer = connection.begin_call(calls.GroupApplied(tuple(told)))
+                answer = connection.begin_call(calls.GroupApplied(tuple(found)))
                 self._tasks.start("applied", _answered(connection, answer(CALL_TIMEOUT_S)))
 
-    async def _prepare(self, connection: LinkConnection, told: ToldSoFar, pending: Sequence[PendingPosition]) -> None:
-        await self._prepared.store(connection, told.key[1], pending)
+    async def _store_pending(
+        self, connection: LinkConnection, so_far: ReceivedSoFar, pending: Sequence[PendingOffset]
+    ) -> None:
+        await self._pending_offsets.store(connection, so_far.key[1], pending)
         for each in pending:
-            told.applied.has(each.group, each.name, told.number)
-        self.tell([told.key])
+            so_far.applied.has(each.group, each.name, so_far.number)
+        self.report([so_far.key])
 
     async def _store_open(self, key: SourcePartition, confirmed: _Confirmed, upto: int, still_open: StillOpen) -> None:
-        await self._prepared.still_open(confirmed.connection, key[1], upto, still_open)
+        await self._pending_offsets.still_open(confirmed.connection, key[1], upto, still_open)
         confirmed.applied.stored()
-        self.tell([key])
+        self.report([key])
 
-    def settled(self, link_name: str, partition: int) -> int:
+    def stable_offset(self, link_name: str, partition: int) -> int:
         """Before which offset of a source's offsets topic all transactions have ended, and what they committed is here;
         -1: not known."""
         confirmed = self._confirmed.get((link_name, partition))
-        return -1 if confirmed is None else confirmed.applied.settled
+        return -1 if confirmed is None else confirmed.applied.stable_offset
 
     def confirmed_over(self) -> Iterator[tuple[LinkConnection, int, int]]:
         """The partitions that are confirmed: to whom, which, and how many the source's offsets topic has."""

@@ -6,8 +6,8 @@ import asyncio
 from typing import Final, NamedTuple
 
 from isthmus_control.directions import pushed
-from isthmus_control.model import Link, ResourceType, leads_positions, remote_name
-from isthmus_plugins.replication.groups.pushed_partition import FedPartition
+from isthmus_control.model import Link, ResourceType, leads_commits, remote_name
+from isthmus_plugins.replication.groups.pushed_partition import PushedPartition
 from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
@@ -23,11 +23,11 @@ class LedGroup(NamedTuple):
     group: str
     remote_group: str
     kind: str | None
-    positions: int
+    offsets: int
     unmapped_topics: tuple[str, ...]
-    """Topics of its positions that no namespace of the link holds: those positions stay here."""
-    told: bool
-    """Whether the follower end has been told all of it."""
+    """Topics of its committed offsets that no namespace of the link holds: those committed offsets stay here."""
+    pushed: bool
+    """Whether all of it has been pushed to the follower end."""
     waiting: calls.Waiting | None
     """What the follower's coordinator did not have yet when the follower end was last asked."""
     problem: str | None
@@ -36,7 +36,7 @@ class LedGroup(NamedTuple):
 
 
 class Feed:
-    """What one link's follower end has been told, over one connection."""
+    """What has been pushed to one link's follower end, over one connection."""
 
     __slots__ = (
         "_remote_names",
@@ -50,7 +50,7 @@ class Feed:
         "link_name",
         "mappings",
         "pending",
-        "told",
+        "pushed",
         "topic_prefixes",
         "wake",
     )
@@ -60,26 +60,27 @@ class Feed:
         self.mappings = link.mappings
         led = pushed(link, ResourceType.TOPIC)
         self.topic_prefixes = tuple(sorted(each.remote_prefix for each in led))
-        """The other end's topic namespaces that positions are told of."""
+        """The other end's topic namespaces whose committed offsets are pushed."""
         self._remote_names: dict[tuple[ResourceType, str], str | None] = {}
         self.connection = connection
-        self.confirms = leads_positions(link)
+        self.confirms = leads_commits(link)
         """Whether the follower end is to say what it has: commits wait for it."""
-        self.fed: dict[Source, FedPartition] = {}
+        self.fed: dict[Source, PushedPartition] = {}
         """Of a link that confirms."""
         self.calls: set[asyncio.Task[None]] = set()
         """That are not answered."""
-        self.told: dict[Source, dict[OffsetKey, float]] = {}
-        """Partitions that have been told whole; what of them changed since then, and when that was read."""
+        self.pushed: dict[Source, dict[OffsetKey, float]] = {}
+        """Partitions that have been pushed whole; what of them changed since then, and when that was read."""
         self.held_back: dict[Source, frozenset[str]] = {}
-        """Of partitions that have been told but for some topics: those topics. They are told whole again later."""
+        """Of partitions that have been pushed but for some topics: those topics. They are pushed whole again later."""
         self.holds_back = False
-        """Whether the follower end knows of topics that are not told for now; one of before would delete positions."""
+        """Whether the follower end knows of topics that are not pushed for now; one of before would delete committed
+        offsets."""
         self.pending: dict[str, calls.Waiting] = {}
         """By the remote name of the group."""
         self.wake = asyncio.Event()
         self.idle = False
-        """Whether all has been told that there was when :attr:`wake` was waited for."""
+        """Whether all has been pushed that there was when :attr:`wake` was waited for."""
 
     def remote_group(self, group: str) -> str | None:
         return self._remote_name(ResourceType.CONSUMER_GROUP, group)

@@ -23,10 +23,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.replication.link import calls
 
-Place = tuple[str, int]
 """Topic and partition."""
 
 BEYOND_FOLLOWER_END: Final = "BEYOND_FOLLOWER_END"
@@ -40,7 +39,7 @@ COMPARE_INTERVAL_S: Final = 10.0
 """How often what coordinators have is read again although nothing happened: somebody else may have changed it."""
 NEVER: Final = float("inf")
 FIRST_RENEWAL_MAX_S: Final = 600.0
-"""Nobody knows how old positions are that were found: they are renewed within this time."""
+"""Nobody knows how old committed offsets are that were found: they are renewed within this time."""
 
 
 class Pending(NamedTuple):
@@ -57,10 +56,10 @@ STOPPED: Final = frozenset({POSITION_NOT_KNOWN, TARGET_REFUSES_OFFSETS, ReasonCo
 class Plan(NamedTuple):
     """What is to be done for one group now."""
 
-    commit: dict[Place, CommittedOffset]
-    renew: dict[Place, CommittedOffset]
+    commit: dict[TopicPartition, CommittedOffset]
+    renew: dict[TopicPartition, CommittedOffset]
     """As the coordinator has it: committed again, so that it does not expire."""
-    delete: set[Place]
+    delete: set[TopicPartition]
     delete_group: bool
 
     def __bool__(self) -> bool:
@@ -75,35 +74,36 @@ class FollowedGroup:
         self.group = group
         self.source_partition = source_partition
         """Of the source's offsets topic."""
-        self.wanted: dict[Place, CommittedOffset] = {}
-        self.differences: set[Place] = set()
+        self.wanted: dict[TopicPartition, CommittedOffset] = {}
+        self.differences: set[TopicPartition] = set()
         """Where the coordinator does not have what is wanted, but for those that are left as they are."""
-        self.unknown: set[Place] = set()
-        """Positions whose newest commit at the source cannot be read."""
-        self.silent: dict[Place, Pending] = {}
-        """Positions that are left as they are, since the source does not tell of their topics now; and why."""
+        self.unknown: set[TopicPartition] = set()
+        """Committed offsets whose newest commit at the source cannot be read."""
+        self.silent: dict[TopicPartition, Pending] = {}
+        """Committed offsets that are left as they are, since the source does not tell of their topics now; and why."""
         self.silent_by: object = None
-        """What that was found by; None: the group has got or lost positions since."""
+        """What that was found by; None: the group has got or lost committed offsets since."""
         self.deleting = False
         """The source has no such group any more."""
-        self.has: dict[Place, CommittedOffset] | None = None
+        self.has: dict[TopicPartition, CommittedOffset] | None = None
         """In the link's topics. None: not read yet, or in doubt."""
         self.has_others = False
-        """Whether it has positions in topics of its own."""
+        """Whether it has committed offsets in topics of its own."""
         self.unsure = True
-        """Whether somebody's request of before may have left a position that is ahead of the data by now."""
+        """Whether somebody's request of before may have left a committed offset that is ahead of the data by now."""
         self.read_at = 0.0
         """When all that is to be read (again)."""
         self.certain_from = 0.0
-        """Until then somebody's request of before may be carried out, and put an older position over a newer one."""
+        """Until then somebody's request of before may be carried out, and put an older committed offset over a newer
+        one."""
         self.certain = False
         """Whether what the coordinator has was read after that."""
-        self.since: dict[Place, float] = {}
+        self.since: dict[TopicPartition, float] = {}
         """When what is wanted and not there came to be wanted."""
-        self.renew_at: dict[Place, float] = {}
+        self.renew_at: dict[TopicPartition, float] = {}
         self._first_renewal = NEVER
         """None of them is before this."""
-        self.pending: dict[Place | None, Pending] = {}
+        self.pending: dict[TopicPartition | None, Pending] = {}
         """By partition; None is the group itself."""
         self.retry_at = 0.0
         self.failures = 0
@@ -114,8 +114,8 @@ class FollowedGroup:
         """Who tells of it: the link, and the partition of the source's offsets topic."""
         return self.link, self.source_partition
 
-    def want(self, place: Place, wanted: CommittedOffset | None, since: float) -> None:
-        """The source's position is this now (None: there is none)."""
+    def want(self, place: TopicPartition, wanted: CommittedOffset | None, since: float) -> None:
+        """The source's committed offset is this now (None: there is none)."""
         if place in self.unknown or (place in self.wanted) is not (wanted is not None):
             self.silent_by = None
         self.unknown.discard(place)
@@ -126,31 +126,31 @@ class FollowedGroup:
             self.deleting = False
         self.since.setdefault(place, since)
         self.retry_at = 0.0
-        self._settle(place)
+        self._compare(place)
 
-    def not_known(self, place: Place) -> None:
+    def not_known(self, place: TopicPartition) -> None:
         """The source's newest commit there cannot be read."""
         self.unknown.add(place)
         self.silent_by = None
-        self._settle(place)
+        self._compare(place)
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: TopicPartition) -> None:
         """It is not known any more what the source has there."""
         self.wanted.pop(place, None)
         self.unknown.discard(place)
         self.silent_by = None
-        self._settle(place)
+        self._compare(place)
 
-    def silence(self, places: Mapping[Place, Pending], by: object) -> None:
-        """Leave these positions as they are, and no others; ``by``: see :attr:`silent_by`."""
+    def silence(self, places: Mapping[TopicPartition, Pending], by: object) -> None:
+        """Leave these committed offsets as they are, and no others; ``by``: see :attr:`silent_by`."""
         self.silent_by = by
         if places != self.silent:
             self.silent = dict(places)
-            self._settle_all()
+            self._compare_all()
 
     def found(
         self,
-        has: Mapping[Place, CommittedOffset],
+        has: Mapping[TopicPartition, CommittedOffset],
         has_others: bool,
         now: float,
         renewal_s: float,
@@ -166,50 +166,51 @@ class FollowedGroup:
         }
         self._first_renewal = min(self.renew_at.values(), default=NEVER)
         self.silent_by = None
-        self._settle_all()
+        self._compare_all()
         for place in self.differences:
             self.since.setdefault(place, now)
 
-    def committed(self, places: Mapping[Place, CommittedOffset], now: float, renewal_s: float) -> None:
+    def committed(self, places: Mapping[TopicPartition, CommittedOffset], now: float, renewal_s: float) -> None:
         """The coordinator has taken these."""
         self._first_renewal = min(self._first_renewal, now + renewal_s)
-        for place, position in places.items():
+        for place, committed in places.items():
             if self.has is not None:
                 if place not in self.has:
                     self.silent_by = None
-                self.has[place] = position
+                self.has[place] = committed
             self.renew_at[place] = now + renewal_s
-            self._settle(place)
+            self._compare(place)
 
-    def deleted(self, places: Iterable[Place]) -> None:
+    def deleted(self, places: Iterable[TopicPartition]) -> None:
         """The coordinator has none of these any more."""
         self.silent_by = None
         for place in places:
             if self.has is not None:
                 self.has.pop(place, None)
             self.renew_at.pop(place, None)
-            self._settle(place)
+            self._compare(place)
 
     def in_doubt(self, read_at: float) -> None:
         """A request may or may not have been carried out, or the log that it was made for is another one by now."""
-        self.is_not_told()
+        self.is_not_answered()
         self.unsure = True
         self.read_at = read_at
         self.doubt(read_at)
 
-    def is_not_told(self) -> None:
+    def is_not_answered(self) -> None:
         """The coordinator does not say what it has."""
         self.has = None
         self.silent_by = None
-        self._settle_all()
+        self._compare_all()
 
     def doubt(self, until: float) -> None:
         """A request of before may be carried out until then."""
         self.certain_from = max(self.certain_from, until)
         self.certain = False
 
-    def _settle(self, place: Place) -> None:
-        """See what there is to do for a position that has changed. One that is as it should be waits for nothing."""
+    def _compare(self, place: TopicPartition) -> None:
+        """See what there is to do for a committed offset that has changed. One that is as it should be waits for
+        nothing."""
         left = place in self.unknown or place in self.silent
         if not left and self.wanted.get(place) != (self.has or {}).get(place):
             self.differences.add(place)
@@ -220,25 +221,26 @@ class FollowedGroup:
             if not left:
                 self.pending.pop(place, None)
 
-    def _settle_all(self) -> None:
+    def _compare_all(self) -> None:
         """The same of all of them."""
         waiting = {place for place in self.pending if place is not None}
         for place in {*self.wanted, *(self.has or ()), *self.differences, *self.since, *waiting}:
-            self._settle(place)
+            self._compare(place)
 
-    def has_as_wanted(self, place: Place) -> bool:
-        """Whether the coordinator has, for good, a position as the source's newest commit is, or there is none."""
+    def has_as_wanted(self, place: TopicPartition) -> bool:
+        """Whether the coordinator has, for good, a committed offset as the source's newest commit is, or there is
+        none."""
         if self.has is None or not self.certain or place in self.unknown:
             return False
         return place not in self.wanted or self.has.get(place) == self.wanted[place]
 
     @property
-    def to_commit(self) -> list[Place]:
+    def to_commit(self) -> list[TopicPartition]:
         """Partitions whose ends matter for the next plan."""
         return [place for place in self.differences if place in self.wanted]
 
     @property
-    def settled(self) -> bool:
+    def idle(self) -> bool:
         """Whether the coordinator has what is wanted, and nothing that is not."""
         open_places = self.differences or self.unknown or self.silent
         return self.has is not None and not open_places and not self.pending
@@ -248,14 +250,14 @@ class FollowedGroup:
         """When it is to be read or renewed although nothing happened."""
         return min(self.read_at, self._first_renewal)
 
-    def to_renew(self, now: float) -> list[Place]:
-        """Positions that are to be committed again."""
+    def to_renew(self, now: float) -> list[TopicPartition]:
+        """Committed offsets that are to be renewed."""
         if now < self._first_renewal:
             return []
         self._first_renewal = min(self.renew_at.values(), default=NEVER)
         return [place for place, due in self.renew_at.items() if due <= now]
 
-    def _stays(self, place: Place, objections: Mapping[str, Pending]) -> bool:
+    def _stays(self, place: TopicPartition, objections: Mapping[str, Pending]) -> bool:
         """Whether the coordinator has what is wanted, in a log that is not about to be cut."""
         objection = objections.get(place[0])
         if objection is not None and objection.code == ReasonCode.TRUNCATING:
@@ -265,27 +267,27 @@ class FollowedGroup:
 
     def waiting(self, now: float) -> calls.Waiting:
         """What is not there yet, and the gravest reason for it."""
-        positions = len(self.wanted) if self.has is None else len(self.differences | self.unknown | self.silent.keys())
-        age_s = now - min(self.since.values()) if positions and self.since else 0.0
+        offsets = len(self.wanted) if self.has is None else len(self.differences | self.unknown | self.silent.keys())
+        age_s = now - min(self.since.values()) if offsets and self.since else 0.0
         reasons = sorted(self.pending.values(), key=lambda pending: pending.code not in STOPPED)
         code, message = reasons[0] if reasons else (None, None)
-        return calls.Waiting(positions, int(age_s * 1000), code, message)
+        return calls.Waiting(offsets, int(age_s * 1000), code, message)
 
     @property
-    def to_check(self) -> list[Place]:
-        """Positions of the coordinator that may be ahead of the data."""
+    def to_check(self) -> list[TopicPartition]:
+        """Committed offsets of the coordinator that may be ahead of the data."""
         return [place for place in self.has or () if place not in self.silent] if self.unsure else []
 
-    def to_plan(self, now: float) -> set[Place]:
+    def to_plan(self, now: float) -> set[TopicPartition]:
         """What a plan may be about."""
         return {*self.differences, *self.to_check, *self.to_renew(now)}
 
     def plan(
         self,
-        ends: Mapping[Place, int],
+        ends: Mapping[TopicPartition, int],
         objections: Mapping[str, Pending],
         now: float,
-        log_ends: Mapping[Place, int] = MappingProxyType({}),
+        log_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
         whole: bool = True,
     ) -> Plan:
         """What to do now; why the rest waits is noted as pending.
@@ -296,7 +298,7 @@ class FollowedGroup:
         told.
         """
         assert self.has is not None
-        commit: dict[Place, CommittedOffset] = {}
+        commit: dict[TopicPartition, CommittedOffset] = {}
         for place in self.unknown:
             message = f"the source's newest commit for {text_of(place)} cannot be read"
             self.pending[place] = Pending(POSITION_NOT_KNOWN, message)
@@ -307,7 +309,7 @@ class FollowedGroup:
             elif end is None:
                 self.pending[place] = Pending(BEYOND_FOLLOWER_END, f"the end of {text_of(place)} cannot be read now")
             elif wanted.offset > end:
-                message = f"{text_of(place)} ends at {end}, the group's position is {wanted.offset}"
+                message = f"{text_of(place)} ends at {end}, the group's committed offset is {wanted.offset}"
                 self.pending[place] = Pending(BEYOND_FOLLOWER_END, message)
             else:
                 commit[place] = wanted
@@ -333,5 +335,5 @@ class FollowedGroup:
         return Plan(commit, renew, delete, delete_group)
 
 
-def text_of(place: Place) -> str:
+def text_of(place: TopicPartition) -> str:
     return f"{place[0]}-{place[1]}"

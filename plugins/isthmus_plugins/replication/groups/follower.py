@@ -3,8 +3,8 @@
 A leader end tells what groups have committed (:class:`~isthmus_plugins.replication.groups.feed.Feed`): that is what is
 *wanted*. What the coordinator *has* is read from it when a group is first told of, every while after, and whenever a
 request's fate is unknown. The difference is what there is to do (:meth:`FollowedGroup.plan`), and most of it is done at
-once; what has to wait is pending, with its reason. Positions of the group in other topics are its own, and stay.
-"""
+once; what has to wait is pending, with its reason. Committed offsets of the group in other topics are its own, and
+stay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, Refused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, Refused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import (
@@ -29,7 +29,6 @@ from isthmus_plugins.replication.groups.followed_group import (
     TARGET_REFUSES_OFFSETS,
     FollowedGroup,
     Pending,
-    Place,
     Plan,
     text_of,
 )
@@ -55,12 +54,12 @@ ANSWERED_AFTER_S: Final = 0.002
 """A call's answer goes out so late: clients wait for the commits that it began, and those need the same core."""
 GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
-PENDING_TOLD_MAX: Final = 1000
+PENDING_REPORTED_MAX: Final = 1000
 """Groups that a leader end is told of, when it asks what is pending."""
 RETENTION: Final = "offsets.retention.minutes"
 DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
 RENEWALS: Final = 4
-"""Positions are committed again so often within the time after which the coordinator drops them."""
+"""Committed offsets are renewed so often within the time after which the coordinator drops them."""
 
 _COORDINATOR: Final = frozenset(
     {
@@ -85,11 +84,11 @@ class GroupFollower(Part):
         self._changed = asyncio.Event()
         self.confirmations = Confirmations(context, store, self._tasks)
         self._intake = Intake(context, self.confirmations, self._touched, self._changed.set)
-        self._ends: dict[Place, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
         """By partition: where its data ended when some was appended last, since topics were what they are."""
         self._followed: object = None
-        self._awaited: set[Place] = set()
-        """Partitions whose data somebody's position is ahead of."""
+        self._awaited: set[TopicPartition] = set()
+        """Partitions whose data somebody's committed offset is ahead of."""
         self._active: dict[FollowedGroup, None] = {}
         """Groups for which there may be something to do; the others are looked at once in a while."""
         self._scan_at = 0.0
@@ -102,7 +101,7 @@ class GroupFollower(Part):
         self._lookup: object = None
         self._truncations: Mapping[str, Truncation] = {}
         self.commits = 0
-        """Positions that were committed here."""
+        """Offsets that were committed here."""
         self.error: str | None = None
 
     def start(self) -> None:
@@ -132,11 +131,11 @@ class GroupFollower(Part):
                 self._begin_if_known(group, now)
                 if not group.busy:  # else it is looked at when that is done
                     self._changed.set()
-        self.confirmations.tell((connection.link_name, part.partition) for part in question.parts)
+        self.confirmations.report((connection.link_name, part.partition) for part in question.parts)
         await asyncio.sleep(ANSWERED_AFTER_S)
         return calls.GroupOffsetsAnswer(holds_back=True)
 
-    def data_came(self, place: Place, end: int) -> None:
+    def data_came(self, place: TopicPartition, end: int) -> None:
         """A partition of this cluster has more than it had, up to ``end``."""
         self._ends[place] = end
         if place in self._awaited:
@@ -146,9 +145,9 @@ class GroupFollower(Part):
     async def group_pending(self, connection: LinkConnection, question: calls.GroupPending) -> calls.GroupPendingAnswer:
         """What of what this leader end told is not there yet, by group."""
         now = self._clock.monotonic()
-        open_groups = (group for group in self._intake.told_by(connection) if not group.settled)
-        told = islice(open_groups, PENDING_TOLD_MAX)
-        return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in told})
+        open_groups = (group for group in self._intake.fed_over(connection) if not group.idle)
+        reported = islice(open_groups, PENDING_REPORTED_MAX)
+        return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in reported})
 
     async def end_group_offsets(self, connection: LinkConnection, question: calls.EndGroupOffsets) -> calls.Done:
         """The leader end tells no more of these partitions (None: of any). What was done stays."""
@@ -215,12 +214,12 @@ class GroupFollower(Part):
         """How long nothing is to be done unless something changes; None: for ever."""
         now = self._clock.monotonic()
         due = [max(group.retry_at, now + DATA_POLL_S) for group in self._active if not group.busy]
-        if self._intake.is_told:
+        if self._intake.has_feeds:
             due += [self._intake.strays_at, self._scan_at]
         return max(RETRY_MIN_S, min(due) - now) if due else None
 
     async def _apply(self) -> None:
-        if not self._intake.is_told or self._clock.monotonic() > self._context.lease_deadline:
+        if not self._intake.has_feeds or self._clock.monotonic() > self._context.lease_deadline:
             return
         if self._renewal_s is None:
             found = await self._context.cluster.broker_configs(RETENTION)
@@ -259,8 +258,8 @@ class GroupFollower(Part):
         self,
         group: FollowedGroup,
         now: float,
-        ends: Mapping[Place, int],
-        log_ends: Mapping[Place, int] = MappingProxyType({}),
+        ends: Mapping[TopicPartition, int],
+        log_ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
         """Begin what there is to do for a group. ``ends``, ``log_ends``: see :meth:`FollowedGroup.plan`."""
         topics = {topic for topic, _ in group.to_plan(now)}
@@ -277,7 +276,7 @@ class GroupFollower(Part):
         now = self._clock.monotonic()
         for group in list(self._active):
             gone = self._intake.group(group.link, group.group) is not group
-            if gone or (group.settled and not group.deleting and not group.busy and group.due_at > now):
+            if gone or (group.idle and not group.deleting and not group.busy and group.due_at > now):
                 del self._active[group]
         if now >= self._scan_at:
             self._scan_at = now + SCAN_INTERVAL_S
@@ -292,7 +291,7 @@ class GroupFollower(Part):
         return self._is_free(group) and group.has is not None and group.retry_at <= now
 
     def _objection(self, topic: str) -> Pending | None:
-        """Why positions in a topic wait: it does not follow (yet), or not as it is."""
+        """Why committed offsets in a topic wait: it does not follow (yet), or not as it is."""
         record = self._context.control.state.follower_topics.get(topic)
         if record is None:
             return Pending(BEYOND_FOLLOWER_END, f"{topic} does not follow yet")
@@ -316,28 +315,28 @@ class GroupFollower(Part):
         for group in due:
             if self._intake.group(group.link, group.group) is not group:
                 continue  # told anew meanwhile, as another one, to which what was read says nothing
-            positions = found.get(group.group)
-            if positions is None:
-                group.is_not_told()
+            offsets = found.get(group.group)
+            if offsets is None:
+                group.is_not_answered()
                 message = f"the coordinator of {group.group} does not answer now"
                 group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, message)
                 continue
             mapped = {
-                place: position
-                for place, position in positions.items()
+                place: committed
+                for place, committed in offsets.items()
                 if (counterpart := lookup.following(ResourceType.TOPIC, place[0])) is not None
                 and counterpart.link.name == group.link
             }
             known = group.pending.get(None)
             if known is not None and known.code == COORDINATOR_NOT_AVAILABLE:
                 del group.pending[None]
-            group.found(mapped, len(mapped) < len(positions), now, self._renewal_s or 0.0, asked_at)
-            self.confirmations.settle(group)
+            group.found(mapped, len(mapped) < len(offsets), now, self._renewal_s or 0.0, asked_at)
+            self.confirmations.resolve(group)
             if not group.wanted and not group.unknown:
                 group.deleting = bool(mapped) or (group.deleting and not group.has_others)
                 if not group.deleting:  # nothing of it is the link's
                     self._intake.forget(group)
-        self.confirmations.tell({group.source for group in due})
+        self.confirmations.report({group.source for group in due})
 
     async def _carry_out(self, group: FollowedGroup, plan: Plan) -> None:
         try:
@@ -355,9 +354,9 @@ class GroupFollower(Part):
         except BrokerUnavailable as error:
             self._in_doubt_until = self._clock.monotonic() + LOST_REQUEST_MARGIN_S
             group.in_doubt(self._in_doubt_until)
-            told_anew = self._intake.group(group.link, group.group)
-            if told_anew is not None:
-                told_anew.in_doubt(self._in_doubt_until)
+            group_now = self._intake.group(group.link, group.group)
+            if group_now is not None:
+                group_now.in_doubt(self._in_doubt_until)
             group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, str(error))
         except KafkaRefused as error:
             self._note(group, [(None, Refused(error.error_code, error.error_name))])
@@ -366,18 +365,18 @@ class GroupFollower(Part):
             self._running.pop((group.link, group.group), None)
             self._changed.set()
 
-    async def _requests(self, group: FollowedGroup, plan: Plan) -> dict[Place, Refused]:
+    async def _requests(self, group: FollowedGroup, plan: Plan) -> dict[TopicPartition, Refused]:
         """Carry out a plan; what was refused. Raises BrokerUnavailable: fate unknown, KafkaRefused."""
         cluster, renewal_s = self._context.cluster, self._renewal_s or 0.0
-        refused: dict[Place, Refused] = {}
-        answers: Mapping[Place, Refused]
+        refused: dict[TopicPartition, Refused] = {}
+        answers: Mapping[TopicPartition, Refused]
         if plan.commit:
-            told = self.confirmations.told_so_far(group.source)
-            wanted = {place for place, position in plan.commit.items() if group.wanted.get(place) == position}
+            so_far = self.confirmations.received_so_far(group.source)
+            wanted = {place for place, committed in plan.commit.items() if group.wanted.get(place) == committed}
             answers = await cluster.commit_offsets(group.group, plan.commit)
-            done = {place: position for place, position in plan.commit.items() if place not in answers}
-            if told is not None and group.certain:  # told first: clients wait for it
-                self.confirmations.has(told, group, wanted & done.keys())
+            done = {place: committed for place, committed in plan.commit.items() if place not in answers}
+            if so_far is not None and group.certain:  # reported first: clients wait for it
+                self.confirmations.has(so_far, group, wanted & done.keys())
             group.committed(done, self._clock.monotonic(), renewal_s)
             self.commits += len(done)
             refused.update(answers)
@@ -386,7 +385,7 @@ class GroupFollower(Part):
             answers = await cluster.commit_offsets(group.group, plan.renew, int(renewal_s * RENEWALS * 1000))
             if any(answer.error_code in _MEMBERS for answer in answers.values()):
                 answers = await cluster.commit_offsets(group.group, plan.renew)
-            done = {place: position for place, position in plan.renew.items() if place not in answers}
+            done = {place: committed for place, committed in plan.renew.items() if place not in answers}
             group.committed(done, self._clock.monotonic(), renewal_s)
             refused.update(answers)
         if plan.delete:
@@ -404,7 +403,7 @@ class GroupFollower(Part):
         return refused
 
     def _note(
-        self, group: FollowedGroup, refused: Sequence[tuple[Place | None, Refused]], verifies: bool = False
+        self, group: FollowedGroup, refused: Sequence[tuple[TopicPartition | None, Refused]], verifies: bool = False
     ) -> None:
         """What was refused waits, each for its reason; when the group's turn is next."""
         now = self._clock.monotonic()

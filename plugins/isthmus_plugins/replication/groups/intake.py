@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.confirmations import Confirmations, SourcePartition
 from isthmus_plugins.replication.groups.followed_group import (
@@ -19,9 +19,8 @@ from isthmus_plugins.replication.groups.followed_group import (
     TOPICS_DIFFER,
     FollowedGroup,
     Pending,
-    Place,
 )
-from isthmus_plugins.replication.in_doubt.pending_offsets import PendingPosition
+from isthmus_plugins.replication.in_doubt.pending_offsets import PendingOffset
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected
 from isthmus_protocol.offsets_log import partition_of
@@ -65,8 +64,8 @@ class Intake:
         self._feeds: dict[SourcePartition, _Feed] = {}
         self._groups: dict[tuple[str, str], FollowedGroup] = {}
         """By link and local group."""
-        self._telling: dict[SourcePartition, set[tuple[str, Place]]] = {}
-        """Positions named so far by a leader end that is telling a whole partition."""
+        self._unfinished: dict[SourcePartition, set[tuple[str, TopicPartition]]] = {}
+        """Committed offsets named so far by a leader end that is telling a whole partition."""
         self._certain_from: dict[SourcePartition, float] = {}
         """From when on no request of whoever was told before is carried out any more."""
         self.strays_at = 0.0
@@ -75,8 +74,8 @@ class Intake:
     # ---- which groups follow ----
 
     @property
-    def is_told(self) -> bool:
-        """Whether anybody tells anything."""
+    def has_feeds(self) -> bool:
+        """Whether any leader end pushes groups."""
         return bool(self._feeds)
 
     def groups(self) -> Iterator[FollowedGroup]:
@@ -86,8 +85,8 @@ class Intake:
         """The groups that follow over a link, sorted."""
         return (group for (link, _), group in sorted(self._groups.items()) if link == link_name)
 
-    def told_by(self, connection: LinkConnection) -> Iterator[FollowedGroup]:
-        """The groups that are told over a connection."""
+    def fed_over(self, connection: LinkConnection) -> Iterator[FollowedGroup]:
+        """The groups that are pushed over a connection."""
         mine = {key for key, feed in self._feeds.items() if feed.connection is connection}
         return (group for group in self._groups.values() if group.source in mine)
 
@@ -102,7 +101,7 @@ class Intake:
 
     def is_whole(self, group: FollowedGroup) -> bool:
         """Whether all is told that the source has of a group."""
-        return group.source not in self._telling
+        return group.source not in self._unfinished
 
     # ---- what is told ----
 
@@ -121,17 +120,17 @@ class Intake:
             raise LinkRejected("STALE_EPOCH", f"partition {key[1]} of the offsets topic is led in epoch {feed.epoch}")
         if whole is not None and whole.begin:
             self._feeds[key] = _Feed(connection, epoch, partitions, topics, frozenset(whole.held_back))
-            self._telling[key] = set()
+            self._unfinished[key] = set()
             self._confirmations.end(key)
             if whole.confirm:
                 self._confirmations.begin(key, connection, epoch, partitions)
             if feed is None or feed.connection is not connection:
-                # Another proxy may have been told before, and its last request be carried out late.
+                # Another proxy may have been pushed to before, and its last request be carried out late.
                 self._certain_from[key] = now + LOST_REQUEST_MARGIN_S
         elif feed is None or (feed.connection, feed.epoch) != (connection, epoch):
             raise LinkRejected("NOT_TOLD_WHOLE", f"partition {key[1]} of the offsets topic was not told from its start")
-        told: set[tuple[str, Place]] = set()
-        waited: list[tuple[str, Place]] = []
+        named_now: set[tuple[str, TopicPartition]] = set()
+        waited: list[tuple[str, TopicPartition]] = []
         for name, topic, partition, offset, metadata, age_ms in part.positions:
             self._check(link_name, name)
             group = self._groups.get((link_name, name))
@@ -140,8 +139,8 @@ class Intake:
                 group.doubt(self._certain_from[key])
             self._touched(group)
             place = topic, partition
-            told.add((name, place))
-            if offset is not None:  # a position too many is no commit that is missing
+            named_now.add((name, place))
+            if offset is not None:  # a committed offset too many is no commit that is missing
                 waited.append((name, place))
             if offset == calls.NOT_KNOWN:
                 group.not_known(place)
@@ -156,17 +155,17 @@ class Intake:
                 self._wake()
         if key in self._confirmations:
             upto = part.upto or calls.Upto(None)
-            pending = [PendingPosition.of(each) for each in upto.pending]
+            pending = [PendingOffset.of(each) for each in upto.pending]
             for each in pending:
                 self._check(link_name, each.group)
-            self._confirmations.told(key, upto, pending, waited)
-            for name in {name for name, _ in told}:
-                self._confirmations.settle(self._groups[link_name, name])
-        if key in self._telling:
-            self._told_whole(key, told, whole is not None and whole.end, now)
+            self._confirmations.received(key, upto, pending, waited)
+            for name in {name for name, _ in named_now}:
+                self._confirmations.resolve(self._groups[link_name, name])
+        if key in self._unfinished:
+            self._take_whole(key, named_now, whole is not None and whole.end, now)
             self._wake()
             return ()
-        return [self._groups[link_name, name] for name in dict.fromkeys(name for name, _ in told)]
+        return [self._groups[link_name, name] for name in dict.fromkeys(name for name, _ in named_now)]
 
     def _check(self, link_name: str, group: str) -> None:
         """Raises LinkRejected for a group that does not follow over the link."""
@@ -175,13 +174,16 @@ class Intake:
             what = f"{ResourceType.CONSUMER_GROUP} {group} does not follow over this link"
             raise LinkRejected(reasons.NOT_FOLLOWING, what)
 
-    def _told_whole(self, key: SourcePartition, told: set[tuple[str, Place]], end: bool, now: float) -> None:
-        """Positions of a partition that is told whole: what it did not name when it ends is not there any more."""
-        named = self._telling[key]
-        named |= told
+    def _take_whole(
+        self, key: SourcePartition, named_now: set[tuple[str, TopicPartition]], end: bool, now: float
+    ) -> None:
+        """Committed offsets of a partition that is told whole: what it did not name when it ends is not there any
+        more."""
+        named = self._unfinished[key]
+        named |= named_now
         if not end:
             return
-        del self._telling[key]
+        del self._unfinished[key]
         for group in self._groups.values():
             if group.source == key:
                 for place in {*group.wanted, *group.unknown}:
@@ -200,7 +202,7 @@ class Intake:
         for key, feed in list(self._feeds.items()):
             if feed.connection is connection and (partitions is None or key[1] in partitions):
                 del self._feeds[key]
-                self._telling.pop(key, None)
+                self._unfinished.pop(key, None)
                 self._confirmations.end(key)
                 self._certain_from.pop(key, None)
                 for name, group in list(self._groups.items()):
@@ -220,7 +222,7 @@ class Intake:
                 self._touched(group)
 
     def note_silence(self, group: FollowedGroup) -> None:
-        """Have a group's positions left as they are in topics that are not told of now."""
+        """Have a group's committed offsets left as they are in topics that are not told of now."""
         by = self._context.control.state.lookup, self._feeds.get(group.source)
         if group.silent_by == by:
             return
@@ -229,7 +231,7 @@ class Intake:
         group.silence({place: why for place in places if (why := found[place[0]]) is not None}, by)
 
     def _silence(self, group: FollowedGroup, topic: str) -> Pending | None:
-        """Why a group's positions in a topic are left as they are, whatever is told, or not.
+        """Why a group's committed offsets in a topic are left as they are, whatever is told, or not.
 
         One end may have attached or detached topics and the other not, or not yet: what is not told then is not what
         groups do not have.
@@ -259,6 +261,6 @@ class Intake:
             if feed is None:
                 continue
             partition = partition_of(counterpart.remote_name, feed.partitions)
-            if (link_name, partition) in self._feeds and (link_name, partition) not in self._telling:
+            if (link_name, partition) in self._feeds and (link_name, partition) not in self._unfinished:
                 stray = self._groups[link_name, name] = FollowedGroup(link_name, name, partition)
                 self._touched(stray)

@@ -1,9 +1,9 @@
-"""The leader end of group offsets: reads this cluster's offsets topic, and tells follower ends what is committed.
+"""The leader end of group offsets: reads this cluster's offsets topic, and pushes to follower ends what is committed.
 
 For each partition of ``__consumer_offsets`` whose leader this proxy fronts there is a :class:`Source`: what the log
 adds up to for the groups of led namespaces, read from the log's start in one leader epoch. For each link there is one
 :class:`Feed` over one connection: first the whole of each partition, then what changed, newest state only, one call at
-a time. What a call carried is the follower end's to keep until the connection ends; then all is told again.
+a time. What a call carried is the follower end's to keep until the connection ends; then all is pushed again.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from typing import Final
 
 from isthmus_control.directions import pushed
-from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_positions, local_name, remote_name
+from isthmus_control.model import Link, NamespaceMapping, ResourceType, leads_commits, local_name, remote_name
 from isthmus_control.truncations import WITHHELD
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.feed import Feed, LedGroup
-from isthmus_plugins.replication.groups.pushed_partition import FedPartition
+from isthmus_plugins.replication.groups.pushed_partition import PushedPartition
 from isthmus_plugins.replication.groups.source import Source
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import CALL_TIMEOUT_S, LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part, not_joined
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace, SyncPlace
+from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace, SyncPlace
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.error_codes import OFFSET_OUT_OF_RANGE
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC, Group, OffsetKey, OffsetsLog
@@ -42,7 +42,7 @@ GATHER_S: Final = 0.05
 """After a read that found something: what comes meanwhile is read together, since each read names every partition."""
 FETCH_BYTES_MAX: Final = 1024 * 1024
 PARTITION_BYTES_MAX: Final = 256 * 1024
-POSITIONS_AT_ONCE: Final = 2000
+OFFSETS_AT_ONCE: Final = 2000
 """In one call."""
 CALLS_AT_ONCE: Final = 64
 """Calls to one follower end of a synchronous link that are not answered; each takes a round trip."""
@@ -70,10 +70,10 @@ class GroupLeader(Part):
         self._feeds: dict[str, Feed] = {}
         self.on_confirmed: Callable[[SyncPlace], None] = not_joined
         """Called when a follower end of a synchronous link has more."""
-        self.told = asyncio.Event()
-        """Set when a follower end is told more; who waits for it clears it."""
+        self.pushed = asyncio.Event()
+        """Set when more is pushed to a follower end; who waits for it clears it."""
         self.may_pass: Callable[[OrderedPlace, BatchHeader, Frame], bool] = not_joined
-        """Whether a transactional batch may be told now. Asked again after :meth:`resume`."""
+        """Whether a transactional batch may be pushed now. Asked again after :meth:`resume`."""
         self.error: str | None = None
         """Why the offsets topic cannot be found."""
 
@@ -102,14 +102,14 @@ class GroupLeader(Part):
         """Of the offsets topic; empty while it is not known."""
         return self._topic_id
 
-    def places(self) -> Iterator[LedPartition]:
+    def places(self) -> Iterator[LinkPartition]:
         """The partitions whose groups are led over synchronous links, as far as this proxy fronts their leaders."""
         for link in self._leading().values():
-            if leads_positions(link):
+            if leads_commits(link):
                 for partition in self._sources:
-                    yield LedPartition(link.name, OFFSETS_TOPIC, partition)
+                    yield LinkPartition(link.name, OFFSETS_TOPIC, partition)
 
-    def place(self, key: LedPartition) -> SyncPlace | None:
+    def place(self, key: LinkPartition) -> SyncPlace | None:
         """One of them, from when its follower had all of it once."""
         feed, source = self._feeds.get(key.link), self._sources.get(key.partition)
         if feed is None or source is None or not self._is_current(feed):
@@ -140,7 +140,7 @@ class GroupLeader(Part):
         return calls.Done()
 
     def _is_current(self, feed: Feed) -> bool:
-        """Whether what a feed tells is what the link's namespaces ask for now."""
+        """Whether what a feed pushes is what the link's namespaces ask for now."""
         link = self._context.control.state.links.get(feed.link_name)
         return link is not None and feed.mappings == link.mappings and not feed.connection.lost
 
@@ -164,18 +164,18 @@ class GroupLeader(Part):
         self, link: Link, name: str, remote: str, group: Group, source: Source, feed: Feed | None
     ) -> LedGroup:
         unmapped = {
-            topic for topic, _ in group.positions if remote_name(link.mappings, ResourceType.TOPIC, topic) is None
+            topic for topic, _ in group.offsets if remote_name(link.mappings, ResourceType.TOPIC, topic) is None
         }
         problems = [f"{topic}-{partition}: {what}" for (topic, partition), what in sorted(group.unreadable.items())]
-        changed = None if feed is None else feed.told.get(source)
-        told = changed is not None and not any(key.group == name for key in changed)
+        changed = None if feed is None else feed.pushed.get(source)
+        pushed = changed is not None and not any(key.group == name for key in changed)
         return LedGroup(
             name,
             remote,
             None if group.kind is None else group.kind.value,
-            sum(topic not in unmapped for topic, _ in group.positions),
+            sum(topic not in unmapped for topic, _ in group.offsets),
             tuple(sorted(unmapped)),
-            told,
+            pushed,
             None if feed is None else feed.pending.get(remote),
             source.problem or "; ".join(problems) or None,
             source.partition,
@@ -274,10 +274,10 @@ class GroupLeader(Part):
                 self._tasks.start(f"feed-{name}", self._feed_for_ever(feed))
                 self._tasks.start(f"pending-{name}", self._ask_for_ever(feed))
         for name, feed in self._feeds.items():
-            confirms = leads_positions(leading[name])
+            confirms = leads_commits(leading[name])
             if confirms is not feed.confirms:
                 feed.confirms = confirms
-                feed.told.clear()
+                feed.pushed.clear()
                 feed.fed.clear()
             feed.wake.set()
 
@@ -371,7 +371,7 @@ class GroupLeader(Part):
         return bool(len(part.records))
 
     def _take_waiting(self, source: Source, now: float, broken: BatchError | None = None) -> None:
-        """Take what was read, up to a marker that may not be told yet; ``broken``: what comes behind it."""
+        """Take what was read, up to a marker that may not be pushed yet; ``broken``: what comes behind it."""
         changed: set[OffsetKey] = set()
         try:
             while source.waiting:
@@ -392,7 +392,7 @@ class GroupLeader(Part):
             log.error("offsets topic not read", extra={"partition": source.partition, "detail": str(error)})
         pending, undone = source.offsets_log.take_pending_news(), source.offsets_log.take_undone()
         for feed in self._feeds.values():
-            news, fed = feed.told.get(source), feed.fed.get(source)
+            news, fed = feed.pushed.get(source), feed.fed.get(source)
             if news is not None:
                 for key in changed:
                     if feed.remote_group(key.group) is not None and feed.remote_topic(key.topic) is not None:
@@ -401,22 +401,22 @@ class GroupLeader(Part):
                 fed.pending |= pending
                 fed.undone = fed.undone or undone
                 fed.saw(source.read_offset, now)
-            if (news or fed is not None) and not self._tell_at_once(feed, source):
+            if (news or fed is not None) and not self._push_at_once(feed, source):
                 feed.wake.set()
 
     def _may_pass(self, source: Source, header: BatchHeader, batch: Frame) -> bool:
-        """Whether a transactional batch may be told over all links that confirm."""
+        """Whether a transactional batch may be pushed over all links that confirm."""
         fed = [fed for feed in self._feeds.values() if (fed := feed.fed.get(source)) is not None]
         return all(self.may_pass(each, header, batch) for each in fed)
 
     def resume(self, partition: int) -> None:
-        """Look again at what may not have been told."""
+        """Look again at what may not have been pushed."""
         source = self._sources.get(partition)
         if source is not None and source.waiting:
             self._take_waiting(source, self._clock.monotonic())
 
-    def is_told(self, place: object) -> bool:
-        """Whether a place is told still."""
+    def is_pushed(self, place: object) -> bool:
+        """Whether a place is pushed still."""
         feeds = [feed for feed in self._feeds.values() if self._is_current(feed)]
         return any(each is place for feed in feeds for each in feed.fed.values())
 
@@ -428,14 +428,14 @@ class GroupLeader(Part):
             del self._sources[source.partition]
             self.wake()
 
-    # ---- telling ----
+    # ---- pushing ----
 
     async def _feed_for_ever(self, feed: Feed) -> None:
         """Tell one follower end, until its connection ends or the link changes."""
         while self._in_use(feed):
             feed.wake.clear()
             try:
-                if not await self._tell(feed):
+                if not await self._push(feed):
                     feed.idle = True
                     await feed.wake.wait()
                     feed.idle = False
@@ -443,7 +443,7 @@ class GroupLeader(Part):
                 break
             except (LinkRejected, TimeoutError) as error:
                 log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
-                feed.told.clear()
+                feed.pushed.clear()
                 await asyncio.sleep(RETRY_DELAY_S)
         self.wake()
 
@@ -461,29 +461,29 @@ class GroupLeader(Part):
                 feed.pending = {}
             await feed.connection.lost_within(PENDING_INTERVAL_S)
 
-    async def _tell(self, feed: Feed) -> bool:
+    async def _push(self, feed: Feed) -> bool:
         """Tell what the follower end lacks; False if that was nothing."""
         current = set(self._sources.values())
         withheld = self._withheld(feed)
-        for source in [source for source in feed.told if source not in current]:
-            del feed.told[source]
+        for source in [source for source in feed.pushed if source not in current]:
+            del feed.pushed[source]
             feed.held_back.pop(source, None)
             feed.fed.pop(source, None)
             if source.partition not in self._sources:  # another proxy fronts its leader now
                 await self._end(feed.connection, (source.partition,))
-        for source in [source for source in feed.told if feed.held_back.get(source, frozenset()) - withheld]:
-            del feed.told[source]
+        for source in [source for source in feed.pushed if feed.held_back.get(source, frozenset()) - withheld]:
+            del feed.pushed[source]
         for source in current:
-            if source.loaded and source not in feed.told:
+            if source.loaded and source not in feed.pushed:
                 if withheld and not feed.holds_back:
                     await self._call(feed, [])  # the answer says whether it does
                 if withheld and not feed.holds_back:
                     break
-                await self._tell_whole(feed, source, frozenset(withheld))
+                await self._push_whole(feed, source, frozenset(withheld))
                 return True
         changes = []
-        room = POSITIONS_AT_ONCE
-        for source in feed.told:
+        room = OFFSETS_AT_ONCE
+        for source in feed.pushed:
             part = self._change(feed, source, withheld, room)
             if part is not None:
                 room -= len(part.positions)
@@ -498,48 +498,48 @@ class GroupLeader(Part):
             await asyncio.wait(feed.calls, return_when=asyncio.FIRST_COMPLETED)
         return True
 
-    def _tell_at_once(self, feed: Feed, source: Source) -> bool:
+    def _push_at_once(self, feed: Feed, source: Source) -> bool:
         """Tell a follower end that confirms what was read just now, if it was told all else; whether it has all of it.
 
-        Clients wait for that. The task that tells takes its turn where there is more to do.
+        Clients wait for that. The task that pushes takes its turn where there is more to do.
         """
-        if not feed.idle or not feed.confirms or source not in feed.told or not self._is_current(feed):
+        if not feed.idle or not feed.confirms or source not in feed.pushed or not self._is_current(feed):
             return False
         if len(feed.calls) >= CALLS_AT_ONCE:
             return False
-        part = self._change(feed, source, self._withheld(feed), POSITIONS_AT_ONCE)
+        part = self._change(feed, source, self._withheld(feed), OFFSETS_AT_ONCE)
         if part is not None:
             self._begin_call(feed, [part])
-        return not feed.told[source]
+        return not feed.pushed[source]
 
     def _withheld(self, feed: Feed) -> set[str]:
-        """Topics that are not told now: one that is truncated takes its positions with it when it is deleted, and gets
-        them back."""
+        """Topics that are not pushed now: one that is truncated takes its committed offsets with it when it is deleted,
+        and gets them back."""
         withheld = (name for name, each in self._context.control.state.truncations.items() if each.phase in WITHHELD)
         return {name for name in withheld if feed.remote_topic(name) is not None}
 
     def _change(self, feed: Feed, source: Source, withheld: Collection[str], room: int) -> calls.OffsetsPart | None:
-        """What changed of one partition, as a call carries it, up to ``room`` positions; None: nothing."""
-        news, fed = feed.told[source], feed.fed.get(source)
+        """What changed of one partition, as a call carries it, up to ``room`` committed offsets; None: nothing."""
+        news, fed = feed.pushed[source], feed.fed.get(source)
         keys = [key for key in news if key.topic not in withheld][: max(0, room)]
-        all_told = len(keys) == len(news) and not feed.held_back.get(source)
-        if not keys and (fed is None or not all_told or source.next_offset <= fed.told):
+        all_pushed = len(keys) == len(news) and not feed.held_back.get(source)
+        if not keys and (fed is None or not all_pushed or source.next_offset <= fed.pushed):
             return None
         now = self._clock.monotonic()
-        positions = tuple(self._position(feed, source, key, now - news.pop(key)) for key in keys)
+        offsets = tuple(self._committed_offset(feed, source, key, now - news.pop(key)) for key in keys)
         upto = None
         if fed is not None:
             pending, fed.pending = fed.pending, {}
-            upto = self._upto(feed, source, pending, all_told, fed.undone)
-            fed.told, fed.undone = (source.next_offset, False) if all_told else (fed.told, fed.undone)
+            upto = self._upto(feed, source, pending, all_pushed, fed.undone)
+            fed.pushed, fed.undone = (source.next_offset, False) if all_pushed else (fed.pushed, fed.undone)
         gone = self._gone(feed, source, keys)
-        return calls.OffsetsPart(source.partition, source.leader_epoch, positions, gone, upto=upto)
+        return calls.OffsetsPart(source.partition, source.leader_epoch, offsets, gone, upto=upto)
 
     def _begin_call(self, feed: Feed, changes: Iterable[calls.OffsetsPart]) -> None:
         """Call now, without waiting for the answer: calls are taken in their order. Raises LinkLost."""
         answer = feed.connection.begin_call(self._asked(feed, changes))
-        self.told.set()
-        call = self._tasks.start(f"tell-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
+        self.pushed.set()
+        call = self._tasks.start(f"push-{feed.link_name}", self._answered(feed, answer(CALL_TIMEOUT_S)))
         feed.calls.add(call)
         call.add_done_callback(feed.calls.discard)
 
@@ -550,43 +550,43 @@ class GroupLeader(Part):
             feed.wake.set()
         except (LinkRejected, TimeoutError) as error:
             log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
-            feed.told.clear()
+            feed.pushed.clear()
             feed.wake.set()
 
-    async def _tell_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
+    async def _push_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
         """Tell all that one partition adds up to, but for some topics, in as many calls as it takes."""
-        feed.told[source] = {}
+        feed.pushed[source] = {}
         feed.held_back[source] = withheld
         feed.fed.pop(source, None)
         upto = None
         if feed.confirms:
             upto = self._upto(feed, source, source.offsets_log.pending(), not withheld, True)
-            key = LedPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
-            fed = feed.fed[source] = FedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
+            key = LinkPartition(feed.link_name, OFFSETS_TOPIC, source.partition)
+            fed = feed.fed[source] = PushedPartition(key, self._topic_id, source.leader_epoch, feed.connection)
             fed.saw(source.next_offset, self._clock.monotonic())
-            fed.told = -1 if withheld else source.next_offset
+            fed.pushed = -1 if withheld else source.next_offset
         keys = [
             OffsetKey(name, *place)
             for name, group in source.offsets_log.groups.items()
             if feed.remote_group(name) is not None
-            for place in {**group.positions, **group.unreadable}
+            for place in {**group.offsets, **group.unreadable}
             if place[0] not in withheld and feed.remote_topic(place[0]) is not None
         ]
         held_back = tuple(sorted(remote for topic in withheld if (remote := feed.remote_topic(topic)) is not None))
-        for start in range(0, max(1, len(keys)), POSITIONS_AT_ONCE):
-            chunk = keys[start : start + POSITIONS_AT_ONCE]
-            begin, end = start == 0, start + POSITIONS_AT_ONCE >= len(keys)
+        for start in range(0, max(1, len(keys)), OFFSETS_AT_ONCE):
+            chunk = keys[start : start + OFFSETS_AT_ONCE]
+            begin, end = start == 0, start + OFFSETS_AT_ONCE >= len(keys)
             part = calls.OffsetsPart(
                 source.partition,
                 source.leader_epoch,
-                tuple(self._position(feed, source, key, 0.0) for key in chunk),
+                tuple(self._committed_offset(feed, source, key, 0.0) for key in chunk),
                 whole=calls.WholePart(begin, end, held_back, feed.confirms),
                 upto=upto if end else None,
             )
             await self._call(feed, [part])
 
-    def _position(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> calls.Position:
-        """One position as a call carries it, of a group and a topic that the link has."""
+    def _committed_offset(self, feed: Feed, source: Source, key: OffsetKey, age_s: float) -> calls.CommittedOffset:
+        """One committed offset as a call carries it, of a group and a topic that the link has."""
         group, place = source.offsets_log.groups.get(key.group), (key.topic, key.partition)
         remote_group, remote_topic, age_ms = (
             feed.remote_group(key.group),
@@ -596,39 +596,41 @@ class GroupLeader(Part):
         assert remote_group is not None
         assert remote_topic is not None
         if group is not None and place in group.unreadable:
-            return calls.Position(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms)
-        position = None if group is None else group.positions.get(place)
-        if position is None:
-            return calls.Position(remote_group, remote_topic, key.partition, None, "", age_ms)
-        return calls.Position(remote_group, remote_topic, key.partition, position.offset, position.metadata, age_ms)
+            return calls.CommittedOffset(remote_group, remote_topic, key.partition, calls.NOT_KNOWN, "", age_ms)
+        committed = None if group is None else group.offsets.get(place)
+        if committed is None:
+            return calls.CommittedOffset(remote_group, remote_topic, key.partition, None, "", age_ms)
+        return calls.CommittedOffset(
+            remote_group, remote_topic, key.partition, committed.offset, committed.metadata, age_ms
+        )
 
     def _upto(
-        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_told: bool, undone: bool
+        self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_pushed: bool, undone: bool
     ) -> calls.Upto:
-        """What a follower end that confirms is told beside positions: up to where that is all, and what is pending.
+        """What a follower end that confirms is told beside committed offsets: up to where that is all, and what is
+        pending.
 
-        ``undone``: transactions may have been aborted, or positions have gone back: those that are open are told, each
-        with where its commits begin.
-        """
-        told: list[calls.Pending] = []
+        ``undone``: transactions may have been aborted, or committed offsets have gone back: those that are open are
+        told, each with where its commits begin."""
+        found_pending: list[calls.Pending] = []
         for producer_id, key in pending:
-            found = source.offsets_log.pending_position(producer_id, key)
+            found = source.offsets_log.pending_commit(producer_id, key)
             group, topic = feed.remote_group(key.group), feed.remote_topic(key.topic)
             if found is None or group is None or topic is None:
-                continue  # it has ended, and is told as a position, or is not the link's
-            epoch, position = found
+                continue  # it has ended, and is pushed as a committed offset, or is not the link's
+            epoch, committed = found
             where = producer_id, epoch, group, topic, key.partition
-            if position is None:
-                told.append(calls.Pending(*where, None, "", source.next_offset - 1))
-            elif not isinstance(position, str):
-                told.append(calls.Pending(*where, position.offset, position.metadata, position.log_offset))
-        settled = source.offsets_log.first_open(source.next_offset)
-        all_told = all_told and not source.offsets_log.has_unreadable_pending
-        still_open = source.offsets_log.open_since().items() if all_told and undone else None
+            if committed is None:
+                found_pending.append(calls.Pending(*where, None, "", source.next_offset - 1))
+            elif not isinstance(committed, str):
+                found_pending.append(calls.Pending(*where, committed.offset, committed.metadata, committed.log_offset))
+        stable_offset = source.offsets_log.first_open(source.next_offset)
+        all_pushed = all_pushed and not source.offsets_log.has_unreadable_pending
+        still_open = source.offsets_log.open_since().items() if all_pushed and undone else None
         return calls.Upto(
-            source.next_offset if all_told else None,
-            settled,
-            tuple(told),
+            source.next_offset if all_pushed else None,
+            stable_offset,
+            tuple(found_pending),
             None if still_open is None else tuple(calls.OpenSince(*each) for each in still_open),
         )
 

@@ -1,4 +1,4 @@
-"""One partition of the offsets topic that is told to a follower end over one connection."""
+"""One partition of the offsets topic that is pushed to a follower end over one connection."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 
 from isthmus_plugins.replication.leader.stream import CLOSE_MS, SEEN_INTERVAL_S
 from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OffsetKey
 
 
-class FedPartition:
-    """How far a partition was told and confirmed: a :class:`~isthmus_plugins.replication.partitions.SyncPlace`."""
+class PushedPartition:
+    """How far a partition was pushed and confirmed: a :class:`~isthmus_plugins.replication.partitions.SyncPlace`."""
 
     __slots__ = (
         "_seen",
@@ -20,25 +20,25 @@ class FedPartition:
         "key",
         "leader_epoch",
         "pending",
-        "told",
+        "pushed",
         "topic_id",
         "undecided",
         "undone",
     )
 
-    def __init__(self, key: LedPartition, topic_id: bytes, leader_epoch: int, connection: LinkConnection) -> None:
+    def __init__(self, key: LinkPartition, topic_id: bytes, leader_epoch: int, connection: LinkConnection) -> None:
         self.key = key
         self.topic_id = topic_id
         self.leader_epoch = leader_epoch
         self.connection = connection
-        self.told = -1
-        """The follower end was told what the log adds up to at this offset."""
+        self.pushed = -1
+        """What the log adds up to at this offset was pushed."""
         self.acked = -1
         """The follower's coordinators have that of this offset; -1: it has not had the whole of it once."""
         self.pending: dict[tuple[int, OffsetKey], None] = {}
-        """Commits of open transactions that are to be told, by producer id."""
+        """Commits of open transactions that are to be pushed, by producer id."""
         self.undone = False
-        """Some transaction of theirs was aborted, or a position went back, and that is to be told."""
+        """Some transaction of theirs was aborted, or a committed offset went back, and that is to be pushed."""
         self.undecided = False
         """The decision is not known to be on the other side that a commit marker carries out; it waits for that."""
         self._seen: deque[tuple[int, float]] = deque()

@@ -1,4 +1,4 @@
-"""Positions that the source's open transactions have committed, kept in the store for a failover.
+"""Offsets that open transactions of the source have committed, kept in the store for a failover.
 
 They are stored before the source's TxnOffsetCommit is answered. When the transaction has ended, and this cluster's
 coordinators have what it committed, they are void: all that stands below *settled* in the source's offsets log is.
@@ -11,7 +11,7 @@ coordinators have what it committed, they are void: all that stands below *settl
     key     ["v", link id, -1, partition of the offsets topic, sending proxy, storing proxy]
     value   {"upto": ..., "open": [[producer id, where what it has open begins]]}: what stands before "upto" and is not
             of these is void. Written where a transaction was aborted (the next one may have the same epoch), and where
-            a position went back: no older commit may be put over it.
+            a committed offset went back: no older commit may be put over it.
 
 Each entry has a key of its own, so a producer's next transaction replaces nothing of the one before it.
 """
@@ -22,35 +22,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import ResourceType, contains
-from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.store import Entry, Stored, TransactionStore
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
-POSITIONS: Final = "o"
-SETTLED: Final = "f"
+OFFSETS: Final = "o"
+STABLE: Final = "f"
 STILL_OPEN: Final = "v"
-
-Place = tuple[str, int]
 
 
 class PendingName(NamedTuple):
-    """Of which producer's transaction a position is."""
+    """Of which producer's transaction a committed offset is."""
 
     producer_id: int
-    place: Place
+    place: TopicPartition
 
 
-class PendingPosition(NamedTuple):
+class PendingOffset(NamedTuple):
     """A commit of an open transaction, by the names that group and topic have here."""
 
     producer_id: int
     """As the source has it."""
     producer_epoch: int
     group: str
-    place: Place
+    place: TopicPartition
     offset: int | None
     """None: it was deleted."""
     metadata: str
@@ -58,7 +56,7 @@ class PendingPosition(NamedTuple):
     """Where it stands in the source's offsets log."""
 
     @classmethod
-    def of(cls, said: calls.Pending) -> PendingPosition:
+    def of(cls, said: calls.Pending) -> PendingOffset:
         """As a call of the leader end has it."""
         producer_id, epoch, group, topic, partition, offset, metadata, at = said
         return cls(producer_id, epoch, group, (topic, partition), offset, metadata, at)
@@ -68,7 +66,7 @@ class PendingPosition(NamedTuple):
         return PendingName(self.producer_id, self.place)
 
 
-class PreparedPositions:
+class PendingOffsets:
     """What this proxy has stored of open transactions."""
 
     def __init__(self, context: PluginContext, store: TransactionStore) -> None:
@@ -77,27 +75,27 @@ class PreparedPositions:
         self._stored: dict[tuple[str, int], dict[tuple[Any, ...], int]] = {}
         """By link id and partition of the source's offsets topic: keys, and where the last of each stands."""
 
-    async def store(self, connection: LinkConnection, partition: int, pending: Sequence[PendingPosition]) -> None:
+    async def store(self, connection: LinkConnection, partition: int, pending: Sequence[PendingOffset]) -> None:
         """Return when they are durable here. What is stored earlier is appended earlier."""
         link = self._context.control.state.links.get(connection.link_name)
         if link is None:
             return
         sender = str(connection.peer.get("proxy"))
         stored = self._stored.setdefault((link.link_id, partition), {})
-        groups: dict[tuple[int, int, str], list[PendingPosition]] = {}
+        groups: dict[tuple[int, int, str], list[PendingOffset]] = {}
         for each in pending:
             groups.setdefault((each.producer_id, each.producer_epoch, each.group), []).append(each)
         entries = []
         for (producer_id, epoch, group), some in groups.items():
-            positions = [[*each.place, each.offset, each.metadata, each.at] for each in some]
+            offsets = [[*each.place, each.offset, each.metadata, each.at] for each in some]
             at = max(each.at for each in some)
-            key = (POSITIONS, link.link_id, producer_id, group, partition, at, sender, self._context.proxy_name)
+            key = (OFFSETS, link.link_id, producer_id, group, partition, at, sender, self._context.proxy_name)
             stored[key] = at
-            entries.append(Entry(key, {"epoch": epoch, "positions": positions}))
+            entries.append(Entry(key, {"epoch": epoch, "positions": offsets}))
         await self._store.put(entries)
 
-    def settled(self, connection: LinkConnection, partition: int, offset: int) -> list[Entry]:
-        """What is to be put, now that all before ``offset`` of the source's offsets log is settled."""
+    def void_before(self, connection: LinkConnection, partition: int, offset: int) -> list[Entry]:
+        """What is to be put, now that all before ``offset`` of the source's offsets log has ended and is here."""
         link = self._context.control.state.links.get(connection.link_name)
         stored = None if link is None else self._stored.get((link.link_id, partition))
         over = [key for key, at in stored.items() if at < offset] if stored else []
@@ -106,8 +104,8 @@ class PreparedPositions:
         for key in over:
             del stored[key]
         sender = str(connection.peer.get("proxy"))
-        settled = (SETTLED, link.link_id, -1, partition, sender, self._context.proxy_name)
-        return [Entry(settled, {"settled": offset}), *(Entry(key, None) for key in over)]
+        stable = (STABLE, link.link_id, -1, partition, sender, self._context.proxy_name)
+        return [Entry(stable, {"settled": offset}), *(Entry(key, None) for key in over)]
 
     async def still_open(self, connection: LinkConnection, partition: int, upto: int, open_since: StillOpen) -> None:
         """Store which transactions were open when the source's offsets log was applied up to an offset."""
@@ -123,7 +121,7 @@ class PreparedPositions:
             stored.pop(each, None)
 
     async def forget(self, entries: Sequence[Entry]) -> None:
-        """Put what says that positions are void."""
+        """Put what says that committed offsets are void."""
         await self._store.put(entries)
 
 
@@ -133,28 +131,28 @@ def _is_void(value: Mapping[str, Any], producer_id: int, at: int) -> bool:
     return at < since
 
 
-def committed_positions(stored: Stored) -> dict[str, dict[Place, CommittedOffset]]:
+def committed_offsets(stored: Stored) -> dict[str, dict[TopicPartition, CommittedOffset]]:
     """What transactions have committed that were decided and not carried out, by group as it is called here."""
-    settled: dict[int, int] = {}
+    stable: dict[int, int] = {}
     still_open: dict[int, list[Mapping[str, Any]]] = {}
     deleted: dict[tuple[int, str, PendingName], int] = {}
-    pending: list[tuple[int, PendingPosition]] = []
+    pending: list[tuple[int, PendingOffset]] = []
     for key, value in stored.others.items():
-        if key[0] == SETTLED:
-            settled[int(key[3])] = max(int(value["settled"]), settled.get(int(key[3]), 0))
+        if key[0] == STABLE:
+            stable[int(key[3])] = max(int(value["settled"]), stable.get(int(key[3]), 0))
         elif key[0] == STILL_OPEN:
             still_open.setdefault(int(key[3]), []).append(value)
-        elif key[0] == POSITIONS:
+        elif key[0] == OFFSETS:
             for topic, index, offset, metadata, at in value["positions"]:
-                position = calls.Pending(key[2], value["epoch"], key[3], topic, index, offset, metadata, at)
-                pending.append((int(key[4]), PendingPosition.of(position)))
+                said = calls.Pending(key[2], value["epoch"], key[3], topic, index, offset, metadata, at)
+                pending.append((int(key[4]), PendingOffset.of(said)))
     for partition, each in pending:
         if each.offset is None:
             where = partition, each.group, each.name
             deleted[where] = max(each.at, deleted.get(where, 0))
-    found: dict[str, dict[Place, PendingPosition]] = {}
+    found: dict[str, dict[TopicPartition, PendingOffset]] = {}
     for partition, each in pending:
-        over = max(settled.get(partition, 0), deleted.get((partition, each.group, each.name), 0))
+        over = max(stable.get(partition, 0), deleted.get((partition, each.group, each.name), 0))
         if any(_is_void(value, each.producer_id, each.at) for value in still_open.get(partition, ())):
             continue
         decided = stored.commits(each.producer_id, each.producer_epoch, (OFFSETS_TOPIC, partition), each.at)
@@ -165,11 +163,11 @@ def committed_positions(stored: Stored) -> dict[str, dict[Place, CommittedOffset
     return {
         group: {
             place: CommittedOffset(each.offset, each.metadata)
-            for place, each in positions.items()
+            for place, each in offsets.items()
             if each.offset is not None
         }
-        for group, positions in found.items()
-        if positions
+        for group, offsets in found.items()
+        if offsets
     }
 
 
@@ -177,30 +175,32 @@ def of_groups(stored: Stored, prefix: str) -> Stored:
     """The same without the groups of other namespaces, which may still follow."""
     kind = ResourceType.CONSUMER_GROUP
     others = {
-        key: value for key, value in stored.others.items() if key[0] != POSITIONS or contains(kind, prefix, str(key[3]))
+        key: value for key, value in stored.others.items() if key[0] != OFFSETS or contains(kind, prefix, str(key[3]))
     }
     return Stored(stored.decisions, others)
 
 
-async def apply_committed(context: PluginContext, stored: Stored) -> Mapping[str, Mapping[Place, CommittedOffset]]:
+async def apply_committed(
+    context: PluginContext, stored: Stored
+) -> Mapping[str, Mapping[TopicPartition, CommittedOffset]]:
     """Commit what decided transactions have committed; what was committed. May be done again.
 
-    No position is moved back, or beyond the data. To be called when nothing follows any more. Raises
+    No committed offset is moved back, or beyond the data. To be called when nothing follows any more. Raises
     BrokerUnavailable, KafkaRefused.
     """
-    wanted = committed_positions(stored)
+    wanted = committed_offsets(stored)
     cluster = context.cluster
     has = await cluster.committed_offsets(sorted(wanted)) if wanted else {}
-    ends = await cluster.log_ends({place for positions in wanted.values() for place in positions}) if wanted else {}
-    done: dict[str, Mapping[Place, CommittedOffset]] = {}
-    for group, positions in sorted(wanted.items()):
+    ends = await cluster.log_ends({place for offsets in wanted.values() for place in offsets}) if wanted else {}
+    done: dict[str, Mapping[TopicPartition, CommittedOffset]] = {}
+    for group, offsets in sorted(wanted.items()):
         known = has.get(group)
         if known is None:
             raise BrokerUnavailable(f"the coordinator of {group} does not answer now")
         missing = {
-            place: CommittedOffset(min(position.offset, ends[place]), position.metadata)
-            for place, position in positions.items()
-            if place in ends and (place not in known or known[place].offset < min(position.offset, ends[place]))
+            place: CommittedOffset(min(committed.offset, ends[place]), committed.metadata)
+            for place, committed in offsets.items()
+            if place in ends and (place not in known or known[place].offset < min(committed.offset, ends[place]))
         }
         if missing:
             refused = await cluster.commit_offsets(group, missing)

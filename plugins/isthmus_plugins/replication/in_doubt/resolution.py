@@ -33,7 +33,7 @@ class Ended(NamedTuple):
         return Ended(self.committed + other.committed, self.aborted + other.aborted)
 
 
-class TransactionEnds:
+class Resolution:
     """Ends what links left open in this cluster's topics."""
 
     def __init__(self, context: PluginContext, store: TransactionStore) -> None:

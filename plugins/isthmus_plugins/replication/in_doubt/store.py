@@ -1,7 +1,7 @@
 """What the source's transactions have come to, kept in the target cluster for a failover: ``__isthmus_transactions``.
 
 Of each decision to commit there is a record for each partition that it touches, all in one batch: what of that producer
-is open there below ``end`` is committed. So a later decision replaces no more of an earlier one than it settles itself.
+is open there below ``end`` is committed. So a later decision replaces no more of an earlier one than it resolves.
 Nobody reads them until a failover; the topic is compacted by key.
 
     key     [kind, link id, the source's producer id, ..., sending proxy, storing proxy]
@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from isthmus_control.directions import followed
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls, reasons
@@ -95,9 +95,7 @@ class Stored:
     others: Mapping[tuple[Any, ...], Mapping[str, Any]]
     """Entries of other kinds, by key."""
 
-    def commits(
-        self, producer_id: int, producer_epoch: int, place: tuple[str, int], start: int
-    ) -> PlaceDecision | None:
+    def commits(self, producer_id: int, producer_epoch: int, place: TopicPartition, start: int) -> PlaceDecision | None:
         """The decision by which what is open since ``start`` commits; None: it was not decided.
 
         ``producer_id`` as the source has it; its markers have an epoch of their own.
@@ -219,9 +217,9 @@ class TransactionStore(Part):
             "data_epoch": said.data_epoch,
             "at": list(identity),
         }
-        teller = sender + AGAIN if said.again else sender
+        sent_by = sender + AGAIN if said.again else sender
         for topic, partition, end, earlier in said.places:
-            key = (DECISION, link_id, said.producer_id, topic, partition, teller, self._context.proxy_name)
+            key = (DECISION, link_id, said.producer_id, topic, partition, sent_by, self._context.proxy_name)
             if self._latest.get(key, identity) <= identity:
                 self._latest[key] = identity
                 carried = [list(each) for each in earlier]

@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.in_doubt.pending_offsets import POSITIONS, SETTLED
+from isthmus_plugins.replication.in_doubt.pending_offsets import OFFSETS, STABLE
 from isthmus_plugins.replication.in_doubt.store import DECISION, TransactionStore
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
@@ -31,16 +31,17 @@ AT_ONCE: Final = 1000
 
 Key = tuple[Any, ...]
 Value = Mapping[str, Any]
-Place = tuple[str, int]
 
 
 class TransactionSweep(Part):
-    """``settled(link, partition)``: before which offset of a source's offsets topic all has ended, and is here."""
+    """``stable_offset(link, partition)``: before which offset of a source's offsets topic all has ended and is here."""
 
-    def __init__(self, context: PluginContext, store: TransactionStore, settled: Callable[[str, int], int]) -> None:
+    def __init__(
+        self, context: PluginContext, store: TransactionStore, stable_offset: Callable[[str, int], int]
+    ) -> None:
         self._context = context
         self._store = store
-        self._settled = settled
+        self._stable_offset = stable_offset
         self._tasks = Tasks("transaction-sweep")
         self._seen: Mapping[Key, Value] = {}
         """What was there the last time."""
@@ -78,24 +79,24 @@ class TransactionSweep(Part):
     async def _void(self, mine: Mapping[Key, Value], entries: Mapping[Key, Value]) -> list[tuple[Key, Value]]:
         names = {link.link_id: link.name for link in self._context.control.state.links.values()}
         oldest: dict[Key, tuple[int, ...]] = {}
-        settled: dict[Key, int] = {}
+        stable: dict[Key, int] = {}
         for key, value in entries.items():
             if key[0] == DECISION:
                 oldest[key[:5]] = min(oldest.get(key[:5], tuple(value["at"])), tuple(value["at"]))
-            elif key[0] == SETTLED:
-                settled[key[1], key[3]] = max(int(value["settled"]), settled.get((key[1], key[3]), 0))
+            elif key[0] == STABLE:
+                stable[key[1], key[3]] = max(int(value["settled"]), stable.get((key[1], key[3]), 0))
         found: list[tuple[Key, Value]] = []
-        by_place: dict[Place, list[tuple[Key, Value]]] = {}
+        by_place: dict[TopicPartition, list[tuple[Key, Value]]] = {}
         for key, value in mine.items():
             name = names.get(key[1])
-            is_settled = key[0] == POSITIONS and int(key[5]) < settled.get((key[1], key[4]), 0)
-            if name is None or is_settled:  # nobody can ask for what a link knew that was deleted
+            is_void = key[0] == OFFSETS and int(key[5]) < stable.get((key[1], key[4]), 0)
+            if name is None or is_void:  # nobody can ask for what a link knew that was deleted
                 found.append((key, value))
             elif key[0] == DECISION and tuple(value["at"]) == oldest[key[:5]]:
                 place = str(key[3]), int(key[4])
                 if place[0] != OFFSETS_TOPIC:
                     by_place.setdefault(place, []).append((key, value))
-                elif self._settled(name, place[1]) >= int(value["end"]):
+                elif self._stable_offset(name, place[1]) >= int(value["end"]):
                     found.append((key, value))
         ends = await self._context.cluster.high_watermarks(by_place) if by_place else {}
         for place, some in by_place.items():
@@ -106,7 +107,7 @@ class TransactionSweep(Part):
                 ]
         return found
 
-    async def _open(self, place: Place) -> Collection[int]:
+    async def _open(self, place: TopicPartition) -> Collection[int]:
         """Producers, as their clusters have them, with an open transaction in a partition."""
         producers = await self._context.cluster.producers(*place)
         return {

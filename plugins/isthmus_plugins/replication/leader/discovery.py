@@ -10,13 +10,13 @@ from typing import Final, TypeAlias
 from isthmus_control.directions import pushed_topics
 from isthmus_control.model import Link, NamespaceMapping
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.source_settings import SourceConfigs
 from isthmus_plugins.replication.leader.target_topics import PreparedTopic, TargetTopics
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -39,11 +39,11 @@ class Discovery:
         self._configs = SourceConfigs(context, self.wake)
         self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake)
         self._error: str | None = None
-        self.led: dict[LedPartition, PreparedTopic | None] = {}
+        self.led: dict[LinkPartition, PreparedTopic | None] = {}
         """Every partition that this proxy is to push, with what the target said of its topic."""
         self.topic_ids: dict[str, bytes] = {}
         """Of the topics of those."""
-        self.leader_epochs: dict[tuple[str, int], int] = {}
+        self.leader_epochs: dict[TopicPartition, int] = {}
         """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class Discovery:
             self._find(leading, topics)
         else:
             self._configs.watch(())
-            self._targets.tells = frozenset()
+            self._targets.sends = frozenset()
             self.led, self.topic_ids = {}, {}
         self._found(topics)
 
@@ -103,10 +103,10 @@ class Discovery:
     def _find(self, leading: list[tuple[Link, NamespaceMapping]], topics: Topics) -> None:
         """Note what is to be pushed, have its settings read, and its targets made."""
         truncating = self._context.control.state.truncations
-        led: dict[LedPartition, PreparedTopic | None] = {}
+        led: dict[LinkPartition, PreparedTopic | None] = {}
         mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
         every: dict[str, list[str]] = {}
-        epochs: dict[tuple[str, int], int] = {}
+        epochs: dict[TopicPartition, int] = {}
         for link, mapping in leading:
             every.setdefault(link.name, [])
             every[link.name] += [name for name in truncating if mapping.remote_name(name) is not None]
@@ -123,10 +123,10 @@ class Discovery:
                     if fronted:
                         mine.setdefault(link.name, {})[topic.name] = (mapping, topic)
                     prepared = self._targets.prepared.get((link.name, topic.name))
-                led |= {LedPartition(link.name, topic.name, index): prepared for index in fronted}
+                led |= {LinkPartition(link.name, topic.name, index): prepared for index in fronted}
         pushed = [topic for wanted in mine.values() for _, topic in wanted.values()]
         # Of a topic that several proxies push, one tells the settings: that of its first partition.
-        self._targets.tells = {
+        self._targets.sends = {
             topic.name
             for topic in pushed
             if self._fronts(next((info.leader for info in topic.partitions if info.leader >= 0), -1))

@@ -13,7 +13,7 @@ from typing import Final
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.stream import LeaderStream
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 
 INTERVAL_S: Final = 1.0
@@ -21,7 +21,7 @@ READ_AT_ONCE: Final = 1000
 """Of more partitions than that, those that were read longest ago come first."""
 
 
-class Unfollowed:
+class PartitionLag:
     """One partition. Times are monotonic seconds."""
 
     __slots__ = ("acked", "read_at", "since", "source_end", "topic_id")
@@ -54,29 +54,29 @@ class Unfollowed:
             self.source_end = stream.source_end
             age_ms = stream.age_ms(now)
             self.since = now - age_ms / 1000 if age_ms else None
-        self._settle(now)
+        self._note_since(now)
 
     def saw_end(self, high_watermark: int, now: float) -> None:
         self.source_end = high_watermark
-        self._settle(now)
+        self._note_since(now)
 
-    def _settle(self, now: float) -> None:
+    def _note_since(self, now: float) -> None:
         if not self.lag:
             self.since = None
         elif self.since is None:
             self.since = now
 
 
-class UnfollowedPartitions:
+class LagWithoutStream:
     """Those of all links on the brokers that this proxy fronts."""
 
-    def __init__(self, context: PluginContext, wanted: Callable[[], Mapping[LedPartition, bytes]]) -> None:
+    def __init__(self, context: PluginContext, wanted: Callable[[], Mapping[LinkPartition, bytes]]) -> None:
         """``wanted``: the topic ids of all that have no stream now."""
         self._context = context
         self._clock = context.clock
         self._wanted = wanted
-        self._tasks = Tasks("unfollowed")
-        self._known: dict[LedPartition, Unfollowed] = {}
+        self._tasks = Tasks("lag-without-stream")
+        self._known: dict[LinkPartition, PartitionLag] = {}
 
     def start(self) -> None:
         self._tasks.start("read", self._read_for_ever())
@@ -84,21 +84,21 @@ class UnfollowedPartitions:
     async def stop(self) -> None:
         await self._tasks.close()
 
-    def of(self, key: LedPartition) -> Unfollowed | None:
+    def of(self, key: LinkPartition) -> PartitionLag | None:
         return self._known.get(key)
 
     def heard(self, stream: LeaderStream) -> None:
         """A stream of it begins or ends, and knows where the follower is."""
         self._entry(stream.key, stream.topic_id).heard(stream, self._clock.monotonic())
 
-    def followed(self, key: LedPartition) -> None:
+    def followed(self, key: LinkPartition) -> None:
         """It has a stream."""
         self._known.pop(key, None)
 
-    def _entry(self, key: LedPartition, topic_id: bytes) -> Unfollowed:
+    def _entry(self, key: LinkPartition, topic_id: bytes) -> PartitionLag:
         entry = self._known.get(key)
         if entry is None or entry.topic_id != topic_id:
-            entry = self._known[key] = Unfollowed(topic_id)
+            entry = self._known[key] = PartitionLag(topic_id)
         return entry
 
     async def _read_for_ever(self) -> None:
@@ -109,7 +109,7 @@ class UnfollowedPartitions:
             if wanted:
                 await self._read(wanted)
 
-    async def _read(self, wanted: Mapping[LedPartition, bytes]) -> None:
+    async def _read(self, wanted: Mapping[LinkPartition, bytes]) -> None:
         entries = {key: self._entry(key, topic_id) for key, topic_id in wanted.items()}
         stalest = heapq.nsmallest(READ_AT_ONCE, entries, key=lambda key: entries[key].read_at)
         try:

@@ -25,10 +25,10 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.leader.continuity import objection_to, still_in_log, truncated
 from isthmus_plugins.replication.leader.discovery import Discovery
-from isthmus_plugins.replication.leader.lag_without_stream import UnfollowedPartitions
+from isthmus_plugins.replication.leader.lag_without_stream import LagWithoutStream
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Flow, LeaderStream
 from isthmus_plugins.replication.leader.tail import Tail
-from isthmus_plugins.replication.leader.tombstone_window import Lateness
+from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import UNKNOWN_METHOD, LinkConnection, LinkLost, LinkRejected
@@ -37,7 +37,7 @@ from isthmus_plugins.replication.link.peers import LinkPeers
 from isthmus_plugins.replication.logs.topic_settings import copied, is_compacted
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import link
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -73,18 +73,18 @@ class LeaderEnd(Part):
         self._verification = verification
         self._tasks = Tasks("leader-end")
         self._stream_ids = itertools.count(1)
-        self._streams: dict[LedPartition, LeaderStream] = {}
+        self._streams: dict[LinkPartition, LeaderStream] = {}
         self._by_id: dict[tuple[LinkConnection, int], LeaderStream] = {}
         """Those and the ones that are being opened: the follower may end a stream as soon as it has opened it."""
-        self._opening: set[LedPartition] = set()
+        self._opening: set[LinkPartition] = set()
         self._tails: dict[tuple[int, str], Tail] = {}
         self._flows: dict[LinkConnection, Flow] = {}
-        self._lateness: dict[tuple[LedPartition, bytes], Lateness] = {}
+        self._tombstone_windows: dict[tuple[LinkPartition, bytes], TombstoneWindow] = {}
         """By partition and topic id."""
         self._policies: dict[bytes, tuple[float, bool]] = {}
         """By topic id: when its cleanup policy was read, and whether it compacts."""
         self._limit = asyncio.Semaphore(OPENING_AT_ONCE)
-        self.stopped: dict[LedPartition, Stopped] = {}
+        self.stopped: dict[LinkPartition, Stopped] = {}
         self.discovery = Discovery(context, peers, self._reconcile)
         self.on_confirmed: Callable[[LeaderStream], None] = not_joined
         """Called when a stream was opened, and when its follower has more."""
@@ -92,14 +92,14 @@ class LeaderEnd(Part):
         """Whether a transactional batch may be sent; the last says whether as a plain one. Asked again after
         :meth:`resume_tails`."""
         self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
-        self.unfollowed = UnfollowedPartitions(context, self._without_stream)
+        self.lag_without_stream = LagWithoutStream(context, self._without_stream)
 
     def start(self) -> None:
         self.discovery.start()
-        self.unfollowed.start()
+        self.lag_without_stream.start()
 
     async def stop(self) -> None:
-        await self.unfollowed.stop()
+        await self.lag_without_stream.stop()
         await self.discovery.stop()
         await self._tasks.close()
         for tail in self._tails.values():
@@ -108,7 +108,7 @@ class LeaderEnd(Part):
     def answers(self) -> Sequence[Answering]:
         return (calls.EndedTransactions.by(self.ended_transactions),)
 
-    def stream(self, key: LedPartition) -> LeaderStream | None:
+    def stream(self, key: LinkPartition) -> LeaderStream | None:
         return self._streams.get(key)
 
     def stream_of(self, connection: LinkConnection, stream_id: int) -> LeaderStream | None:
@@ -116,7 +116,7 @@ class LeaderEnd(Part):
         stream = self._by_id.get((connection, stream_id))
         return stream if stream is not None and self._streams.get(stream.key) is stream else None
 
-    def _without_stream(self) -> dict[LedPartition, bytes]:
+    def _without_stream(self) -> dict[LinkPartition, bytes]:
         discovery = self.discovery
         return {key: discovery.topic_ids[key.topic] for key in discovery.led if key not in self._streams}
 
@@ -142,14 +142,14 @@ class LeaderEnd(Part):
 
     def _learn_retention(self, topics: Mapping[str, TopicInfo]) -> None:
         """Keep what is known of led partitions true, also while the link is away; forget the others."""
-        for place, lateness in list(self._lateness.items()):
+        for place, tombstone_window in list(self._tombstone_windows.items()):
             (key, topic_id), topic = place, topics.get(place[0].topic)
             if key not in self.discovery.led or topic is None or topic.topic_id != topic_id:
-                del self._lateness[place]
+                del self._tombstone_windows[place]
             else:
-                lateness.learn(self.discovery.configs_of(topic))
+                tombstone_window.learn(self.discovery.configs_of(topic))
 
-    def _still_right(self, key: LedPartition, topic: TopicInfo) -> bool:
+    def _still_right(self, key: LinkPartition, topic: TopicInfo) -> bool:
         stream = self._streams[key]
         info = topic.partitions[key.partition]
         return (
@@ -161,7 +161,7 @@ class LeaderEnd(Part):
             and stream.copy == self._copy(key)
         )
 
-    def _copy(self, key: LedPartition) -> OffsetsCopy | None:
+    def _copy(self, key: LinkPartition) -> OffsetsCopy | None:
         """The form in which a partition of the offsets topic leaves now; None for other topics."""
         if key.topic != OFFSETS_TOPIC:
             return None
@@ -174,7 +174,7 @@ class LeaderEnd(Part):
         for key, stream in list(self._streams.items()):
             topic = topics.get(key.topic)
             if key in self.discovery.led and topic is not None and self._still_right(key, topic):
-                self._settle(stream, topic)
+                self._read_committed(stream, topic)
                 continue
             why: tuple[str, str]
             if key.topic in self._context.control.state.truncations:
@@ -188,18 +188,18 @@ class LeaderEnd(Part):
                 why = (reasons.CLOSED, "the leader end does not push it any more, or over another stream")
             self._close(stream, why)
 
-    def _settle(self, stream: LeaderStream, topic: TopicInfo) -> None:
+    def _read_committed(self, stream: LeaderStream, topic: TopicInfo) -> None:
         """Read a topic as a compacted one from when it has become that. What was one once may lack markers for ever."""
         configs = self.discovery.configs_of(topic)
         if not stream.compacted and configs is not None and is_compacted(configs):
-            stream.compacted = stream.settling = True
+            stream.compacted = stream.read_committed = True
             self.resume_tails(stream.key.link)
 
     def _close(self, stream: LeaderStream, why: tuple[str, str] | None = None) -> None:
         """End a stream; ``why`` (code, message) is told to the follower."""
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
-            self.unfollowed.heard(stream)
+            self.lag_without_stream.heard(stream)
         self._by_id.pop((stream.connection, stream.stream_id), None)
         stream.closed()
         tail = self._tails.get((stream.broker_id, stream.key.link))
@@ -207,9 +207,9 @@ class LeaderEnd(Part):
             tail.remove(stream)
         self.resume_tails(stream.key.link)
         if why is not None and not stream.connection.lost:
-            self._tasks.start(f"close-{stream.stream_id}", self._tell_closed(stream, *why))
+            self._tasks.start(f"close-{stream.stream_id}", self._report_closed(stream, *why))
 
-    async def _tell_closed(self, stream: LeaderStream, code: str, message: str) -> None:
+    async def _report_closed(self, stream: LeaderStream, code: str, message: str) -> None:
         try:
             await stream.connection.call(calls.CloseStream(stream.stream_id, code, message))
         except (LinkRejected, LinkLost, TimeoutError):
@@ -217,7 +217,7 @@ class LeaderEnd(Part):
 
     # ---- streams ----
 
-    def _open(self, key: LedPartition, topic: TopicInfo) -> None:
+    def _open(self, key: LinkPartition, topic: TopicInfo) -> None:
         prepared = self.discovery.led[key]
         info = topic.partitions[key.partition]
         if info.leader < 0:
@@ -247,11 +247,11 @@ class LeaderEnd(Part):
             self._flows.setdefault(connection, Flow(connection.round_trip_s)),
             self._clock,
             self._copy(key),
-            self._lateness.setdefault((key, topic.topic_id), Lateness()),
+            self._tombstone_windows.setdefault((key, topic.topic_id), TombstoneWindow()),
         )
         self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))
 
-    def _note(self, key: LedPartition, code: str, message: str, retry_s: float = 0.0) -> None:
+    def _note(self, key: LinkPartition, code: str, message: str, retry_s: float = 0.0) -> None:
         """Why a partition has no stream now; a reason that somebody must remove is kept as long as it may hold."""
         before = self.stopped.get(key)
         retry_at = self._clock.monotonic() + retry_s
@@ -275,10 +275,10 @@ class LeaderEnd(Part):
                         f"records of epoch {answer.epoch}"
                     )
                 stream.opened(answer.end_offset)
-                self.unfollowed.heard(stream)
+                self.lag_without_stream.heard(stream)
                 empty = answer.start_offset == stream.acked
-                stream.lateness.opened(stream.acked, empty, stream.leader_epoch, self._clock.monotonic())
-                stream.compacted = stream.settling = await self._compacts(key.topic, stream.topic_id)
+                stream.tombstone_window.opened(stream.acked, empty, stream.leader_epoch, self._clock.monotonic())
+                stream.compacted = stream.read_committed = await self._compacts(key.topic, stream.topic_id)
                 objection = await objection_to(self._context, self._verification, stream, answer)
         except (LinkRejected, LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             if isinstance(error, LinkRejected):
@@ -311,9 +311,9 @@ class LeaderEnd(Part):
         if before is not None and reasons.waiting_state(before.code) is None:
             del self.stopped[key]
         self._streams[key] = stream
-        before_it = self.unfollowed.of(key)
+        before_it = self.lag_without_stream.of(key)
         stream.lacking_since = before_it.since if before_it is not None else None
-        self.unfollowed.followed(key)
+        self.lag_without_stream.followed(key)
         self.on_confirmed(stream)
         reader = (stream.broker_id, key.link)
         tail = self._tails.get(reader)
@@ -369,7 +369,7 @@ class LeaderEnd(Part):
                 self._observe(stream, appended.end_offset)
         stream.confirmed(appended.end_offset)
         self.on_confirmed(stream)
-        stream.lateness.confirmed(stream.acked)
+        stream.tombstone_window.confirmed(stream.acked)
         if stream.blocked is not None and stream.acked >= stream.next_offset:
             stream.blocked()
         elif waited is not None and stream.wait is None:
@@ -394,7 +394,7 @@ class LeaderEnd(Part):
             if name == link_name:
                 tail.resume()
 
-    def _went_on(self, key: LedPartition) -> None:
+    def _went_on(self, key: LinkPartition) -> None:
         self.stopped.pop(key, None)
 
     def caught_up(self, stream: LeaderStream) -> None:
@@ -412,9 +412,9 @@ class LeaderEnd(Part):
         waiting = reasons.waiting_state(code) is not None
         if not waiting:
             self.discovery.prepare_again(stream.key.link)
-        self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, tell=False)
+        self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, report=False)
 
-    def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, tell: bool = True) -> None:
+    def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, report: bool = True) -> None:
         """End a stream for a reason, tell the follower if it does not know, and try again after ``retry_s``."""
         if stream.key.topic in self._context.control.state.truncations:  # the log that was read is not whole any more
             code = ReasonCode.SOURCE_TRUNCATING
@@ -433,7 +433,7 @@ class LeaderEnd(Part):
                 },
             )
         self._note(stream.key, code, message, retry_s)
-        self._close(stream, (code, message) if tell else None)
+        self._close(stream, (code, message) if report else None)
         self.wake()
 
     def block(self, stream: LeaderStream, end: Callable[[], None]) -> None:
@@ -452,8 +452,8 @@ class LeaderEnd(Part):
         key = stream.key
         try:
             _, effective = await self._context.cluster.effective_configs([key.topic])
-            stream.lateness.learn(copied((effective or {}).get(key.topic, {})))
-            if stream.lateness.late(self._clock.monotonic()):
+            stream.tombstone_window.learn(copied((effective or {}).get(key.topic, {})))
+            if stream.tombstone_window.late(self._clock.monotonic()):
                 await stream.connection.call(calls.DoubtDeletions(stream.stream_id, until))
                 stream.doubted = until
         except LinkRejected as error:

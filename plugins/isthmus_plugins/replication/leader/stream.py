@@ -10,9 +10,9 @@ from typing import Final
 from isthmus_control.model import OffsetsCopy
 from isthmus_plugins.cluster import FetchPartition
 from isthmus_plugins.process import Clock
-from isthmus_plugins.replication.leader.tombstone_window import Lateness
+from isthmus_plugins.replication.leader.tombstone_window import TombstoneWindow
 from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 
 REOPEN_DELAY_S: Final = 0.5
 STOPPED_RETRY_S: Final = 10.0
@@ -38,7 +38,7 @@ class Lane(enum.Enum):
 
     IDLE = "idle"
     BUSY = "busy"
-    SETTLING = "settling"
+    READ_COMMITTED = "read-committed"
     OFFSETS = "offsets"
 
 
@@ -94,25 +94,25 @@ class LeaderStream:
         "key",
         "lacking_since",
         "last_read",
-        "lateness",
         "leader_epoch",
         "next_offset",
+        "read_committed",
         "read_from",
         "remote_topic",
         "seeking",
-        "settling",
+        "sent_bounds",
         "source_end",
         "stable",
         "stirred",
         "stream_id",
-        "told",
+        "tombstone_window",
         "topic_id",
         "undecided",
     )
 
     def __init__(
         self,
-        key: LedPartition,
+        key: LinkPartition,
         topic_id: bytes,
         remote_topic: str,
         broker_id: int,
@@ -122,7 +122,7 @@ class LeaderStream:
         flow: Flow,
         clock: Clock,
         copy: OffsetsCopy | None = None,
-        lateness: Lateness | None = None,
+        tombstone_window: TombstoneWindow | None = None,
     ) -> None:
         self.key = key
         self._clock = clock
@@ -135,7 +135,7 @@ class LeaderStream:
         self.flow = flow
         self.copy = copy
         """The form in which an offsets topic leaves; None for any other topic."""
-        self.lateness = Lateness() if lateness is None else lateness
+        self.tombstone_window = TombstoneWindow() if tombstone_window is None else tombstone_window
         self.doubted = 0
         """The follower knows that deletions may be missing before this."""
         self.doubting = False
@@ -149,11 +149,11 @@ class LeaderStream:
         self.source_end = 0
         self.lacking_since: float | None = None
         """When the oldest record was first seen that the follower lacked as the stream was opened, if one was."""
-        self.told: tuple[int, int] | None = None
-        """The log's start and end, as the follower was told them."""
+        self.sent_bounds: tuple[int, int] | None = None
+        """The log's start and end, as they were sent last."""
         self.compacted = False
         """Whether the cleaner may take records and markers out of the log."""
-        self.settling = False
+        self.read_committed = False
         """Whether records of transactions that have ended are to be read next, of a compacted log."""
         self.seeking = False
         """The log's start is being read: it has passed the next offset."""
@@ -203,8 +203,8 @@ class LeaderStream:
         """The read that has the stream."""
         if self.copy is not None:
             return Lane.OFFSETS
-        if self.settling:
-            return Lane.SETTLING
+        if self.read_committed:
+            return Lane.READ_COMMITTED
         return Lane.BUSY if self.busy else Lane.IDLE
 
     def saw_end(self, high_watermark: int, now: float) -> None:
@@ -232,10 +232,10 @@ class LeaderStream:
         if len(self._stables) > STABLES_MAX:
             self._stables.pop()
         self._stables.append((high_watermark, last_stable_offset))
-        self._settle()
+        self._reach_stable()
         return self.stable != before
 
-    def _settle(self) -> None:
+    def _reach_stable(self) -> None:
         while self._stables and self._stables[0][0] <= self.acked:
             self.stable = max(self.stable, self._stables.pop(0)[1])
 
@@ -263,7 +263,7 @@ class LeaderStream:
 
     def confirmed(self, end_offset: int) -> None:
         self.acked = max(self.acked, end_offset)
-        self._settle()
+        self._reach_stable()
         while self._in_flight and self._in_flight[0][0] <= end_offset:
             size = self._in_flight.popleft()[1]
             self.in_flight_bytes -= size

@@ -7,8 +7,8 @@ record takes cores from the clients that wait for the broker. Over a synchronous
 there it is a twentieth of the round trip at most.
 
 Where the cleaner comes by, a committed transaction may lose its marker and keep records. Below the last stable offset
-of a compacted topic, records of committed transactions are therefore sent as plain ones (a *settling* stream, which
-reads read_committed for the list of aborted transactions); those of aborted ones still have their markers. What is at
+of a compacted topic, records of committed transactions are therefore sent as plain ones (a *read committed* stream,
+which reads read_committed for the list of aborted ones); those of aborted ones still have their markers. What is at
 or above the last stable offset is sent as it is: nothing there has been cleaned.
 
 The offsets topic itself is read up to the last stable offset only, and leaves in the form that the operator chose
@@ -113,7 +113,7 @@ class Tail:
         self._ways = {
             Lane.IDLE: self._found,
             Lane.BUSY: self._found,
-            Lane.SETTLING: self._settled,
+            Lane.READ_COMMITTED: self._committed,
             Lane.OFFSETS: self._offsets,
         }
         """What leaves of what a lane has read."""
@@ -211,9 +211,9 @@ class Tail:
         asked_at = self._clock.monotonic()
         fetched = await connection.fetch(
             [wanted for _, wanted in asked.values()],
-            0 if lane is Lane.SETTLING else wait_ms,  # what has ended is there, or nothing is
+            0 if lane is Lane.READ_COMMITTED else wait_ms,  # what has ended is there, or nothing is
             FETCH_BYTES_MAX,
-            read_committed=lane in (Lane.SETTLING, Lane.OFFSETS),
+            read_committed=lane in (Lane.READ_COMMITTED, Lane.OFFSETS),
             only_changes=lane is Lane.IDLE,
         )
         now = self._clock.monotonic()
@@ -235,7 +235,7 @@ class Tail:
         asked_at, asked = self._quiet
         read, wanted = asked.get((stream.topic_id, stream.key.partition), (None, None))
         if read is stream and wanted is not None and wanted.offset == stream.next_offset and stream.at_end:
-            stream.lateness.saw_end(stream.source_end, asked_at, stream.acked)
+            stream.tombstone_window.saw_end(stream.source_end, asked_at, stream.acked)
 
     def _take(self, stream: LeaderStream, part: Fetched, lane: Lane, asked_at: float, now: float) -> None:
         if part.error_code:
@@ -245,22 +245,22 @@ class Tail:
         stream.saw_end(part.high_watermark, now)
         if stream.saw_stable(part.high_watermark, part.last_stable_offset):
             self._end.on_confirmed(stream)
-        if stream.copy is None and stream.lateness.late(now):
+        if stream.copy is None and stream.tombstone_window.late(now):
             hole = hole_end(part.records, stream.next_offset, stream.doubted)
             if hole is not None:
                 self._end.doubt(stream, max(hole, part.last_stable_offset))  # the cleaner works below that
                 return
-        stream.lateness.saw_end(part.high_watermark, asked_at, stream.acked)
+        stream.tombstone_window.saw_end(part.high_watermark, asked_at, stream.acked)
         try:
             records, next_offset, broken = self._ways[lane](stream, part)
         except KeyringError as error:
             self._end.stop_stream(stream, ReasonCode.KEYRING_UNUSABLE, str(error), STOPPED_RETRY_S)
             return
-        told = (part.log_start, stream.source_end)
-        if records or stream.told != told:
-            stream.told = told
+        bounds = (part.log_start, stream.source_end)
+        if records or stream.sent_bounds != bounds:
+            stream.sent_bounds = bounds
             stream.connection.send(
-                link.encode_append_head(stream.stream_id, stream.read_from, *told, stream.age_ms(now), len(records)),
+                link.encode_append_head(stream.stream_id, stream.read_from, *bounds, stream.age_ms(now), len(records)),
                 records,
             )
             stream.read_from = next_offset
@@ -271,8 +271,8 @@ class Tail:
             code, message = ReasonCode.UNSUPPORTED_MESSAGE_FORMAT, str(broken)
             self._end.block(stream, lambda: self._end.stop_stream(stream, code, message, STOPPED_RETRY_S))
             return
-        elif lane is Lane.SETTLING and next_offset == stream.next_offset:
-            stream.settling = False  # nothing that has ended is left
+        elif lane is Lane.READ_COMMITTED and next_offset == stream.next_offset:
+            stream.read_committed = False  # nothing that has ended is left
             self.resume()
         stream.at_end = next_offset >= part.high_watermark
         if stream.at_end and not stream.lag:
@@ -292,8 +292,8 @@ class Tail:
                 # Where the log's start was moved into the middle of a batch, what is open begins in the middle, too.
                 has_ended = header.next_offset <= part.last_stable_offset
                 if stream.compacted and has_ended and header.is_transactional and not header.is_control:
-                    stream.settling = True
-                    self._wake[Lane.SETTLING].set()
+                    stream.read_committed = True
+                    self._wake[Lane.READ_COMMITTED].set()
                     return part.records[:start], next_offset, None
                 if header.is_transactional and not self._end.may_pass(
                     stream, header, part.records[start:batch_end], False
@@ -304,7 +304,7 @@ class Tail:
             return part.records[:end], next_offset, error
         return part.records[:end], next_offset, None
 
-    def _settled(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
+    def _committed(self, stream: LeaderStream, part: Fetched) -> tuple[bytes | memoryview, int, BatchError | None]:
         """Records of transactions that have ended: the committed ones as plain, the aborted ones as they are."""
         found: list[Frame] = []
         next_offset = stream.next_offset

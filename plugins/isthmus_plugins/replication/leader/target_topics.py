@@ -76,7 +76,7 @@ class TargetTopics:
         self._preparing: dict[str, _Preparing] = {}
         self.prepared: dict[tuple[str, str], PreparedTopic] = {}
         """By link and topic."""
-        self.tells: Set[str] = frozenset()
+        self.sends: Set[str] = frozenset()
         """Topics whose settings are this proxy's to tell."""
 
     def prepare(
@@ -159,7 +159,7 @@ class TargetTopics:
         for request in requests:
             name = request.topic
             prepared, (_, info) = self.prepared.get((link_name, name)), wanted[name]
-            configs = self._configs.of(info) if name in self.tells else None
+            configs = self._configs.of(info) if name in self.sends else None
             if configs is not None and prepared is not None and prepared.filling is not None and is_compacted(configs):
                 filling[name] = prepared.filling, len(info.partitions), configs
         places = [(name, partition) for name, (_, count, _) in filling.items() for partition in range(count)]
@@ -179,7 +179,7 @@ class TargetTopics:
 
     def _unconfigured(self, preparing: _Preparing, info: TopicInfo) -> Mapping[str, str] | None:
         """The settings of a topic, if the target has not taken them over yet."""
-        configs = self._configs.of(info) if info.name in self.tells else None
+        configs = self._configs.of(info) if info.name in self.sends else None
         return None if configs is preparing.configured.get(info.name) else configs
 
     async def _request(

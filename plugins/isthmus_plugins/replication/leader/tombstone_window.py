@@ -19,7 +19,7 @@ CLEANING_MAX_S: Final = 3600.0
 """So long a round of the cleaner over one log is expected to take at most."""
 
 
-class Lateness:
+class TombstoneWindow:
     """Of one led partition, over all its streams of this process. Times are monotonic seconds."""
 
     __slots__ = ("_begun_in", "_configs", "_least", "_mark", "_position", "_retention", "_since")
@@ -65,8 +65,8 @@ class Lateness:
         if configs is None or configs is self._configs:
             return
         self._configs = configs
-        told = configs.get(DELETE_RETENTION)
-        self._retention = None if told is None else int(told) / 1000
+        value = configs.get(DELETE_RETENTION)
+        self._retention = None if value is None else int(value) / 1000
         if self._least is None or self._retention is None:
             self._least = self._retention
         else:

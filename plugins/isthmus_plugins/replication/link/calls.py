@@ -733,7 +733,7 @@ NOT_KNOWN: Final = -1
 """In the place of an offset: the newest commit cannot be read."""
 
 
-class Position(NamedTuple):
+class CommittedOffset(NamedTuple):
     """What a group has committed for one partition, in the names of the follower."""
 
     group: str
@@ -782,7 +782,7 @@ class WholePart:
 
 @dataclass(frozen=True, slots=True)
 class Upto:
-    """What is told beside positions where the follower end confirms."""
+    """What is told beside committed offsets where the follower end confirms."""
 
     upto: int | None
     """Up to where in the log that is all; None: there is more up to there."""
@@ -790,7 +790,7 @@ class Upto:
     """Where the first commit of an open transaction stands."""
     pending: tuple[Pending, ...] = ()
     open: tuple[OpenSince, ...] | None = None
-    """All that are open, where some may have been aborted, or positions have gone back."""
+    """All that are open, where some may have been aborted, or committed offsets have gone back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -800,7 +800,7 @@ class OffsetsPart:
     partition: int
     epoch: int
     """The source's leader epoch."""
-    positions: tuple[Position, ...]
+    positions: tuple[CommittedOffset, ...]
     gone: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
     """Groups that exist no more."""
     whole: WholePart | None = field(default=None, metadata=MERGED)
@@ -847,7 +847,7 @@ class Waiting(NamedTuple):
     """What a group's coordinator does not have yet, summed up."""
 
     positions: int
-    """Positions and deletions."""
+    """Committed offsets and deletions."""
     age_ms: int
     """Of the oldest of them."""
     code: str | None
@@ -968,7 +968,7 @@ class SyncLeaseAnswer:
     group_terms: Mapping[int, Mapping[str, AckTerms]] = field(default_factory=dict)
     """By partition of the offsets topic, and prefix of groups at the follower."""
     groups_of: tuple[NamespaceName, ...] = ()
-    """The namespaces that positions are told of."""
+    """The namespaces that committed offsets are told of."""
     lease_ms: int = field(kw_only=True)
     """How long that counts, from when it was asked for."""
     states: Mapping[int, SyncSaid] = field(default_factory=dict)

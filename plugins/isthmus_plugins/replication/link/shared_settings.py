@@ -30,13 +30,13 @@ log = logging.getLogger("isthmus_plugins.replication")
 RETRY_S: Final = 1.0
 
 
-class LinkMirror(Part):
+class SharedSettings(Part):
     """``connections``: those of a link, the same first one until it goes."""
 
     def __init__(self, context: PluginContext, connections: Callable[[str], list[LinkConnection]]) -> None:
         self._context = context
         self._connections = connections
-        self._tasks = Tasks("link-mirror")
+        self._tasks = Tasks("shared-settings")
         self._work = asyncio.Event()
         self._theirs: dict[str, tuple[LinkConnection, LinkSettings]] = {}
         """By link: what the other cluster is known to have, and over which connection it said so."""
@@ -47,7 +47,7 @@ class LinkMirror(Part):
         """By link: why a cluster does not take the other one's settings."""
 
     def start(self) -> None:
-        self._tasks.start("mirror", self._mirror_for_ever())
+        self._tasks.start("share", self._share_for_ever())
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -69,14 +69,14 @@ class LinkMirror(Part):
         connections = self._connections(link.name)
         if not connections:
             raise LinkLost(f"link {link.name!r} is not connected")
-        await connections[0].call(calls.TryMergeSettings(_mirrored(wanted)))
+        await connections[0].call(calls.TryMergeSettings(_shared(wanted)))
 
     async def on_merge_settings(
         self, connection: LinkConnection, question: calls.MergeSettings
     ) -> calls.MergeSettingsAnswer:
         """What the other cluster has; it is told what this one has then. Raises LinkRejected."""
         await self._take(connection, question.settings)
-        return calls.MergeSettingsAnswer(_mirrored(self._link(connection.link_name).settings))
+        return calls.MergeSettingsAnswer(_shared(self._link(connection.link_name).settings))
 
     async def on_try_merge_settings(self, connection: LinkConnection, question: calls.TryMergeSettings) -> calls.Done:
         """What the other cluster would have. Raises LinkRejected."""
@@ -84,14 +84,14 @@ class LinkMirror(Part):
         self._check(link.name, _would_be(self._context, MergeLink(link.name, link.link_id, question.settings)))
         return calls.Done()
 
-    async def _mirror_for_ever(self) -> None:
+    async def _share_for_ever(self) -> None:
         while True:
             self._work.clear()
             due = self._due()
             for link in due:
                 if link.name not in self._under_way:
                     self._under_way.add(link.name)
-                    self._tasks.start(f"mirror-{link.name}", self._mirror(link.name))
+                    self._tasks.start(f"share-{link.name}", self._share(link.name))
             try:
                 async with asyncio.timeout(RETRY_S if due else None):
                     await self._work.wait()
@@ -104,17 +104,17 @@ class LinkMirror(Part):
         due = []
         for link in links.values():
             connections = self._connections(link.name) if _was_set(link.settings) else []
-            if connections and self._theirs.get(link.name) != (connections[0], _mirrored(link.settings)):
+            if connections and self._theirs.get(link.name) != (connections[0], _shared(link.settings)):
                 due.append(link)
         return due
 
-    async def _mirror(self, link_name: str) -> None:
+    async def _share(self, link_name: str) -> None:
         """Tell what is here, and take what comes back."""
         try:
             link, connections = self._context.control.state.links.get(link_name), self._connections(link_name)
             if link is None or not connections:
                 return
-            answer = await connections[0].call(calls.MergeSettings(_mirrored(link.settings)))
+            answer = await connections[0].call(calls.MergeSettings(_shared(link.settings)))
             await self._take(connections[0], answer.settings)
             self.refused.pop(link_name, None)
         except LinkRejected as error:
@@ -126,21 +126,21 @@ class LinkMirror(Part):
         finally:
             self._under_way.discard(link_name)
 
-    async def _take(self, connection: LinkConnection, told: LinkSettings) -> None:
+    async def _take(self, connection: LinkConnection, theirs: LinkSettings) -> None:
         """Merge what the other cluster has. Raises LinkRejected."""
         name = connection.link_name
         link = self._link(name)
-        if link.settings.merge(told) != link.settings:
-            merge = MergeLink(name, link.link_id, told)
+        if link.settings.merge(theirs) != link.settings:
+            merge = MergeLink(name, link.link_id, theirs)
             self._check(name, _would_be(self._context, merge))  # what is refused again and again is not recorded
             try:
                 self._check(name, await self._context.control.append(merge))
             except BrokerUnavailable as error:
                 raise LinkRejected(reasons.BROKER_UNAVAILABLE, str(error)) from error
         link = self._link(name)
-        self._theirs[name] = connection, told
-        if told.mode == link.settings.mode:
-            self._agreed[link.link_id] = told.mode
+        self._theirs[name] = connection, theirs
+        if theirs.mode == link.settings.mode:
+            self._agreed[link.link_id] = theirs.mode
 
     def _link(self, name: str) -> Link:
         link = self._context.control.state.links.get(name)
@@ -162,7 +162,7 @@ def _was_set(settings: LinkSettings) -> bool:
     return settings.mode.written != ZERO or bool(settings.config)
 
 
-def _mirrored(settings: LinkSettings) -> LinkSettings:
+def _shared(settings: LinkSettings) -> LinkSettings:
     return replace(settings, addresses={})
 
 

@@ -7,14 +7,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-Partition = tuple[str, int]
-OnEnds = Callable[[Mapping[Partition, int | None]], None]
+OnEnds = Callable[[Mapping[TopicPartition, int | None]], None]
 """Where some partitions end; None: there is no such partition any more."""
 
 TOGETHER_S: Final = 0.3
@@ -23,22 +22,22 @@ ALONE_S: Final = 1.0
 RETRY_S: Final = 0.05
 
 
-class EndsReader:
+class LogEndReader:
     """The readings under way."""
 
     def __init__(self, context: PluginContext, owner: str) -> None:
         self._context = context
         self._tasks = Tasks(f"{owner}-ends")
-        self._alone: dict[Partition, list[OnEnds]] = {}
+        self._alone: dict[TopicPartition, list[OnEnds]] = {}
         """Those that are read one by one, and who waits for the next reading of them."""
 
     async def stop(self) -> None:
         await self._tasks.close()
 
-    async def read(self, places: Collection[Partition], on_ends: OnEnds) -> None:
+    async def read(self, places: Collection[TopicPartition], on_ends: OnEnds) -> None:
         """Read where partitions end now; returns when those that cannot be read at once are left, told later."""
         together = [place for place in sorted(set(places)) if place not in self._alone]
-        found: Mapping[Partition, int] = {}
+        found: Mapping[TopicPartition, int] = {}
         try:
             async with asyncio.timeout(TOGETHER_S):
                 found = await self._context.cluster.log_ends(together) if together else {}
@@ -53,7 +52,7 @@ class EndsReader:
                 self._alone[place] = [on_ends]
                 self._tasks.start("alone", self._read_alone(place))
 
-    async def _read_alone(self, place: Partition) -> None:
+    async def _read_alone(self, place: TopicPartition) -> None:
         try:
             while waiting := self._alone[place]:
                 self._alone[place] = []  # who comes meanwhile may need a later end
@@ -67,7 +66,7 @@ class EndsReader:
         finally:
             del self._alone[place]
 
-    async def _end(self, place: Partition) -> tuple[bool, int | None]:
+    async def _end(self, place: TopicPartition) -> tuple[bool, int | None]:
         """(Whether it is known, end; None: it is gone)."""
         try:
             async with asyncio.timeout(ALONE_S):

@@ -120,11 +120,11 @@ def _group(name: str, group: Group) -> GroupOffsets:
             GroupOffset(
                 topic=topic,
                 partition=partition,
-                offset=position.offset,
-                metadata=position.metadata,
-                committed_ms=position.committed_ms,
+                offset=committed.offset,
+                metadata=committed.metadata,
+                committed_ms=committed.committed_ms,
             )
-            for (topic, partition), position in sorted(group.positions.items())
+            for (topic, partition), committed in sorted(group.offsets.items())
         ],
         unreadable_offsets=len(group.unreadable),
     )

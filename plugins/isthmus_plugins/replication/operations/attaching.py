@@ -245,8 +245,8 @@ class Attaching:
         committed = await self._commands.asked(self._context.cluster.committed_offsets(sorted(sources)))
         lookup = self._context.control.state.lookup
         plans = []
-        for name, positions in sorted(committed.items()):
-            followed = [lookup.following(ResourceType.TOPIC, topic) for topic, _ in positions]
+        for name, offsets in sorted(committed.items()):
+            followed = [lookup.following(ResourceType.TOPIC, topic) for topic, _ in offsets]
             replaced = sum(each is not None and each.link.name == link_name for each in followed)
             plans.append(GroupPlan(group=name, source_group=sources[name], positions_replaced=replaced))
         return plans

@@ -23,7 +23,7 @@ from isthmus_plugins.replication.sync.status import claimed, claimed_of_group, s
 from isthmus_protocol.offsets_log import partition_of
 
 SOURCE_REACHABLE: Final = "SOURCE_REACHABLE"
-CLAIMS_SETTLE_S: Final = 4.0
+CLAIMS_RECORDED_S: Final = 4.0
 """So long after the source was heard last its leases have run out, and every proxy here has recorded them."""
 POLL_S: Final = 0.1
 
@@ -111,7 +111,7 @@ class Failovers:
     async def _leases_over(self, link_name: str) -> None:
         """Wait until no proxy here may hold that something is In-Sync."""
         while not (peer := self._peer(link_name)).connections and peer.last_heard is not None:
-            if self._clock.monotonic() - peer.last_heard > CLAIMS_SETTLE_S:
+            if self._clock.monotonic() - peer.last_heard > CLAIMS_RECORDED_S:
                 return
             await asyncio.sleep(POLL_S)
 
@@ -170,7 +170,7 @@ class Failovers:
         return claims
 
     async def _look_at_groups(self, link: Link, key: NamespaceKey, report: FailedOverNamespace) -> None:
-        """What the source's acks meant for positions."""
+        """What the source's acks meant for committed offsets."""
         claims = self._sync_leases.groups.claims(link)
         partitions = max((each.partitions for each in claims.values()), default=0)
         for group in sorted(await self._context.cluster.groups()):

@@ -14,8 +14,8 @@ from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import SYNC_FEATURES, LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.link.shared_settings import LinkMirror
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.link.shared_settings import SharedSettings
+from isthmus_plugins.replication.partitions import LinkPartition
 
 NOT_FOLLOWING: Final = "NOT_FOLLOWING"
 
@@ -26,18 +26,18 @@ class LinkModes:
     def __init__(
         self,
         status: Callable[[Link], LinkStatus],
-        stream: Callable[[LedPartition], LeaderStream | None],
+        stream: Callable[[LinkPartition], LeaderStream | None],
         connections: Callable[[str], list[LinkConnection]],
         append: Callable[[Body], Awaitable[None]],
         would_append: Callable[[Body], ControlState],
-        mirror: LinkMirror,
+        shared_settings: SharedSettings,
         clock: Clock,
     ) -> None:
         self._clock = clock
         self._status = status
         self._stream = stream
         self._connections = connections
-        self._mirror = mirror
+        self._shared_settings = shared_settings
         self._append = append
         self._would_append = would_append
 
@@ -50,7 +50,7 @@ class LinkModes:
         if mode is LinkMode.SYNCHRONOUS and link.mode is not mode:
             self._check_follows(link)
             await self._check_peers(link)
-            await self._check_mirror(link, after)
+            await self._check_shared_settings(link, after)
         if not request.dry_run:
             await self._append(command)
         return ModeResult(
@@ -97,7 +97,7 @@ class LinkModes:
                 continue
             if not any(mapping.holds(each.topic) for mapping in leading):
                 continue  # the copy of an offsets topic: it is not synchronous
-            stream = self._stream(LedPartition(link.name, each.topic, each.partition))
+            stream = self._stream(LinkPartition(link.name, each.topic, each.partition))
             if stream is None or not stream.is_close(now):
                 return False
         return True
@@ -128,10 +128,10 @@ class LinkModes:
                 "nobody knows whether it takes part. Start it, or wait until its lease is over",
             )
 
-    async def _check_mirror(self, link: Link, after: ControlState) -> None:
+    async def _check_shared_settings(self, link: Link, after: ControlState) -> None:
         """The other cluster would take the mode: it takes hold when both control logs have it."""
         try:
-            await self._mirror.check(link, after.links[link.name].settings)
+            await self._shared_settings.check(link, after.links[link.name].settings)
         except LinkRejected as error:
             raise OperationError(error.code, error.message) from error
         except (LinkLost, TimeoutError) as error:

@@ -1,11 +1,13 @@
 """Promotion: a drained follower namespace becomes one that clients write.
 
-1. Nothing is missing: every partition has what the source has, every group its positions. Else it is refused, with what
+1. Nothing is missing: every partition has what the source has, every group its committed offsets. Else it is refused,
+with what
    is missing.
 2. All that was asked for is recorded at once, with the source's values of what is overridden here: the source may be
    gone before the end.
 3. The source's ends of topic namespaces are detached. When nothing more is sent, it looks again, at topics and then at
-   the positions of groups: if the source has more by then, its ends are attached again, and all of it is abandoned.
+   the committed offsets of groups: if the source has more by then, its ends are attached again, and all of it is
+   abandoned.
 4. It is decided, which is recorded: from here on it can only go on.
 5. All that is attached still is detached, the source's ends first.
 6. Transactions that are open in the follower's logs end (``in_doubt.resolution``): no coordinator of this cluster knows
@@ -41,11 +43,11 @@ from isthmus_control.model import (
     contains,
 )
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TransactionMarkers
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition, TransactionMarkers
 from isthmus_plugins.links import GroupVerdict, NamespaceRef, OperationError, PromotedNamespace, PromoteReport
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.pending_offsets import apply_committed, of_groups
-from isthmus_plugins.replication.in_doubt.resolution import Ended, TransactionEnds
+from isthmus_plugins.replication.in_doubt.resolution import Ended, Resolution
 from isthmus_plugins.replication.in_doubt.store import Stored
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.logs import topic_settings
@@ -80,7 +82,7 @@ class Promotions:
         detach_here: Callable[[Link, NamespaceMapping], Awaitable[None]],
         enforced: Callable[[], Awaitable[None]],
         compare_groups: Callable[[Link], Awaitable[Sequence[GroupVerdict]]],
-        ends: TransactionEnds,
+        ends: Resolution,
         stopped: Callable[[Sequence[tuple[FollowerTopic, TopicInfo]]], Awaitable[None]],
         promoted: Callable[[], Awaitable[None]],
     ) -> None:
@@ -166,7 +168,7 @@ class Promotions:
             if not verdict.equal:
                 missing.append(f"group {verdict.group}: {verdict.difference}")
             elif verdict.waiting:
-                missing.append(f"group {verdict.group}: {verdict.waiting} positions wait for their records")
+                missing.append(f"group {verdict.group}: {verdict.waiting} committed offsets wait for their records")
         return missing
 
     async def _look_at_topics(self, link_name: str, mapping: NamespaceMapping, report: PromotedNamespace) -> None:
@@ -190,8 +192,8 @@ class Promotions:
             there = (await self._call(link_name, calls.TopicLimits(source.topic))).partitions
             places = [(name, partition) for partition in range(len(here.partitions))]
             ends = await self._context.cluster.log_ends(places)
-            for partition, told in enumerate(there):
-                source_end, end = told.high_watermark, ends.get((name, partition))
+            for partition, said in enumerate(there):
+                source_end, end = said.high_watermark, ends.get((name, partition))
                 if end is None:
                     report.missing.append(f"the log end of {name}-{partition} cannot be read")
                 elif end != source_end:
@@ -215,8 +217,8 @@ class Promotions:
         for key in keys:
             mapping = link.mapping(*key)
             if mapping is not None and mapping.type is ResourceType.TOPIC:
-                told = await self._call(link.name, calls.TopicSettings(mapping.remote_prefix))
-                for source, values in told.topics.items():
+                said = await self._call(link.name, calls.TopicSettings(mapping.remote_prefix))
+                for source, values in said.topics.items():
                     name = mapping.local_name(source)
                     if name is not None:
                         settings[name] = dict(values)
@@ -296,7 +298,7 @@ class Promotions:
             if missing:
                 await self._take_back(link, attached, promotion)
                 raise refused or _not_drained(missing)
-            for mapping in reversed(attached):  # groups before the topics that their positions are in
+            for mapping in reversed(attached):  # groups before the topics that their committed offsets are in
                 if not promotion.without_source:
                     await self._call(promotion.link, _detached(mapping))
                 await self._detach_here(link, mapping)
@@ -393,16 +395,16 @@ class Promotions:
     async def _lacking(self, mapping: NamespaceMapping, there: Mapping[str, calls.TopicEnds]) -> list[str]:
         """What the follower's logs lack of the source's, which end ``there``. Raises BrokerUnavailable."""
         lacking: list[str] = []
-        ours: dict[tuple[str, int], int] = {}
-        for source, told in there.items():
+        ours: dict[TopicPartition, int] = {}
+        for source, said in there.items():
             name = mapping.local_name(source)
             if name is None:
                 continue
             record = self._context.control.state.follower_topics.get(name)
-            if record is None or record.source_topic_id != told.topic_id:
+            if record is None or record.source_topic_id != said.topic_id:
                 lacking.append(f"{source} is not followed")
             else:
-                ours |= {(name, partition): end for partition, end in enumerate(told.ends)}
+                ours |= {(name, partition): end for partition, end in enumerate(said.ends)}
                 lacking += doubted(record)
         ends = await self._context.cluster.log_ends(list(ours)) if ours else {}
         for (name, partition), source_end in ours.items():

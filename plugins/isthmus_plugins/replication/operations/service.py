@@ -22,7 +22,7 @@ from isthmus_plugins.replication.follower.follower_end import FollowerEnd
 from isthmus_plugins.replication.follower.topics import FollowerTopics
 from isthmus_plugins.replication.follower.transaction_verification import TransactionVerification
 from isthmus_plugins.replication.groups.follower import GroupFollower
-from isthmus_plugins.replication.in_doubt.resolution import TransactionEnds
+from isthmus_plugins.replication.in_doubt.resolution import Resolution
 from isthmus_plugins.replication.in_doubt.store import TransactionStore
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
@@ -30,7 +30,7 @@ from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.link.shared_settings import LinkMirror
+from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.operations.attaching import Attaching
 from isthmus_plugins.replication.operations.commands import LinkCommands
@@ -66,7 +66,7 @@ class LinkService(Part):
         sync_partitions: SyncPartitions,
         sync_leases: SyncLeases,
         store: TransactionStore,
-        mirror: LinkMirror,
+        shared_settings: SharedSettings,
     ) -> None:
         self._context = context
         self._follower_topics = follower_topics
@@ -93,7 +93,7 @@ class LinkService(Part):
             self.attaching.detach_here,
             commands.enforced,
             self._compare_groups,
-            TransactionEnds(context, store),
+            Resolution(context, store),
             self.attaching.stopped_to_follow,
             self._promoted,
         )
@@ -108,7 +108,7 @@ class LinkService(Part):
             acls,
             sync_partitions,
             sync_leases,
-            mirror,
+            shared_settings,
             lambda: self._promotions.trouble,
         )
         self._modes = LinkModes(
@@ -117,7 +117,7 @@ class LinkService(Part):
             peers.connections,
             commands.append,
             commands.would_append,
-            mirror,
+            shared_settings,
             context.clock,
         )
         self._failovers = Failovers(context, self._promotions, sync_leases, peers.state)
@@ -220,7 +220,7 @@ class LinkService(Part):
     # ---- promotion ----
 
     async def _promoted(self) -> None:
-        """A promotion has ended: positions could be committed until then."""
+        """A promotion has ended: offsets could be committed until then."""
         await self._commands.enforced()
         await self.attaching.verification_as_agreed("promoted")
 

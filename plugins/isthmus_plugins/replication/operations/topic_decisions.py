@@ -119,7 +119,7 @@ class TopicDecisions:
         if not dry_run:
             await self._append(GiveUpTruncation(topic, truncation.topic_id))
         message = (
-            f"{topic} ends where it does now, without {lost} offsets that it had; positions beyond move to its end"
+            f"{topic} ends where it does now, without {lost} offsets that it had; committed offsets beyond move there"
         )
         return _decision(record, fate, "give up", dry_run, lost, message)
 

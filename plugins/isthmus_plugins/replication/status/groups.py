@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from isthmus_control.model import Link, ResourceType, leads_positions
+from isthmus_control.model import Link, ResourceType, leads_commits
 from isthmus_control.states import PartitionState
 from isthmus_plugins.links import GroupStatus, SyncStatus
 from isthmus_plugins.process import PluginContext
@@ -17,7 +17,7 @@ from isthmus_plugins.replication.groups.follower import GroupFollower
 from isthmus_plugins.replication.groups.leader import GroupLeader
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
@@ -29,7 +29,7 @@ class GroupStatuses(Part):
         context: PluginContext,
         group_leader: GroupLeader,
         group_follower: GroupFollower,
-        sync_of: Callable[[LedPartition, str], SyncStatus],
+        sync_of: Callable[[LinkPartition, str], SyncStatus],
     ) -> None:
         """``sync_of``: what acks for a partition of the offsets topic mean to a group that a synchronous link leads."""
         self._context = context
@@ -58,8 +58,8 @@ class GroupStatuses(Part):
             group=group.group,
             remote_group=group.remote_group,
             role="leader",
-            state=PartitionState.FOLLOWING if group.told else PartitionState.CATCHING_UP,
-            positions=group.positions,
+            state=PartitionState.FOLLOWING if group.pushed else PartitionState.CATCHING_UP,
+            positions=group.offsets,
             unmapped_topics=list(group.unmapped_topics),
             sync=self._sync(link, group),
         )
@@ -72,9 +72,9 @@ class GroupStatuses(Part):
         return status
 
     def _sync(self, link: Link, group: LedGroup) -> SyncStatus | None:
-        if group.partition is None or not leads_positions(link):
+        if group.partition is None or not leads_commits(link):
             return None
-        return self._sync_of(LedPartition(link.name, OFFSETS_TOPIC, group.partition), group.group)
+        return self._sync_of(LinkPartition(link.name, OFFSETS_TOPIC, group.partition), group.group)
 
     def _followed(self, group: FollowedGroup, remote: str) -> GroupStatus:
         status = GroupStatus(
@@ -84,12 +84,12 @@ class GroupStatuses(Part):
             state=PartitionState.FOLLOWING,
             positions=len(group.wanted),
         )
-        if not group.settled:
+        if not group.idle:
             _wait(status, group.waiting(self._clock.monotonic()))
         return status
 
     def metrics(self) -> Iterable[Metric]:
-        """Groups by state and reason, pending positions, the age of the oldest."""
+        """Groups by state and reason, pending committed offsets, the age of the oldest."""
         groups = GaugeMetricFamily(
             "isthmus_link_groups", "Consumer groups by state", labels=("link", "role", "state", "reason")
         )

@@ -17,7 +17,7 @@ from isthmus_plugins.replication.follower.transaction_verification import Transa
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.peers import LinkPeers
-from isthmus_plugins.replication.link.shared_settings import LinkMirror
+from isthmus_plugins.replication.link.shared_settings import SharedSettings
 from isthmus_plugins.replication.status.groups import GroupStatuses
 from isthmus_plugins.replication.status.mappings import mapping_statuses
 from isthmus_plugins.replication.status.offsets_topics import status_of
@@ -42,7 +42,7 @@ class LinkStatuses:
         acls: AclEnds,
         sync_partitions: SyncPartitions,
         sync_leases: SyncLeases,
-        mirror: LinkMirror,
+        shared_settings: SharedSettings,
         trouble: Callable[[], str | None],
     ) -> None:
         """``trouble``: what keeps a promotion from going on."""
@@ -57,7 +57,7 @@ class LinkStatuses:
         self._acls = acls
         self._sync_partitions = sync_partitions
         self._sync_leases = sync_leases
-        self._mirror = mirror
+        self._shared_settings = shared_settings
         self._trouble = trouble
 
     def of(self, link: Link) -> LinkStatus:
@@ -80,7 +80,7 @@ class LinkStatuses:
             sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
             state=link_state(link, connected, partitions),
             reason=peer.reason,
-            message=peer.message or self._mirror.refused.get(link.name) or self._trouble(),
+            message=peer.message or self._shared_settings.refused.get(link.name) or self._trouble(),
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls),
             transaction_verification=self._transaction_verification.status()
@@ -126,7 +126,7 @@ class LinkStatuses:
                 status.lag_seconds = stream.age_ms(now) / 1000
                 if stream.lag == 0 and stream.at_end:
                     status.state = PartitionState.FOLLOWING
-            elif (alone := self._leader_end.unfollowed.of(key)) is not None:
+            elif (alone := self._leader_end.lag_without_stream.of(key)) is not None:
                 status.source_end, status.follower_end = alone.source_end, alone.acked
                 status.partition_mirror_lag, status.lag_seconds = alone.lag, alone.age_s(now)
             if waiting is not None:
@@ -211,6 +211,6 @@ class LinkStatuses:
             status.state = waiting
         elif not connected:
             status.state = PartitionState.DISCONNECTED
-        elif not stream.closed and stream.told_end and not stream.lag and reason is None:
+        elif not stream.closed and stream.knows_end and not stream.lag and reason is None:
             status.state = PartitionState.FOLLOWING
         return status

@@ -52,7 +52,7 @@ def _topics(mapping: NamespaceMapping, partitions: Iterable[PartitionStatus]) ->
 
 
 def _groups(mapping: NamespaceMapping, groups: Iterable[GroupStatus]) -> tuple[LinkMode, list[_Part]]:
-    """Where acks of commits mean something, that counts; else whether positions are where they should be."""
+    """Where acks of commits mean something, that counts; else whether committed offsets are where they should be."""
     held = [each for each in groups if each.role == mapping.role.value and mapping.holds(each.group)]
     acked = [each.sync for each in held if each.sync is not None]
     if held and len(acked) == len(held):
@@ -68,6 +68,6 @@ def _principals(mapping: NamespaceMapping, acls: Iterable[AclStatus]) -> Iterato
 
 def _why(state: LinkState, parts: Iterable[_Part]) -> _Part | None:
     """What says the most of why a state is no better: something that waits for somebody, else what has the state."""
-    told = [part for part in parts if part.reason is not None or part.message is not None]
-    waiting = (part for part in told if part.state in WAITING)
-    return next(waiting, None) or next((part for part in told if part.state.value == state.value), None)
+    reported = [part for part in parts if part.reason is not None or part.message is not None]
+    waiting = (part for part in reported if part.state in WAITING)
+    return next(waiting, None) or next((part for part in reported if part.state.value == state.value), None)

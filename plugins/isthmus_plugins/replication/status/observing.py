@@ -28,7 +28,7 @@ Known = tuple[str, str | None, bool]
 """State, reason, whether something is lacking."""
 
 
-class LinkTelling(Part):
+class LinkObserving(Part):
     """Looks at all states while somebody wants to be told."""
 
     def __init__(self, observers: LinkObservers, statuses: Callable[[], Iterable[LinkStatus]], clock: Clock) -> None:
@@ -37,10 +37,10 @@ class LinkTelling(Part):
         self._statuses = statuses
         self._tasks = Tasks("link-telling")
         self._changed = asyncio.Event()
-        self._told: dict[Key, Known] = {}
+        self._reported: dict[Key, Known] = {}
 
     def start(self) -> None:
-        self._tasks.start("tell", self._tell_for_ever())
+        self._tasks.start("report", self._report_for_ever())
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -49,7 +49,7 @@ class LinkTelling(Part):
         """Some state may be another one now."""
         self._changed.set()
 
-    async def _tell_for_ever(self) -> None:
+    async def _report_for_ever(self) -> None:
         due = self._clock.monotonic()
         while True:
             try:
@@ -63,26 +63,26 @@ class LinkTelling(Part):
             self._changed.clear()
             began = self._clock.monotonic()
             if self._observers:
-                self.tell(again=began >= due)
+                self.report(again=began >= due)
             else:
-                self._told = {}
+                self._reported = {}
             if began >= due:
                 due = began + INTERVAL_S
             await asyncio.sleep((self._clock.monotonic() - began) / SHARE_MAX)
 
-    def tell(self, again: bool) -> None:
+    def report(self, again: bool) -> None:
         """Tell what is not as it was told. ``again``: also what is told once a second."""
-        told: dict[Key, Known] = {}
+        reported: dict[Key, Known] = {}
         for status in self._statuses():
             for event in events_of(status):
                 key = event.link, event.remote_cluster_id, event.role, event.topic, event.partition
-                told[key] = event.state, event.reason, bool(event.lag)
+                reported[key] = event.state, event.reason, bool(event.lag)
                 unwell = event.topic is None or event.state not in WELL or event.lag
-                if self._told.get(key) != told[key] or (again and unwell):
-                    self._observers.told(event)
-        for link, remote, role, topic, partition in self._told.keys() - told.keys():
-            self._observers.told(LinkTold(link, remote, role, topic, partition, GONE, None, None, None, None, None))
-        self._told = told
+                if self._reported.get(key) != reported[key] or (again and unwell):
+                    self._observers.report(event)
+        for link, remote, role, topic, partition in self._reported.keys() - reported.keys():
+            self._observers.report(LinkTold(link, remote, role, topic, partition, GONE, None, None, None, None, None))
+        self._reported = reported
 
 
 def events_of(status: LinkStatus) -> Iterator[LinkTold]:

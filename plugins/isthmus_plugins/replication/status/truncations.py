@@ -48,15 +48,15 @@ def _status(truncation: Truncation) -> TruncationStatus:
         given_up=truncation.given_up,
         refills_failed=truncation.refills_failed,
         refill_failure=truncation.refill_failure,
-        groups_moved=len({position.group for position in truncation.moved}),
+        groups_moved=len({moved.group for moved in truncation.moved}),
         moved_positions=[
             MovedGroupPosition(
-                group=position.group,
-                partition=position.partition,
-                offset=position.offset,
-                moved_to=position.moved_to,
+                group=moved.group,
+                partition=moved.partition,
+                offset=moved.offset,
+                moved_to=moved.moved_to,
             )
-            for position in truncation.moved
+            for moved in truncation.moved
         ],
     )
 
@@ -64,11 +64,11 @@ def _status(truncation: Truncation) -> TruncationStatus:
 def note_truncations(state: ControlState, link_name: str, partitions: list[PartitionStatus]) -> None:
     """Put what is known of truncations into the statuses of a link's partitions; add those that have no stream now."""
     last = {each.topic: each for each in state.past_truncations if each.link == link_name and each.new_topic_id}
-    told = set()
+    reported = set()
     for status in partitions:
         if status.role != "follower":
             continue
-        told.add((status.topic, status.partition))
+        reported.add((status.topic, status.partition))
         truncation = state.truncations.get(status.topic) or last.get(status.topic)
         cut = None if truncation is None else truncation.cut(status.partition)
         if cut is not None and cut.records:
@@ -78,7 +78,7 @@ def note_truncations(state: ControlState, link_name: str, partitions: list[Parti
     for topic, truncation in sorted(state.truncations.items()):
         record = state.follower_topics.get(topic)
         for partition in range(len(truncation.partitions)) if truncation.link == link_name else ():
-            if record is not None and (topic, partition) not in told:
+            if record is not None and (topic, partition) not in reported:
                 status = PartitionStatus(
                     topic=topic,
                     remote_topic=record.source_topic,

@@ -16,10 +16,10 @@ from typing import Final, Protocol
 
 from isthmus_control.model import NamespaceMapping, ResourceType
 from isthmus_plugins.api import Gate, Hold, Replace, Request, RequestHook, Verdict
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
-from isthmus_plugins.held_answers import HeldAnswers, Partition, Wait
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
+from isthmus_plugins.held_answers import HeldAnswers, Wait
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.lease_grants import granted_no_more
 from isthmus_plugins.replication.sync.quorums import GroupScope
@@ -36,7 +36,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 WAIT_S: Final = 3.0
 STEP_S: Final = 0.1
 """How exactly it is kept, and how soon a log's end is asked for again that was not told."""
-TELLING_S: Final = 0.002
+PUSH_S: Final = 0.002
 """So long what was committed may take to leave for the other side; it may be another proxy's to tell."""
 COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
 """Those of transactions wait while the partition is Out-Of-Sync, too."""
@@ -50,10 +50,10 @@ class GroupNeeds(Protocol):
     """What an ack to groups needs: the leader end of synchronous links."""
 
     def confirmed_end(
-        self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
+        self, place: TopicPartition, epoch: int, transactional: bool, scope: GroupScope | None = None
     ) -> int | None: ...
 
-    def leader_epoch(self, place: Partition) -> int: ...
+    def leader_epoch(self, place: TopicPartition) -> int: ...
 
 
 class _OfScope:
@@ -63,14 +63,14 @@ class _OfScope:
         self._needs = needs
         self._scope = scope
 
-    def confirmed_end(self, place: Partition, epoch: int, transactional: bool) -> int | None:
+    def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         return self._needs.confirmed_end(place, epoch, transactional, self._scope)
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         return self._needs.leader_epoch(place)
 
 
-class HeldCommits:
+class CommitGate:
     """All commits of this proxy's clients that wait for synchronous links."""
 
     def __init__(
@@ -80,7 +80,7 @@ class HeldCommits:
         self._needs = needs
         self._groups = groups
         self._clock = clock
-        self._tasks = Tasks("held-commits")
+        self._tasks = Tasks("commit-gate")
         self._held: dict[GroupScope, HeldAnswers] = {}
         self._links: frozenset[str] = frozenset()
         """That may hold commits."""
@@ -123,12 +123,12 @@ class HeldCommits:
         await asyncio.sleep(LEASE_S + LEASE_MARGIN_S)
         self._detached.pop(mapping, None)
 
-    def confirmed(self, key: LedPartition) -> None:
+    def confirmed(self, key: LinkPartition) -> None:
         """The other side has more of a partition."""
         for held in self._over(key.link):
             held.confirmed(key.place)
 
-    def oldest(self, key: LedPartition, beyond: int) -> float | None:
+    def oldest(self, key: LinkPartition, beyond: int) -> float | None:
         """Since when the first commit at ``beyond`` or later in a partition waits, or waited in vain; None: none does.
 
         ``beyond``: what the key's link has confirmed; a commit before it waits for another one.
@@ -142,7 +142,7 @@ class HeldCommits:
     # ---- requests ----
 
     def on_commit(self, request: Request) -> Verdict:
-        """Have the answer wait, if it acks positions of a group that a synchronous link leads."""
+        """Have the answer wait, if it acks committed offsets of a group that a synchronous link leads."""
         if not self._links and not self._detached:
             return None
         group = str(peeks.group_id(request.api_key, request.version, request.frame), "utf-8", "replace")
@@ -183,14 +183,14 @@ class HeldCommits:
         if not scope.links:
             return None
         place = OFFSETS_TOPIC, partition_of(group, partitions)
-        self._groups.told.clear()
+        self._groups.pushed.clear()
         return Replace(request.frame, partial(self._answer, request, group, scope, place))
 
     def _is_detached(self, group: str) -> bool:
         return any(mapping.holds(group) for mapping in self._detached)
 
     def _answer(
-        self, request: Request, group: str, scope: GroupScope | None, place: Partition | None, frame: bytes
+        self, request: Request, group: str, scope: GroupScope | None, place: TopicPartition | None, frame: bytes
     ) -> bytes | Gate:
         """The answer as it goes out: at once, when it may, or refused, if its group has been detached meanwhile."""
         if 0 not in peeks.error_codes(request.api_key, request.version, frame):
@@ -210,7 +210,7 @@ class HeldCommits:
     async def _look_for_ever(self) -> None:
         while True:
             self._work.clear()
-            taken = {scope: held.take_untold() for scope, held in self._held.items() if held.has_untold}
+            taken = {scope: held.take_unknown_ends() for scope, held in self._held.items() if held.has_unknown_ends}
             if taken:
                 self._tasks.start("log-ends", self._look(taken))
             now = self._clock()
@@ -224,12 +224,12 @@ class HeldCommits:
             except TimeoutError:
                 pass
 
-    async def _look(self, taken: Mapping[GroupScope, Mapping[Partition, list[Wait]]]) -> None:
+    async def _look(self, taken: Mapping[GroupScope, Mapping[TopicPartition, list[Wait]]]) -> None:
         """Find where logs end that have commits."""
-        ends: Mapping[Partition, int] = {}
+        ends: Mapping[TopicPartition, int] = {}
         with suppress(TimeoutError):
-            async with asyncio.timeout(TELLING_S):
-                await self._groups.told.wait()
+            async with asyncio.timeout(PUSH_S):
+                await self._groups.pushed.wait()
         try:
             async with asyncio.timeout(WAIT_S / 2):
                 ends = await self._context.cluster.log_ends({place for waits in taken.values() for place in waits})
@@ -238,7 +238,7 @@ class HeldCommits:
             await asyncio.sleep(STEP_S)
         for scope, waits in taken.items():
             for place, each in waits.items():
-                self._held[scope].told(place, each, ends.get(place))
+                self._held[scope].ends_read(place, each, ends.get(place))
         if not ends:  # they are asked for again
             self._work.set()
 

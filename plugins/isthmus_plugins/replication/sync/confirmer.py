@@ -14,9 +14,8 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import LinkMode, made_here
 from isthmus_plugins.api import RequestHook
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.confirmation import Acks, Confirmer, NoAcks
-from isthmus_plugins.held_answers import Partition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.client_views.confirmed_reads import ConfirmedReads
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
@@ -24,14 +23,14 @@ from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.part import Part, not_joined
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
-from isthmus_plugins.replication.sync.commit_gate import HeldCommits
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
+from isthmus_plugins.replication.sync.commit_gate import CommitGate
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
-from isthmus_plugins.replication.sync.lease_grants import SyncGrants
+from isthmus_plugins.replication.sync.lease_grants import LeaseGrants
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.quorums import AckRules, GroupScope
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.sync.quorums import GroupScope, Quorums
+from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -42,7 +41,7 @@ STEP_S: Final = 0.2
 FAILED_RETRY_S: Final = 1.0
 
 
-class SyncLeader(Confirmer, Part):
+class SyncConfirmer(Confirmer, Part):
     """What synchronous links have confirmed of what this proxy's clients write."""
 
     name = "a synchronous link"
@@ -53,49 +52,49 @@ class SyncLeader(Confirmer, Part):
         """``agreed``: whether the other cluster of a link knows of its mode, and so asks for leases."""
         self._context = context
         self._clock = context.clock
-        self._tasks = Tasks("sync-leader")
+        self._tasks = Tasks("sync-confirmer")
         self._work = asyncio.Event()
         self._lookup: Lookup | None = None
         self._before: ControlState | None = None
         """As of the last look."""
         self.acks: Acks = NoAcks()
         """Those that wait for it."""
-        self.known: dict[LedPartition, tuple[int, int]] = {}
+        self.known: dict[LinkPartition, tuple[int, int]] = {}
         """(leader epoch, offset): what a link's follower has confirmed."""
-        self._stable: dict[LedPartition, tuple[int, int]] = {}
+        self._stable: dict[LinkPartition, tuple[int, int]] = {}
         """The same of transactions that have ended there."""
         self._known_ids: dict[str, bytes] = {}
         """By topic: the id of the one that this was confirmed of."""
-        self.settled: Callable[[Sequence[Partition]], Awaitable[None]] = not_joined
+        self.drain: Callable[[Sequence[TopicPartition]], Awaitable[None]] = not_joined
         """Returns when transactions in these that were decided before the call are carried out."""
         self.on_more: Callable[[], None] = not_joined
         """Called when more of a partition is confirmed."""
-        self._rules = AckRules(lambda: context.control.state)
+        self._quorums = Quorums(lambda: context.control.state)
         self._pushed = PushedPartitions(leader_end, groups)
         self.links = SynchronousLinks(context)
-        self.commits = HeldCommits(context, self, groups, context.clock.monotonic)
+        self.commits = CommitGate(context, self, groups, context.clock.monotonic)
         self.reads = ConfirmedReads(context, self.concerns, self.readable_end)
         self.partitions = SyncPartitions(
             context,
             self._pushed,
             self.links,
-            self._rules,
+            self._quorums,
             self.known,
             self._waits_since,
             agreed,
-            lambda places: self.settled(places),
+            lambda places: self.drain(places),
             self._work.set,
         )
-        self.needs = SyncNeeds(
-            self._rules,
+        self.requirements = Requirements(
+            self._quorums,
             self.links,
             self.partitions.progress,
             self.leader_epoch,
             self.commits.scope_of,
             context.clock,
         )
-        self.grants = SyncGrants(
-            context, leader_end, self._pushed, self._rules, self.links, self.partitions, self.known
+        self.grants = LeaseGrants(
+            context, leader_end, self._pushed, self._quorums, self.links, self.partitions, self.known
         )
 
     def start(self) -> None:
@@ -112,14 +111,14 @@ class SyncLeader(Confirmer, Part):
         before = self._before or state
         if state.lookup is not self._lookup:
             self._lookup = state.lookup
-            self._rules.changed()
+            self._quorums.changed()
             self.partitions.links_changed(before, state)
             self._note_detached(before, state)
             self.links.changed(state)
             self.acks.changed()
         self.partitions.records_changed(before, state)
         self._before = state
-        self.needs.changed()
+        self.requirements.changed()
         self.reads.control_changed(state)
         self._confirmed_all()
         self.commits.control_changed(self.links.leading(OFFSETS_TOPIC))
@@ -155,20 +154,20 @@ class SyncLeader(Confirmer, Part):
 
     # ---- what an ack needs ----
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         return self._pushed.leader_epoch(place)
 
     def confirmed_end(
-        self, place: Partition, epoch: int, transactional: bool, scope: GroupScope | None = None
+        self, place: TopicPartition, epoch: int, transactional: bool, scope: GroupScope | None = None
     ) -> int | None:
         """See :class:`~isthmus_plugins.confirmation.Confirmer`; ``scope``: to these groups."""
         topic_id = self._pushed.topic_id(place[0])
         self._forget_another(place[0], topic_id)
-        ends = [clause.end(self.known, epoch) for clause in self.needs.needed(place, transactional, scope)]
+        ends = [quorum.end(self.known, epoch) for quorum in self.requirements.needed(place, transactional, scope)]
         if not ends:
             return None
         end = min(ends)
-        self._rules.may_be_acked(place, topic_id, epoch, end, scope)
+        self._quorums.may_be_acked(place, topic_id, epoch, end, scope)
         return end
 
     def _forget_another(self, topic: str, topic_id: bytes | None) -> None:
@@ -180,21 +179,21 @@ class SyncLeader(Confirmer, Part):
             for key in [key for key in known if key.topic == topic]:
                 del known[key]
 
-    def readable_end(self, place: Partition, committed: bool) -> int | None:
+    def readable_end(self, place: TopicPartition, committed: bool) -> int | None:
         """Up to where consumers see a partition that are to see what is confirmed alone: as far as plain acks go.
 
         None: all of it; -1: it is not known.
         """
         self._forget_another(place[0], self._pushed.topic_id(place[0]))
         epoch, known = self.leader_epoch(place), self._stable if committed else self.known
-        return min((clause.end(known, epoch) for clause in self.needs.needed(place, False)), default=None)
+        return min((quorum.end(known, epoch) for quorum in self.requirements.needed(place, False)), default=None)
 
     def _confirmed_all(self) -> None:
         """Any partition may be confirmed further, or need less."""
         self.acks.confirmed_all()
         self.reads.confirmed_all()
 
-    def _waits_since(self, key: LedPartition, beyond: int) -> float | None:
+    def _waits_since(self, key: LinkPartition, beyond: int) -> float | None:
         """Since when the first answer waits for a link to confirm an offset or a later one; None: none does."""
         offsets = key.topic == OFFSETS_TOPIC
         return self.commits.oldest(key, beyond) if offsets else self.acks.oldest(key.place, beyond)
@@ -229,7 +228,7 @@ class SyncLeader(Confirmer, Part):
     @property
     def _waits(self) -> bool:
         """Whether time alone may change something."""
-        return bool(self.links.active or self.links.former)
+        return bool(self.links.active or self.links.expiring)
 
     async def _decide_for_ever(self) -> None:
         while True:
@@ -251,7 +250,7 @@ class SyncLeader(Confirmer, Part):
                 pass
 
     async def _decide(self, now: float) -> None:
-        if self.links.former.expire(now):
+        if self.links.expiring.expire(now):
             self._lookup = None
             self.control_changed(self._context.control.state)
         self.reads.confirmed_all()  # leaders may have moved

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from isthmus_plugins.held_answers import Partition
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 
 LEASE_S: Final = 1.5
 """How long the follower may say that a partition is In-Sync, from when it asked. Less than the shortest time that acks
@@ -19,7 +19,7 @@ LEASE_MARGIN_S: Final = 0.25
 NOT_ENFORCED: Final = float("inf")
 
 
-class FormerLeases:
+class ExpiringLeases:
     """By partition of a link: until when (monotonic seconds) its follower may say that it is In-Sync."""
 
     def __init__(self, began: float) -> None:
@@ -27,8 +27,8 @@ class FormerLeases:
         self._began = began
         self.unsure = True
         """Leases of the process before this one may still run, whatever is recorded by now."""
-        self._until: dict[LedPartition, float] = {}
-        self._changed_at: dict[LedPartition, int] = {}
+        self._until: dict[LinkPartition, float] = {}
+        self._changed_at: dict[LinkPartition, int] = {}
         """Where the change stands in the control log that not every proxy may have applied yet."""
 
     def __bool__(self) -> bool:
@@ -39,11 +39,11 @@ class FormerLeases:
         """Up to where in the control log others must be known to have applied it; None: they are."""
         return max(self._changed_at.values(), default=None)
 
-    def granted_here(self, key: LedPartition, promised_at: float) -> None:
+    def granted_here(self, key: LinkPartition, promised_at: float) -> None:
         """This proxy pushed it, and grants no more."""
         self._until[key] = max(self._until.get(key, 0.0), promised_at + LEASE_S + LEASE_MARGIN_S)
 
-    def granted_elsewhere(self, keys: Iterable[LedPartition], offset: int) -> None:
+    def granted_elsewhere(self, keys: Iterable[LinkPartition], offset: int) -> None:
         """Others may have pushed these, until the change at an offset of the control log."""
         for key in keys:
             self._until[key], self._changed_at[key] = NOT_ENFORCED, offset
@@ -62,7 +62,7 @@ class FormerLeases:
         self.unsure = self.unsure and not surely
         return surely or (some and not self._until)
 
-    def running(self, place: Partition, now: float) -> Iterator[LedPartition]:
+    def running(self, place: TopicPartition, now: float) -> Iterator[LinkPartition]:
         """Over which links a partition may still be said to be In-Sync."""
         return (key for key, until in self._until.items() if key.place == place and now < until)
 

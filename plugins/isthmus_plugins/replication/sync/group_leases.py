@@ -1,4 +1,4 @@
-"""The follower end's leases of groups: until when positions that the source acks are here.
+"""The follower end's leases of groups: until when committed offsets that the source acks are here.
 
 Each is of a partition of the source's offsets topic, and of the namespaces that followed when it was granted and that
 the source led then: whatever it grants before it leads another one says nothing about that.
@@ -23,7 +23,7 @@ _KINDS = frozenset({ResourceType.TOPIC, ResourceType.CONSUMER_GROUP})
 
 
 def led_namespaces(mappings: Iterable[NamespaceMapping]) -> tuple[calls.NamespaceName, ...]:
-    """What positions are told of over a link: types, and prefixes at the other end."""
+    """What committed offsets are told of over a link: types, and prefixes at the other end."""
     led = [each for each in mappings if each.type in _KINDS and each.role is Role.LEADER]
     return tuple(sorted(calls.NamespaceName(each.type.value, each.remote_prefix) for each in led))
 
@@ -80,7 +80,7 @@ class GroupLeases:
                 self._leases[link_name, partition] = link.link_id, lease
 
     def lease(self, link_name: str, partition: int) -> GroupLease | None:
-        """Of the groups whose positions are in that partition of the source's offsets topic, while it runs."""
+        """Of the groups whose committed offsets are in that partition of the source's offsets topic, while it runs."""
         _, lease = self._leases.get((link_name, partition), ("", None))
         return lease if lease is not None and self._clock.monotonic() < lease.until else None
 

@@ -19,18 +19,17 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, Reason, ResourceType, SyncState, made_here
 from isthmus_control.outcome import Accepted, Outcome, Rejected, SyncChanged
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
-from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.partitions import LedPartition, SyncPlace
+from isthmus_plugins.replication.partitions import LinkPartition, SyncPlace
 from isthmus_plugins.replication.sync import degrading
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.lease_grants import granted_no_more
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import NOT_READ, Phase, Progress
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, AckRules, Known
+from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, Known, Quorums
 from isthmus_plugins.replication.sync.status import recorded_sync
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -53,30 +52,30 @@ class SyncPartitions:
         context: PluginContext,
         pushed: PushedPartitions,
         links: SynchronousLinks,
-        rules: AckRules,
+        quorums: Quorums,
         known: Known,
-        waits_since: Callable[[LedPartition, int], float | None],
+        waits_since: Callable[[LinkPartition, int], float | None],
         agreed: Callable[[str], bool],
-        settled: Callable[[Sequence[Partition]], Awaitable[None]],
+        drain: Callable[[Sequence[TopicPartition]], Awaitable[None]],
         wake: Callable[[], None],
     ) -> None:
         """``known``: what followers have confirmed. ``waits_since(partition, beyond)``: since when (monotonic seconds)
         the first answer waits for its link to confirm what stands at an offset or later. ``agreed``: whether the other
-        cluster of a link knows of its mode, and so asks for leases. ``settled``: returns when transactions in these
+        cluster of a link knows of its mode, and so asks for leases. ``drain``: returns when transactions in these
         partitions that were decided before the call are carried out. ``wake``: called when there is something to
         decide."""
         self._context = context
         self._clock = context.clock
         self._pushed = pushed
         self._links = links
-        self._rules = rules
+        self._quorums = quorums
         self._known = known
         self._waits_since = waits_since
         self._agreed = agreed
-        self._settled = settled
+        self._drain = drain
         self._wake = wake
         self._tasks = Tasks("sync-partitions")
-        self.progress: dict[LedPartition, Progress] = {}
+        self.progress: dict[LinkPartition, Progress] = {}
         self._enforcing = -1
         """The offset of the control log that other proxies are waited for to have applied."""
 
@@ -87,12 +86,12 @@ class SyncPartitions:
 
     def links_changed(self, before: ControlState, state: ControlState) -> None:
         """Links are others: of partitions whose records ended with that leases may still run, whoever granted them."""
-        elsewhere: list[LedPartition] = []
+        elsewhere: list[LinkPartition] = []
         for name, records in before.sync_records.items():
             if not made_here(before.links[name]):
                 continue  # it follows
             for place, record in records.items():
-                key = LedPartition(name, *place)
+                key = LinkPartition(name, *place)
                 if record.state is not SyncState.IN_SYNC or self._links.record(name, place) is not None:
                     continue
                 progress = self.progress.get(key)
@@ -100,9 +99,9 @@ class SyncPartitions:
                     elsewhere.append(key)
                 else:
                     progress.leaves()
-                    self._links.former.granted_here(key, progress.promised_at)
+                    self._links.expiring.granted_here(key, progress.promised_at)
         if elsewhere:
-            self._links.former.granted_elsewhere(elsewhere, state.applied_offset)
+            self._links.expiring.granted_elsewhere(elsewhere, state.applied_offset)
         for key, progress in self.progress.items():
             was, link = before.links.get(key.link), state.links.get(key.link)
             if key.topic == OFFSETS_TOPIC and link is not None and (was is None or was.mappings != link.mappings):
@@ -116,7 +115,7 @@ class SyncPartitions:
         for name, records in state.sync_records.items():
             known = before.sync_records.get(name, {})
             for place, record in records.items() if records is not known else ():
-                was, key = known.get(place), LedPartition(name, *place)
+                was, key = known.get(place), LinkPartition(name, *place)
                 if was is None or (was.state, record.state) != (SyncState.IN_SYNC, SyncState.OUT_OF_SYNC):
                     continue
                 progress, promised_at = self.progress.get(key), now
@@ -124,39 +123,39 @@ class SyncPartitions:
                     progress.leaves()
                     promised_at = progress.promised_at
                 if self._links.leads(key) and now < promised_at + LEASE_S + LEASE_MARGIN_S:
-                    self._links.former.granted_here(key, promised_at)
+                    self._links.expiring.granted_here(key, promised_at)
 
     async def _enforced(self, offset: int) -> None:
         await granted_no_more(self._context, offset)
-        self._links.former.enforced(offset, self._clock.monotonic())
+        self._links.expiring.enforced(offset, self._clock.monotonic())
         self._wake()
 
     # ---- joining and leaving ----
 
-    def in_sync(self, key: LedPartition) -> bool:
+    def in_sync(self, key: LinkPartition) -> bool:
         """Whether every ack of a partition means that both sides have it."""
         progress = self.progress.get(key)
         return progress is not None and progress.phase is Phase.IN_SYNC
 
-    def catches_up(self, key: LedPartition) -> bool:
+    def catches_up(self, key: LinkPartition) -> bool:
         """Whether acks are held for a partition until the other side has what was there before."""
         progress = self.progress.get(key)
         return progress is not None and progress.phase is Phase.CATCHING_UP
 
-    def floor(self, key: LedPartition) -> int | None:
+    def floor(self, key: LinkPartition) -> int | None:
         """From where on this proxy knows of every decision to commit in a partition."""
         progress = self.progress.get(key)
         return progress.floor if progress is not None and not progress.suspended else None
 
-    def told_from(self, key: LedPartition) -> int | None:
-        """From where on every decision is told that lists a partition of the offsets topic; None: nowhere."""
+    def sent_from(self, key: LinkPartition) -> int | None:
+        """From where on every decision is sent that lists a partition of the offsets topic; None: nowhere."""
         progress, record = self.progress.get(key), self._links.record(key.link, key.place)
         if progress is None or record is None or record.state is not SyncState.IN_SYNC:
             return None
         is_read = progress.joining == record.at_offset and progress.join_end != NOT_READ
         return progress.join_end if is_read else None
 
-    def lose(self, key: LedPartition, why: str) -> bool:
+    def lose(self, key: LinkPartition, why: str) -> bool:
         """Have a partition leave; whether nothing says any more that it is In-Sync."""
         progress, record = self.progress.get(key), self._links.record(key.link, key.place)
         if progress is None or record is None or record.state is not SyncState.IN_SYNC:
@@ -166,12 +165,12 @@ class SyncPartitions:
         self._wake()
         return False
 
-    def _why_not(self, key: LedPartition) -> str | None:
+    def _why_not(self, key: LinkPartition) -> str | None:
         """Why a partition did not get In-Sync when it tried last, for status."""
         progress = self.progress.get(key)
         return progress.failed if progress is not None else None
 
-    def sync_of(self, key: LedPartition, group: str | None = None) -> SyncStatus:
+    def sync_of(self, key: LinkPartition, group: str | None = None) -> SyncStatus:
         """What an ack for a partition means; of the offsets topic, to a group."""
         state, topic_id = self._context.control.state, self._pushed.topic_id(key.topic)
         asks = (ResourceType.TOPIC, key.topic) if group is None else (ResourceType.CONSUMER_GROUP, group)
@@ -179,16 +178,16 @@ class SyncPartitions:
 
     # ---- what is late ----
 
-    def late_since(self, key: LedPartition) -> float | None:
+    def late_since(self, key: LinkPartition) -> float | None:
         """Since when the first answer waits for what a link has not confirmed, or such went without waiting for it."""
         epoch, end = self._known.get(key, NOT_KNOWN)
         since = [self._waits_since(key, end if epoch == self._pushed.leader_epoch(key.place) else -1)]
         progress, topic_id = self.progress.get(key), self._pushed.topic_id(key.topic) or b""
-        if progress is not None and self._rules.is_chosen(key):
-            since.append(progress.late_since(end, self._rules.acked(key.place, topic_id)[1], self._clock.monotonic()))
+        if progress is not None and self._quorums.is_chosen(key):
+            since.append(progress.late_since(end, self._quorums.acked(key.place, topic_id)[1], self._clock.monotonic()))
         return min((each for each in since if each is not None), default=None)
 
-    def is_late(self, key: LedPartition, now: float) -> bool:
+    def is_late(self, key: LinkPartition, now: float) -> bool:
         """Whether a partition may not stay in sync for as long as a lease runs."""
         since, timeout_s = self.late_since(key), self._links.timeout_s(key.link)
         return since is not None and now - since >= timeout_s - LEASE_S - LEASE_MARGIN_S
@@ -197,16 +196,16 @@ class SyncPartitions:
 
     async def decide(self, now: float) -> None:
         """Have partitions join, leave, or go on. Raises BrokerUnavailable, KafkaRefused: then nothing is let go."""
-        changed_at = self._links.former.changed_at
+        changed_at = self._links.expiring.changed_at
         if changed_at is not None and changed_at != self._enforcing:
             self._enforcing = changed_at
             self._tasks.start("enforced", self._enforced(changed_at))
         state = self._context.control.state
         joining: dict[str, list[SyncPlace]] = {}
-        leaving: dict[str, dict[LedPartition, str]] = {}
+        leaving: dict[str, dict[LinkPartition, str]] = {}
         joined: list[SyncPlace] = []
-        reached: dict[str, list[LedPartition]] = {}
-        degraded: dict[str, dict[LedPartition, int]] = {}
+        reached: dict[str, list[LinkPartition]] = {}
+        degraded: dict[str, dict[LinkPartition, int]] = {}
         led = {key for key in self._pushed.led() if self._links.leads(key)}
         for key in [key for key in self.progress if key not in led]:
             del self.progress[key]
@@ -222,9 +221,9 @@ class SyncPartitions:
             if record is None or record.state is SyncState.OUT_OF_SYNC or another:
                 progress.leaves()
                 if record is not None and not another:
-                    without = self._rules.goes_without(key, self._links.records(key.place))
+                    without = self._quorums.goes_without(key, self._links.records(key.place))
                     progress.suspended = progress.suspended or without
-                    after_ms = degrading.due_after_ms(self._rules, key, record, progress, now)
+                    after_ms = degrading.due_after_ms(self._quorums, key, record, progress, now)
                     if after_ms is not None:
                         degraded.setdefault(key.link, {})[key] = after_ms
                 ready = stream is not None and now >= progress.retry_at and stream.is_close(now)
@@ -262,9 +261,9 @@ class SyncPartitions:
 
     def _may_have_been_led(self, place: SyncPlace, progress: Progress) -> bool:
         """Whether acks of another process may have gone without a partition that it knows to be in sync."""
-        return self._rules.is_chosen(place.key) and place.leader_epoch != progress.level_epoch
+        return self._quorums.is_chosen(place.key) and place.leader_epoch != progress.level_epoch
 
-    def _why_leave(self, key: LedPartition, progress: Progress, stream: SyncPlace | None, now: float) -> str | None:
+    def _why_leave(self, key: LinkPartition, progress: Progress, stream: SyncPlace | None, now: float) -> str | None:
         """Why a partition is In-Sync no more; None while it is, or a lease may still run."""
         why, timeout = progress.why, self._links.timeout_s(key.link)
         progress.late = self.is_late(key, now)
@@ -297,7 +296,7 @@ class SyncPartitions:
         )
         await self._append(RecordSync(link.name, link.link_id, SyncState.IN_SYNC, entries, None))
 
-    def _entries(self, keys: Iterable[LedPartition]) -> tuple[PartitionSync, ...]:
+    def _entries(self, keys: Iterable[LinkPartition]) -> tuple[PartitionSync, ...]:
         """What is recorded of partitions whose records still are those that were looked at."""
         return tuple(
             PartitionSync(key.topic, record.topic_id, key.partition, max(0, self._known.get(key, (-1, 0))[1]))
@@ -306,7 +305,7 @@ class SyncPartitions:
             and record.at_offset == self.progress[key].joining
         )
 
-    async def _reach(self, link: Link, keys: Sequence[LedPartition]) -> None:
+    async def _reach(self, link: Link, keys: Sequence[LinkPartition]) -> None:
         """Record that the follower had all once: from now on it may be told so, and whoever leaves is Out-Of-Sync."""
         entries = self._entries(keys)
         if not entries:
@@ -315,16 +314,16 @@ class SyncPartitions:
         for change in outcome.changes if isinstance(outcome, Accepted) else ():
             if not isinstance(change, SyncChanged) or change.before is None or change.after is None:
                 continue
-            key = LedPartition(link.name, change.topic, change.partition)
+            key = LinkPartition(link.name, change.topic, change.partition)
             progress = self.progress.get(key)
             if progress is not None and progress.joining == change.before.at_offset:
                 self._begin(key, progress, change.after.at_offset)
 
-    def _begin(self, key: LedPartition, progress: Progress, at_offset: int) -> None:
+    def _begin(self, key: LinkPartition, progress: Progress, at_offset: int) -> None:
         progress.reached(at_offset)
         log.info("partition in sync", extra=key._asdict())
 
-    async def _leave_sync(self, link: Link, gone: Mapping[LedPartition, str]) -> None:
+    async def _leave_sync(self, link: Link, gone: Mapping[LinkPartition, str]) -> None:
         entries = self._entries(gone)
         if not entries:
             return
@@ -349,11 +348,11 @@ class SyncPartitions:
         between, which this answer knows nothing of.
         """
         streams = [stream for stream, _ in asked]
-        ends: Mapping[Partition, int] = {}
+        ends: Mapping[TopicPartition, int] = {}
         try:
             await self._context.control.enforced(self._context.control.state.applied_offset)
             await self._context.fence()
-            await self._settled([each.key.place for each in streams])
+            await self._drain([each.key.place for each in streams])
             ends = await self._context.cluster.log_ends([each.key.place for each in streams])
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("log ends not read", extra={"detail": str(error)})

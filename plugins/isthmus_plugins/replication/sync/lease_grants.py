@@ -19,13 +19,13 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.partitions import LedPartition, SyncPlace
+from isthmus_plugins.replication.partitions import LinkPartition, SyncPlace
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.group_leases import led_namespaces
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import Progress
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, AckRules, Clause, Known
+from isthmus_plugins.replication.sync.quorums import NOT_KNOWN, Known, Quorum, Quorums
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -48,17 +48,17 @@ class States(Protocol):
     """What is known of partitions that this proxy pushes over synchronous links."""
 
     @property
-    def progress(self) -> Mapping[LedPartition, Progress]: ...
+    def progress(self) -> Mapping[LinkPartition, Progress]: ...
 
-    def in_sync(self, key: LedPartition) -> bool: ...
+    def in_sync(self, key: LinkPartition) -> bool: ...
 
-    def is_late(self, key: LedPartition, now: float) -> bool:
+    def is_late(self, key: LinkPartition, now: float) -> bool:
         """Whether a partition may not stay in sync for as long as a lease runs."""
 
-    def sync_of(self, key: LedPartition) -> SyncStatus: ...
+    def sync_of(self, key: LinkPartition) -> SyncStatus: ...
 
 
-class SyncGrants:
+class LeaseGrants:
     """Answers the follower end's calls for leases."""
 
     def __init__(
@@ -66,7 +66,7 @@ class SyncGrants:
         context: PluginContext,
         leader_end: LeaderEnd,
         pushed: PushedPartitions,
-        rules: AckRules,
+        quorums: Quorums,
         links: SynchronousLinks,
         states: States,
         known: Known,
@@ -76,7 +76,7 @@ class SyncGrants:
         self._clock = context.clock
         self._leader_end = leader_end
         self._pushed = pushed
-        self._rules = rules
+        self._quorums = quorums
         self._links = links
         self._states = states
         self._known = known
@@ -92,7 +92,7 @@ class SyncGrants:
         records = {each.stream_id: each for each in streams if each is not None and each.copy is None}
         granted = {each: terms[""] for each in records if (terms := self._grant(records[each], connection, now))}
         others = {each: stream.key for each, stream in records.items() if each not in granted}
-        keys = [LedPartition(connection.link_name, OFFSETS_TOPIC, each) for each in question.groups]
+        keys = [LinkPartition(connection.link_name, OFFSETS_TOPIC, each) for each in question.groups]
         places = {key.partition: self._pushed.get(key) for key in keys}
         groups = {each: terms for each in places if (terms := self._grant(places[each], connection, now)) is not None}
         return calls.SyncLeaseAnswer(
@@ -114,47 +114,47 @@ class SyncGrants:
         promised = self._promises(place, now)
         if promised is None:
             return None
-        for clause in promised.values():
-            for key in clause.keys:
+        for quorum in promised.values():
+            for key in quorum.keys:
                 self._states.progress[key].counted_at = now
         self._states.progress[place.key].granted_at = now
-        self._rules.promise(place.key.place, promised, now + LEASE_S + LEASE_MARGIN_S, now)
-        asked = self._rules.asked(place.key)
-        return {each: self._terms(clause, asked[each].degrade_after_ms) for each, clause in promised.items()}
+        self._quorums.promise(place.key.place, promised, now + LEASE_S + LEASE_MARGIN_S, now)
+        asked = self._quorums.asked(place.key)
+        return {each: self._terms(quorum, asked[each].degrade_after_ms) for each, quorum in promised.items()}
 
-    def _able(self, key: LedPartition, now: float) -> bool:
+    def _able(self, key: LinkPartition, now: float) -> bool:
         return self._states.in_sync(key) and now < self._context.lease_deadline and not self._states.is_late(key, now)
 
-    def _promises(self, place: SyncPlace, now: float) -> Mapping[str, Clause] | None:
+    def _promises(self, place: SyncPlace, now: float) -> Mapping[str, Quorum] | None:
         """What acks mean as long as a lease runs; None: it is not so yet."""
         key = place.key
-        if self._rules.is_chosen(key) and place.leader_epoch != self._states.progress[key].level_epoch:
+        if self._quorums.is_chosen(key) and place.leader_epoch != self._states.progress[key].level_epoch:
             return None  # whoever led meanwhile may have acked what this process knows nothing of
-        found: dict[str, Clause] = {}
-        for prefix, demands in self._rules.asked(key).items():
-            clause = found[prefix] = self._promise(key, prefix, demands.confirm, now)
-            epoch, end = self._rules.acked(key.place, place.topic_id, prefix)
-            ends = (self._known.get(each, NOT_KNOWN) for each in clause.keys)
-            if end >= 0 and sum(at >= epoch and known >= end for at, known in ends) < clause.count:
+        found: dict[str, Quorum] = {}
+        for prefix, demands in self._quorums.asked(key).items():
+            quorum = found[prefix] = self._promise(key, prefix, demands.confirm, now)
+            epoch, end = self._quorums.acked(key.place, place.topic_id, prefix)
+            ends = (self._known.get(each, NOT_KNOWN) for each in quorum.keys)
+            if end >= 0 and sum(at >= epoch and known >= end for at, known in ends) < quorum.count:
                 return None
         return found
 
-    def _promise(self, key: LedPartition, prefix: str, confirm: Confirm, now: float) -> Clause:
+    def _promise(self, key: LinkPartition, prefix: str, confirm: Confirm, now: float) -> Quorum:
         """It counts on those that will stay, so that no ack has to wait for a promise when another one leaves."""
-        alone = Clause(1, (key,))
+        alone = Quorum(1, (key,))
         if key.link not in confirm.links:
             return alone
         others = [each for each in self._links.holding(key.place) if each.link in confirm.links]
-        able = [each for each in others if prefix in self._rules.asked(each) and self._able(each, now)]
-        clause = Clause(min(confirm.count, len(able)), tuple(able))
-        return clause if clause.chooses else alone
+        able = [each for each in others if prefix in self._quorums.asked(each) and self._able(each, now)]
+        quorum = Quorum(min(confirm.count, len(able)), tuple(able))
+        return quorum if quorum.chooses else alone
 
-    def _terms(self, clause: Clause, degrade_after_ms: int) -> AckTerms:
+    def _terms(self, quorum: Quorum, degrade_after_ms: int) -> AckTerms:
         """A promise in words that the other side can repeat."""
         links = self._context.control.state.links
-        chosen = {each.link: links[each.link].remote_cluster_id for each in clause.keys if each.link in links}
-        count = clause.count if clause.chooses else 0
-        return AckTerms(count, chosen if clause.chooses else {}, degrade_after_ms)
+        chosen = {each.link: links[each.link].remote_cluster_id for each in quorum.keys if each.link in links}
+        count = quorum.count if quorum.chooses else 0
+        return AckTerms(count, chosen if quorum.chooses else {}, degrade_after_ms)
 
 
 def _is_some_chosen(terms: Mapping[str, AckTerms]) -> bool:

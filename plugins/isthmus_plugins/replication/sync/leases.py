@@ -22,7 +22,7 @@ from isthmus_control.directions import followed
 from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType
 from isthmus_control.outcome import Rejected
 from isthmus_control.rules.claims import supersedes
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -45,8 +45,6 @@ RECORD_INTERVAL_S: Final = 10.0
 """A connection that comes and goes fills no control log."""
 RECORDED_AT_ONCE: Final = 5_000
 
-Place = tuple[str, int]
-
 
 @dataclass(slots=True)
 class Lease:
@@ -62,9 +60,9 @@ class Lease:
     """Where the log ended when the lease came."""
     terms: AckTerms = PLAIN_TERMS
     """What acks mean until then, if it is not: all is here."""
-    told: SyncStatus | None = None
+    reported: SyncStatus | None = None
     """What the source said of it when it granted no lease."""
-    told_at: float = float("-inf")
+    reported_at: float = float("-inf")
 
 
 class SyncLeases(Part):
@@ -90,7 +88,7 @@ class SyncLeases(Part):
         """Synchronous ones over which topics follow."""
         self._followed = asyncio.Event()
         self._asking: set[Peer] = set()
-        self._leases: dict[Place, Lease] = {}
+        self._leases: dict[TopicPartition, Lease] = {}
         self.groups = GroupLeases(context)
         self._record_from = float("-inf")
         self._recording = False
@@ -188,7 +186,7 @@ class SyncLeases(Part):
             for stream_id, said in answer.states.items():
                 if (stream := streams.get(stream_id)) is not None:
                     lease = self._lease_of(stream)
-                    lease.told, lease.told_at = SyncStatus.model_validate(asdict(said)), self._clock.monotonic()
+                    lease.reported, lease.reported_at = SyncStatus.model_validate(asdict(said)), self._clock.monotonic()
         except (LinkLost, TimeoutError):
             pass  # then it is not known to be In-Sync any longer
         except (LinkRejected, ValidationError) as error:
@@ -210,7 +208,7 @@ class SyncLeases(Part):
 
     # ---- recording ----
 
-    def _due(self, over: float) -> tuple[list[tuple[Place, Lease]], dict[str, list[OffsetsClaim]]]:
+    def _due(self, over: float) -> tuple[list[tuple[TopicPartition, Lease]], dict[str, list[OffsetsClaim]]]:
         """Leases that run out before ``over`` (monotonic seconds) and are not recorded; those of groups by link."""
         state, now_ms = self._context.control.state, int(self._clock.time() * 1000)
         due = []
@@ -225,7 +223,9 @@ class SyncLeases(Part):
                     due.append((place, lease))
         return due, self.groups.due(over)
 
-    async def _record(self, due: Iterable[tuple[Place, Lease]], groups: Mapping[str, Sequence[OffsetsClaim]]) -> None:
+    async def _record(
+        self, due: Iterable[tuple[TopicPartition, Lease]], groups: Mapping[str, Sequence[OffsetsClaim]]
+    ) -> None:
         self._record_from = self._clock.monotonic() + RECORD_INTERVAL_S
         entries: dict[str, list[PartitionClaim]] = {}
         for (topic, partition), lease in due:
@@ -239,8 +239,8 @@ class SyncLeases(Part):
                     continue
                 for first in range(0, max(1, len(claims)), RECORDED_AT_ONCE):
                     some = tuple(claims[first : first + RECORDED_AT_ONCE])
-                    told = of_groups if first == 0 else ()
-                    outcome = await self._context.control.append(RecordClaims(name, link.link_id, some, told))
+                    groups_now = of_groups if first == 0 else ()
+                    outcome = await self._context.control.append(RecordClaims(name, link.link_id, some, groups_now))
                     if isinstance(outcome, Rejected):
                         log.warning("leases not recorded", extra={"link": name, "detail": outcome.message})
         except BrokerUnavailable as error:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from isthmus_control.clock import ZERO
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link, LinkMode, ResourceType, SyncRecord, SyncState, made_here
-from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.partitions import LedPartition
-from isthmus_plugins.replication.sync.expiring_leases import FormerLeases
+from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.sync.expiring_leases import ExpiringLeases
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
@@ -20,7 +20,7 @@ class SynchronousLinks:
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
-        self.former = FormerLeases(context.clock.monotonic())
+        self.expiring = ExpiringLeases(context.clock.monotonic())
         self.active = False
         """Whether acks may have to wait for one at all."""
         self._leading: dict[str, tuple[str, ...]] = {}
@@ -51,20 +51,20 @@ class SynchronousLinks:
 
     def concerns(self, topic: str) -> bool:
         """Whether acks of a topic may have to wait."""
-        return bool(self.leading(topic)) or self.former.has_topic(topic)
+        return bool(self.leading(topic)) or self.expiring.has_topic(topic)
 
     def holds(self, link: Link) -> bool:
         """Whether acks may have to wait for a link: it is synchronous, or its leases run, or this process does not know
         whether they do."""
-        if link.mode is LinkMode.SYNCHRONOUS or self.former.has_link(link.name):
+        if link.mode is LinkMode.SYNCHRONOUS or self.expiring.has_link(link.name):
             return True
-        return self.former.unsure and link.settings.mode.written > ZERO
+        return self.expiring.unsure and link.settings.mode.written > ZERO
 
     def is_synchronous(self, link_name: str) -> bool:
         link = self._context.control.state.links.get(link_name)
         return link is not None and link.mode is LinkMode.SYNCHRONOUS
 
-    def leads(self, key: LedPartition) -> bool:
+    def leads(self, key: LinkPartition) -> bool:
         """Whether a partition is led over a link that is synchronous."""
         return self.is_synchronous(key.link) and key.link in self.leading(key.topic)
 
@@ -75,17 +75,17 @@ class SynchronousLinks:
 
     # ---- what is recorded ----
 
-    def record(self, link_name: str, place: Partition) -> SyncRecord | None:
+    def record(self, link_name: str, place: TopicPartition) -> SyncRecord | None:
         """What is recorded of a partition, of whatever topic of that name: this proxy may be the last to know of a new
         one, and acks that wait too long are no error."""
         return self._context.control.state.sync_records.get(link_name, {}).get(place)
 
-    def records(self, place: Partition) -> dict[str, SyncRecord]:
+    def records(self, place: TopicPartition) -> dict[str, SyncRecord]:
         """The same by link that leads it."""
         found = ((link_name, self.record(link_name, place)) for link_name in self.leading(place[0]))
         return {link_name: record for link_name, record in found if record is not None}
 
-    def holding(self, place: Partition) -> list[LedPartition]:
+    def holding(self, place: TopicPartition) -> list[LinkPartition]:
         """Over which links a partition is recorded In-Sync."""
         records = self.records(place).items()
-        return [LedPartition(name, *place) for name, record in records if record.state is SyncState.IN_SYNC]
+        return [LinkPartition(name, *place) for name, record in records if record.state is SyncState.IN_SYNC]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from isthmus_plugins.held_answers import Partition
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 
@@ -15,15 +15,15 @@ class PushedPartitions:
         self._leader_end = leader_end
         self._groups = groups
 
-    def led(self) -> set[LedPartition]:
+    def led(self) -> set[LinkPartition]:
         """All that this proxy is to push."""
         return {*(key for key in self._leader_end.discovery.led if key.topic != OFFSETS_TOPIC), *self._groups.places()}
 
-    def get(self, key: LedPartition) -> SyncPlace | None:
+    def get(self, key: LinkPartition) -> SyncPlace | None:
         """One that is pushed now."""
         return self._groups.place(key) if key.topic == OFFSETS_TOPIC else self._leader_end.stream(key)
 
-    def leader_epoch(self, place: Partition) -> int:
+    def leader_epoch(self, place: TopicPartition) -> int:
         """The latest that is known, -1 for none."""
         if place[0] == OFFSETS_TOPIC:
             return self._groups.leader_epoch(place[1])

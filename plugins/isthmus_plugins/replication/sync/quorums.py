@@ -1,7 +1,7 @@
 """What an ack needs of synchronous links: each of them, or some of a set (``docs/adr/0008``).
 
-Without I/O. An ack waits for *clauses*: so many of these links have all up to it. A lease says at the target what acks
-mean, so it is a *promise*: whatever becomes of settings and partitions meanwhile, what was promised is a clause, too,
+Without I/O. An ack waits for *quorums*: so many of these links have all up to it. A lease says at the target what acks
+mean, so it is a *promise*: whatever becomes of settings and partitions meanwhile, what was promised is a quorum, too,
 until the lease has run out.
 """
 
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from isthmus_control.control_state import ControlState
 from isthmus_control.demands import NEVER, Confirm, Demands
 from isthmus_control.model import ResourceType, SyncRecord, SyncState
-from isthmus_plugins.held_answers import Partition
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
-Known = Mapping[LedPartition, tuple[int, int]]
+Known = Mapping[LinkPartition, tuple[int, int]]
 """(Leader epoch, offset): what each link's follower has."""
 NOT_KNOWN = (-1, -1)
 Records = Mapping[str, SyncRecord]
@@ -35,11 +35,11 @@ class GroupScope(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Clause:
+class Quorum:
     """``count`` of these must have it."""
 
     count: int
-    keys: tuple[LedPartition, ...]
+    keys: tuple[LinkPartition, ...]
 
     @property
     def chooses(self) -> bool:
@@ -54,7 +54,7 @@ class Clause:
         ends = [end if at == epoch else -1 for at, end in (known.get(key, NOT_KNOWN) for key in self.keys)]
         return sorted(ends)[-self.count]
 
-    def holds(self, has: Callable[[LedPartition], bool]) -> bool:
+    def holds(self, has: Callable[[LinkPartition], bool]) -> bool:
         return sum(map(has, self.keys)) >= self.count
 
 
@@ -68,7 +68,7 @@ def is_degraded(demands: Demands, record: SyncRecord) -> bool:
     )
 
 
-class AckRules:
+class Quorums:
     """What is asked, and by partition what was promised and what may have been acked.
 
     A topic is asked for something by its namespaces. A partition of the offsets topic is not, but groups are: there an
@@ -79,9 +79,9 @@ class AckRules:
         self._state = state
         self._demands: dict[tuple[ResourceType, str], Demands] = {}
         self._led_groups: dict[str, tuple[str, ...]] = {}
-        self._promises: dict[Partition, dict[tuple[str, Clause], float]] = {}
+        self._promises: dict[TopicPartition, dict[tuple[str, Quorum], float]] = {}
         """Until when; of the offsets topic with the prefix of the groups that it was promised of."""
-        self._acked: dict[Partition, dict[str, tuple[bytes | None, int, int]]] = {}
+        self._acked: dict[TopicPartition, dict[str, tuple[bytes | None, int, int]]] = {}
         """(Topic id, leader epoch, offset) up to which acks may have gone, where links are chosen from; by prefix of
         groups."""
 
@@ -101,7 +101,7 @@ class AckRules:
     def confirm(self, topic: str, scope: GroupScope | None = None) -> Confirm:
         return self.demands(topic, scope).confirm
 
-    def asked(self, key: LedPartition) -> Mapping[str, Demands]:
+    def asked(self, key: LinkPartition) -> Mapping[str, Demands]:
         """What is asked of one link in a partition: by the prefix of its groups, or for the topic ("")."""
         if key.topic != OFFSETS_TOPIC:
             return {"": self.demands(key.topic)}
@@ -110,12 +110,13 @@ class AckRules:
             led = self._led_groups[key.link] = self._state().lookup.led_groups(key.link)
         return {prefix: self.demands(OFFSETS_TOPIC, GroupScope(prefix, ())) for prefix in led}
 
-    def is_chosen(self, key: LedPartition) -> bool:
+    def is_chosen(self, key: LinkPartition) -> bool:
         """Whether acks in a partition may go without this link although it is In-Sync."""
         return any(key.link in demands.confirm.links for demands in self.asked(key).values())
 
-    def goes_without(self, key: LedPartition, records: Records, scope: GroupScope | None = None) -> bool:
-        """Whether transactions (with positions of such groups) go on without a partition that is Out-Of-Sync."""
+    def goes_without(self, key: LinkPartition, records: Records, scope: GroupScope | None = None) -> bool:
+        """Whether transactions (with committed offsets of such groups) go on without a partition that is
+        Out-Of-Sync."""
         record, demands = records[key.link], self.demands(key.topic, scope)
         if record.state is SyncState.IN_SYNC or is_degraded(demands, record):
             return record.state is not SyncState.IN_SYNC
@@ -123,15 +124,15 @@ class AckRules:
         others = [link for link in confirm.links if link in records and records[link].state is SyncState.IN_SYNC]
         return key.link in confirm.links and len(others) >= confirm.count
 
-    def clauses(
+    def of_acks(
         self,
-        place: Partition,
+        place: TopicPartition,
         records: Records,
         transactional: bool,
-        able: Callable[[LedPartition], bool],
+        able: Callable[[LinkPartition], bool],
         now: float,
         scope: GroupScope | None = None,
-    ) -> Iterator[Clause]:
+    ) -> Iterator[Quorum]:
         """What an ack needs of links that have a record of a partition.
 
         ``able``: one that is In-Sync and will stay so. Of a set, others are not counted on while there are enough.
@@ -140,17 +141,19 @@ class AckRules:
         confirm = demands.confirm
         in_sync, others, chosen = self._members(place, records, transactional or demands.strict, demands)
         for key in others:
-            yield Clause(1, (key,))
+            yield Quorum(1, (key,))
         if in_sync:
             count = min(confirm.count, len(in_sync))
             stay = tuple(filter(able, in_sync))
-            yield Clause(count, stay if len(stay) >= count else in_sync)
+            yield Quorum(count, stay if len(stay) >= count else in_sync)
         if len(chosen) > len(in_sync):
-            yield Clause(min(confirm.count, len(chosen)), chosen)
+            yield Quorum(min(confirm.count, len(chosen)), chosen)
         if confirm:
             yield from self._promised(place, "" if scope is None else scope.prefix, now)
 
-    def commit_clauses(self, place: Partition, records: Records, scope: GroupScope | None = None) -> Iterator[Clause]:
+    def of_decisions(
+        self, place: TopicPartition, records: Records, scope: GroupScope | None = None
+    ) -> Iterator[Quorum]:
         """The same of decisions to commit: of a set all that are In-Sync must have them, and so many in any case.
 
         Which of them has the records of a transaction says nothing of which has its decision.
@@ -158,24 +161,24 @@ class AckRules:
         demands = self.demands(place[0], scope)
         in_sync, others, chosen = self._members(place, records, True, demands)
         for key in (*others, *in_sync):
-            yield Clause(1, (key,))
+            yield Quorum(1, (key,))
         if len(chosen) > len(in_sync):
-            yield Clause(min(demands.confirm.count, len(chosen)), chosen)
+            yield Quorum(min(demands.confirm.count, len(chosen)), chosen)
 
     @staticmethod
     def _members(
-        place: Partition, records: Records, waits: bool, demands: Demands
-    ) -> tuple[tuple[LedPartition, ...], tuple[LedPartition, ...], tuple[LedPartition, ...]]:
+        place: TopicPartition, records: Records, waits: bool, demands: Demands
+    ) -> tuple[tuple[LinkPartition, ...], tuple[LinkPartition, ...], tuple[LinkPartition, ...]]:
         """Of the set those that are In-Sync; all others that an ack waits for; of the set all that it may wait for."""
         listed = demands.confirm.links
-        in_sync: list[LedPartition] = []
-        others: list[LedPartition] = []
-        chosen: list[LedPartition] = []
+        in_sync: list[LinkPartition] = []
+        others: list[LinkPartition] = []
+        chosen: list[LinkPartition] = []
         for link, record in records.items():
             holds = record.state is SyncState.IN_SYNC
             if not holds and (not waits or is_degraded(demands, record)):
                 continue
-            key = LedPartition(link, *place)
+            key = LinkPartition(link, *place)
             (chosen if link in listed else others).append(key)
             if holds and link in listed:
                 in_sync.append(key)
@@ -183,23 +186,23 @@ class AckRules:
 
     # ---- promises ----
 
-    def promise(self, place: Partition, promised: Mapping[str, Clause], until: float, now: float) -> None:
+    def promise(self, place: TopicPartition, promised: Mapping[str, Quorum], until: float, now: float) -> None:
         """A lease says that acks mean this: by the prefix of groups, or to all ("")."""
         kept = {each: end for each, end in self._promises.get(place, {}).items() if end > now}
         for each in promised.items():
             kept[each] = max(until, kept.get(each, until))
         self._promises[place] = kept
 
-    def _promised(self, place: Partition, prefix: str, now: float) -> Iterator[Clause]:
+    def _promised(self, place: TopicPartition, prefix: str, now: float) -> Iterator[Quorum]:
         """Namespaces may have come and gone since: what was promised of some of these groups is kept to all of them."""
-        for (promised, clause), until in self._promises.get(place, {}).items():
+        for (promised, quorum), until in self._promises.get(place, {}).items():
             if now < until and _overlap(promised, prefix):
-                yield clause
+                yield quorum
 
     # ---- what may have been acked ----
 
     def may_be_acked(
-        self, place: Partition, topic_id: bytes | None, epoch: int, end: int, scope: GroupScope | None = None
+        self, place: TopicPartition, topic_id: bytes | None, epoch: int, end: int, scope: GroupScope | None = None
     ) -> None:
         """Acks go out up to here. Which of the links have it may not be known later, if that depends on the set."""
         if not self.confirm(place[0], scope):
@@ -210,7 +213,7 @@ class AckRules:
             known_epoch, known_end = NOT_KNOWN
         known[prefix] = topic_id or known_id, max(epoch, known_epoch), max(end, known_end)
 
-    def acked(self, place: Partition, topic_id: bytes, prefix: str = "") -> tuple[int, int]:
+    def acked(self, place: TopicPartition, topic_id: bytes, prefix: str = "") -> tuple[int, int]:
         """(Leader epoch, offset), of groups to any that a prefix holds, or that are held with them. What an earlier
         process acked was there when a partition got level."""
         found = NOT_KNOWN

@@ -25,20 +25,20 @@ from isthmus_control.states import WAITING, LinkState, PartitionState, ReasonCod
 from isthmus_plugins.links import AnyOf, PartitionStatus, SyncStatus
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.quorums import is_degraded
 
 if TYPE_CHECKING:
     from isthmus_plugins.replication.sync.leases import SyncLeases
 
-TOLD_S = 3.0
+REPORTED_S = 3.0
 """How long what the source told of a partition is shown without another word from it."""
 
 
-def note_led(link: Link, sync_of: Callable[[LedPartition], SyncStatus], partitions: Iterable[PartitionStatus]) -> None:
+def note_led(link: Link, sync_of: Callable[[LinkPartition], SyncStatus], partitions: Iterable[PartitionStatus]) -> None:
     """Add what is recorded of partitions that a synchronous link leads. Those that wait for somebody still do."""
     for status in _of_namespaces(link, Role.LEADER, partitions):
-        _note(status, sync_of(LedPartition(link.name, status.topic, status.partition)))
+        _note(status, sync_of(LinkPartition(link.name, status.topic, status.partition)))
 
 
 def note_followed(
@@ -72,11 +72,11 @@ def _note(status: PartitionStatus, sync: SyncStatus) -> None:
 
 def recorded_sync(
     state: ControlState,
-    key: LedPartition,
+    key: LinkPartition,
     topic_id: bytes | None,
     demands: Demands,
-    in_sync: Callable[[LedPartition], bool],
-    why_not: Callable[[LedPartition], str | None],
+    in_sync: Callable[[LinkPartition], bool],
+    why_not: Callable[[LinkPartition], str | None],
 ) -> SyncStatus:
     """What an ack for a partition means, as the control log of the source has it.
 
@@ -113,7 +113,7 @@ def recorded_sync(
     )
 
 
-def _chosen(state: ControlState, key: LedPartition, confirm: Confirm) -> AnyOf | None:
+def _chosen(state: ControlState, key: LinkPartition, confirm: Confirm) -> AnyOf | None:
     """The set of links that a partition's acks choose from, if this one is of it."""
     if key.link not in confirm.links:
         return None
@@ -130,9 +130,9 @@ def leased_sync(leases: SyncLeases, clock: Clock, topic: str, topic_id: str | No
     now = clock.monotonic()
     if lease is not None and now < lease.until:
         return SyncStatus(state="In-Sync", until_ms=until_ms, any_of=any_of)
-    told = lease.told if lease is not None and now - lease.told_at < TOLD_S else None
-    if told is not None and told.state != "In-Sync":
-        return told.model_copy(update={"until_ms": until_ms, "any_of": any_of})
+    reported = lease.reported if lease is not None and now - lease.reported_at < REPORTED_S else None
+    if reported is not None and reported.state != "In-Sync":
+        return reported.model_copy(update={"until_ms": until_ms, "any_of": any_of})
     why = ReasonCode.LEASE_RAN_OUT
     return SyncStatus(
         state="Unknown", until_ms=until_ms, any_of=any_of, reason=why, message=claimed(claim, clock.time())
@@ -151,8 +151,8 @@ def claimed(claim: Claim | None, now_s: float) -> str:
 
 
 def claimed_of_group(claim: GroupClaim | None, group: str, now_s: float) -> str:
-    """The same of a group's positions."""
-    compare = "Compare its positions in {} of them, partition by partition: the furthest has what was acked"
+    """The same of a group's committed offsets."""
+    compare = "Compare its committed offsets in {} of them, partition by partition: the furthest has what was acked"
     return _claimed(claim, PLAIN_TERMS if claim is None else claim.terms_of(group), compare, now_s)
 
 

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from isthmus_control.model import SyncRecord
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, SyncPlace
+from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, SyncPlace
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_plugins.replication.transactions.abort_order import AbortOrder, End
-from isthmus_plugins.replication.transactions.decision import Decision, Partition, remote_topic
+from isthmus_plugins.replication.transactions.decision import Decision, remote_topic
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.transaction_log import Change
@@ -43,7 +43,7 @@ class Connections(Protocol):
     def connections(self, link_name: str) -> list[LinkConnection]: ...
 
 
-class AbortEnds:
+class AbortCoverage:
     """How far the other sides have what was aborted."""
 
     def __init__(
@@ -53,9 +53,9 @@ class AbortEnds:
         groups: GroupPlaces,
         peers: Connections,
         links: SynchronousLinks,
-        needs: SyncNeeds,
+        requirements: Requirements,
         on_more: Callable[[], None],
-        ends: EndsReader,
+        ends: LogEndReader,
     ) -> None:
         """``on_more``: called when something is known that :meth:`are_there` was asked for."""
         self._context = context
@@ -64,14 +64,14 @@ class AbortEnds:
         self._pushed = PushedPartitions(leader_end, groups)
         self._peers = peers
         self._links = links
-        self._needs = needs
+        self._requirements = requirements
         self._on_more = on_more
         self._order = AbortOrder()
         self._ends = ends
         self._tasks = Tasks("abort-ends")
-        self._there: dict[LedPartition, tuple[SyncRecord | None, int]] = {}
+        self._there: dict[LinkPartition, tuple[SyncRecord | None, int]] = {}
         """Of partitions that others push: what the other side said to have, and what was recorded then."""
-        self._asked: dict[str, dict[LedPartition, int]] = {}
+        self._asked: dict[str, dict[LinkPartition, int]] = {}
         """By link: what it is asked for, and up to where it must be there."""
 
     async def stop(self) -> None:
@@ -104,15 +104,15 @@ class AbortEnds:
             return True
         there = True
         for place, end in (decision.ends or {}).items():
-            key = LedPartition(link_name, *place)
-            if key in self._needs.told(place):
+            key = LinkPartition(link_name, *place)
+            if key in self._requirements.sent_to(place):
                 aborted = self._order.before(decision.producer_id, place)
                 # What came after the decision is not waited for, whenever its end was read.
                 there = self._is_there(key, end if aborted is None else min(aborted, end), held) and there
         self._read()
         return there
 
-    def _is_there(self, key: LedPartition, end: int, held: Callable[[SyncPlace], bool]) -> bool:
+    def _is_there(self, key: LinkPartition, end: int, held: Callable[[SyncPlace], bool]) -> bool:
         pushed = self._pushed.get(key)
         if pushed is not None:
             return pushed.acked >= end or held(pushed)
@@ -131,7 +131,7 @@ class AbortEnds:
         self._asked[key.link][key] = end
         return False
 
-    def _recorded(self, key: LedPartition) -> SyncRecord | None:
+    def _recorded(self, key: LinkPartition) -> SyncRecord | None:
         """With another record the follower may have another log."""
         return self._links.records(key.place).get(key.link)
 
@@ -142,7 +142,7 @@ class AbortEnds:
             self._tasks.start("read", self._read_ends(self._order.begin_reading()))
 
     async def _read_ends(self, wanted: Sequence[End]) -> None:
-        def on_ends(found: Mapping[Partition, int | None]) -> None:
+        def on_ends(found: Mapping[TopicPartition, int | None]) -> None:
             self._order.read(wanted, found)
             self._on_more()
 
@@ -168,7 +168,7 @@ class AbortEnds:
                 del self._asked[link_name]
         self._on_more()
 
-    async def _high_watermarks(self, link_name: str, keys: Iterable[LedPartition]) -> dict[LedPartition, int]:
+    async def _high_watermarks(self, link_name: str, keys: Iterable[LinkPartition]) -> dict[LinkPartition, int]:
         link = self._context.control.state.links.get(link_name)
         connections = self._peers.connections(link_name)
         asked = {}
@@ -182,11 +182,11 @@ class AbortEnds:
         answer = await connections[0].call(calls.HighWatermarks(places))
         return {asked[topic, index]: end for topic, index, end in answer.partitions}
 
-    async def _gone(self, records: Mapping[LedPartition, SyncRecord | None]) -> set[LedPartition]:
+    async def _gone(self, records: Mapping[LinkPartition, SyncRecord | None]) -> set[LinkPartition]:
         """Those whose log is no more, or no more that of their record: the follower gets nothing of it any more."""
         topics = {topic: await self._context.cluster.topic(topic) for topic in {key.topic for key in records}}
 
-        def is_gone(key: LedPartition, record: SyncRecord | None) -> bool:
+        def is_gone(key: LinkPartition, record: SyncRecord | None) -> bool:
             topic = topics[key.topic]
             if topic is None or key.partition >= len(topic.partitions):
                 return True

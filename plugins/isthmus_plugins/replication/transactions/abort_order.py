@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_protocol.transaction_log import Change, TransactionState
 
-Partition = tuple[str, int]
-Key = tuple[int, Partition]
+Key = tuple[int, TopicPartition]
 """A producer, and a partition of its transaction."""
 
 ENDS_MAX: Final = 10_000
@@ -27,7 +27,7 @@ class End:
 
     __slots__ = ("offset", "place", "reading")
 
-    def __init__(self, place: Partition) -> None:
+    def __init__(self, place: TopicPartition) -> None:
         self.place = place
         self.offset: int | None = None
         self.reading = 0
@@ -38,9 +38,9 @@ class AbortOrder:
     """Where aborted transactions end."""
 
     def __init__(self) -> None:
-        self._aborting: dict[str, tuple[int, tuple[Partition, ...]]] = {}
+        self._aborting: dict[str, tuple[int, tuple[TopicPartition, ...]]] = {}
         """By transactional id: the producer and the partitions of a transaction whose abort is not completed."""
-        self._all: dict[Partition, End] = {}
+        self._all: dict[TopicPartition, End] = {}
         """Above what any producer aborted before the log was read."""
         self._last: dict[Key, End] = {}
         """Above a producer's last abort marker."""
@@ -53,7 +53,7 @@ class AbortOrder:
         """The log is read from its start: what ended meanwhile is not known."""
         self._all.clear()
 
-    def take(self, change: Change, concerns: Callable[[Partition], bool]) -> None:
+    def take(self, change: Change, concerns: Callable[[TopicPartition], bool]) -> None:
         """Take a change of the transaction log. ``concerns``: whether the other side is to have a partition."""
         transaction = change.transaction
         if transaction is None or transaction.state is TransactionState.COMPLETE_ABORT:
@@ -70,12 +70,12 @@ class AbortOrder:
                 if place not in self._all and concerns(place):
                     self._want_all(place)
 
-    def _want(self, place: Partition) -> End:
+    def _want(self, place: TopicPartition) -> End:
         end = End(place)
         self.unread.append(end)
         return end
 
-    def _want_all(self, place: Partition) -> None:
+    def _want_all(self, place: TopicPartition) -> None:
         self._all[place] = self._want(place)
         if len(self._all) > ENDS_MAX:
             del self._all[next(iter(self._all))]
@@ -87,7 +87,7 @@ class AbortOrder:
             oldest = next(iter(self._last))
             self._forget(oldest[1], self._last.pop(oldest))
 
-    def _forget(self, place: Partition, last: End) -> None:
+    def _forget(self, place: TopicPartition, last: End) -> None:
         known = self._all.get(place)
         if known is not None and known.offset is not None and last.offset is not None:
             known.offset = max(known.offset, last.offset)
@@ -99,14 +99,14 @@ class AbortOrder:
         unread, self.unread = self.unread, []
         return unread
 
-    def read(self, wanted: Iterable[End], ends: Mapping[Partition, int | None]) -> None:
+    def read(self, wanted: Iterable[End], ends: Mapping[TopicPartition, int | None]) -> None:
         """Where partitions end; None: it is gone."""
         self.readings += 1
         for each in wanted:
             if each.place in ends:
                 each.offset, each.reading = ends[each.place] or 0, self.readings
 
-    def ended(self, producer_id: int, ends: Mapping[Partition, int], readings: int) -> None:
+    def ended(self, producer_id: int, ends: Mapping[TopicPartition, int], readings: int) -> None:
         """Where partitions end that a producer's transaction lists, read when ``readings`` others had been.
 
         A log that ends lower than before was made anew: what was known is of another one.
@@ -117,7 +117,7 @@ class AbortOrder:
                 self._last.pop((producer_id, place), None)
                 self._want_all(place)
 
-    def before(self, producer_id: int, place: Partition) -> int | None:
+    def before(self, producer_id: int, place: TopicPartition) -> int | None:
         """Up to where the other side must have a partition before a decision of the producer; None: not known yet."""
         if place not in self._all:
             self._want_all(place)

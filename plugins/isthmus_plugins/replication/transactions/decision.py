@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from isthmus_control.model import Link, ResourceType, Role
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection
-from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace
+from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
-
-Partition = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +23,7 @@ class Decision:
     data_epoch: int
     at: tuple[int, int]
     """Where it stands in the transaction log: (partition, offset)."""
-    places: tuple[Partition, ...]
+    places: tuple[TopicPartition, ...]
     links: frozenset[str]
     """Over which it has to go, or may have to: where the offsets topic has a state, its groups say whether."""
     seen_at: float
@@ -33,18 +32,19 @@ class Decision:
     """When its transaction began, by its coordinator's clock."""
     again: bool = False
     """It was there before this process read the log, and may have been told: its ends may be those of later ones."""
-    ends: Mapping[Partition, int] | None = None
+    ends: Mapping[TopicPartition, int] | None = None
     """Where the logs of its partitions ended after it was there: what comes later is another transaction's."""
     confirmed: set[str] = field(default_factory=set)
     """Links whose other side has it."""
     sent_on: set[LinkConnection] = field(default_factory=set)
-    groups: dict[Partition, frozenset[str]] = field(default_factory=dict)
-    """By partition of the offsets topic: in which groups its transaction has positions there, as far as is known."""
+    groups: dict[TopicPartition, frozenset[str]] = field(default_factory=dict)
+    """By partition of the offsets topic: in which groups its transaction has committed offsets there, as far as is
+    known."""
     looks_for_groups: bool = False
     """Which these are is not known yet, and may be in a moment."""
     groups_unknown: bool = False
     """Which these are will not be known: any link that leads groups may have to have it."""
-    free: set[LedPartition] = field(default_factory=set)
+    free: set[LinkPartition] = field(default_factory=set)
     """Partitions of the offsets topic that need it not, as it was when the groups were known."""
 
     @property
@@ -57,11 +57,11 @@ class Decision:
         """Whether other transactions of the producer have the epoch of its records."""
         return self.producer_epoch == self.data_epoch
 
-    def end_of(self, key: LedPartition) -> int | None:
+    def end_of(self, key: LinkPartition) -> int | None:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
         return None if self.ends is None else self.ends.get(key.place)
 
-    def ends_after(self, key: LedPartition, offset: int) -> bool:
+    def ends_after(self, key: LinkPartition, offset: int) -> bool:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
         return self.ends is None or self.ends.get(key.place, 0) > offset
 
@@ -69,13 +69,16 @@ class Decision:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
         return stream.connection in self.sent_on or self.is_there(stream.key)
 
-    def is_there(self, key: LedPartition) -> bool:
+    def is_there(self, key: LinkPartition) -> bool:
         """See :class:`~isthmus_plugins.replication.transactions.marker_order.SentDecision`."""
         return key.link in self.confirmed or key in self.free
 
 
 def said(
-    link: Link, decision: Decision, again: bool, earlier: Callable[[LedPartition, Decision], list[tuple[int, int, int]]]
+    link: Link,
+    decision: Decision,
+    again: bool,
+    earlier: Callable[[LinkPartition, Decision], list[tuple[int, int, int]]],
 ) -> calls.Decision:
     """A decision as a call carries it: of its partitions those that the link has, by their names at the other end.
 
@@ -86,7 +89,7 @@ def said(
     for place, end in decision.ends.items():
         remote = remote_topic(link, place[0])
         if remote is not None:
-            before = tuple(calls.Earlier(*each) for each in earlier(LedPartition(link.name, *place), decision))
+            before = tuple(calls.Earlier(*each) for each in earlier(LinkPartition(link.name, *place), decision))
             places.append(calls.DecidedPlace(remote, place[1], end, before))
     return calls.Decision(
         decision.transactional_id,

@@ -16,21 +16,22 @@ from typing import Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.directions import pushed
-from isthmus_control.model import leads_positions
+from isthmus_control.model import leads_commits
 from isthmus_plugins.api import RequestHook
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition
+from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
-from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
-from isthmus_plugins.replication.transactions.decision import Decision, Partition
+from isthmus_plugins.replication.sync.requirements import Requirements
+from isthmus_plugins.replication.transactions.abort_coverage import AbortCoverage, Connections
+from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_plugins.replication.transactions.end_txn_answers import EndTxnAnswers
-from isthmus_plugins.replication.transactions.groups_of_decisions import DecisionGroups
+from isthmus_plugins.replication.transactions.groups_of_decisions import GroupsOfDecisions
 from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
 from isthmus_plugins.replication.transactions.sender import DecisionSender
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
@@ -55,7 +56,7 @@ class Decisions(Part):
         peers: Connections,
         links: SynchronousLinks,
         partitions: SyncPartitions,
-        needs: SyncNeeds,
+        requirements: Requirements,
     ) -> None:
         self._context = context
         self._clock = context.clock
@@ -63,7 +64,7 @@ class Decisions(Part):
         self._groups = groups
         self._links = links
         self._partitions = partitions
-        self._needs = needs
+        self._requirements = requirements
         self._tasks = Tasks("decisions")
         self._work = asyncio.Event()
         self._active = False
@@ -71,12 +72,14 @@ class Decisions(Part):
         """By transactional id, in the order of the log."""
         self._fresh: list[Decision] = []
         """Those whose ends are to be read."""
-        self._ends = EndsReader(context, "decisions")
-        self._aborts = AbortEnds(context, leader_end, groups, peers, links, needs, self._work.set, self._ends)
+        self._ends = LogEndReader(context, "decisions")
+        self._aborts = AbortCoverage(
+            context, leader_end, groups, peers, links, requirements, self._work.set, self._ends
+        )
         self.tail = TransactionTail(context, self._on_change, self._on_progress, self._aborts.begin_anew)
-        self._groups_of = DecisionGroups(context, links, needs, self._all_pending, self._groups_found)
+        self._groups_of = GroupsOfDecisions(context, links, requirements, self._all_pending, self._groups_found)
         self.markers = MarkerGate(
-            context, leader_end, groups, partitions, needs, self.tail, self._recall, self._work.set
+            context, leader_end, groups, partitions, requirements, self.tail, self._recall, self._work.set
         )
         self._sender = DecisionSender(
             context,
@@ -116,9 +119,9 @@ class Decisions(Part):
 
     def _look_at(self, state: ControlState) -> None:
         leading = any(self._links.holds(link) and pushed(link) for link in state.links.values())
-        self._active = leading or bool(self._links.former)
+        self._active = leading or bool(self._links.expiring)
         self.tail.follow(self._active)
-        self._groups_of.follow(self._active and any(map(leads_positions, state.links.values())))
+        self._groups_of.follow(self._active and any(map(leads_commits, state.links.values())))
         if not self._active:
             self._pending.clear()
             self._fresh.clear()
@@ -148,10 +151,12 @@ class Decisions(Part):
         """Whether the other sides have all that was in this proxy's partitions when it had read the log."""
         places = {key.place for key in self._pushed()}
         return not any(map(self._groups_of.may_lead, places)) and all(
-            clause.holds(self._partitions.in_sync) for place in places for clause in self._needs.commit_needed(place)
+            quorum.holds(self._partitions.in_sync)
+            for place in places
+            for quorum in self._requirements.commit_needed(place)
         )
 
-    def _pushed(self) -> set[LedPartition]:
+    def _pushed(self) -> set[LinkPartition]:
         """All that this proxy pushes, or is to push."""
         return {*self._leader_end.discovery.led, *self._groups.places()}
 
@@ -160,12 +165,12 @@ class Decisions(Part):
         if self._groups_of.may_be_needed(decision):
             return False
         return all(
-            clause.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
+            quorum.holds(lambda key: key.link in decision.confirmed or self._needs_none(key, decision))
             for place in decision.places
-            for clause in self._needs.commit_needed(place, decision.groups.get(place))
+            for quorum in self._requirements.commit_needed(place, decision.groups.get(place))
         )
 
-    def _needs_none(self, key: LedPartition, decision: Decision) -> bool:
+    def _needs_none(self, key: LinkPartition, decision: Decision) -> bool:
         return key.link not in decision.links and key in self._links.holding(key.place)
 
     def _is_kept(self, decision: Decision) -> bool:
@@ -189,12 +194,12 @@ class Decisions(Part):
         transaction, at = change.transaction, (partition, change.offset)
         assert transaction is not None
         before = self.tail.decided(transaction.producer_id)
-        self.tail.is_told(transaction.producer_id)
+        self.tail.is_sent_again(transaction.producer_id)
         if before is not None and before != (partition, change) and not self.markers.are_level(transaction.partitions):
             self._remember(*before)  # its marker may not be at the other side, and this one would hide it
         places = (place for place in transaction.partitions if place[0] == OFFSETS_TOPIC)
         of_groups = {link for place in places for link in self._links.records(place)}
-        links = {key.link for place in transaction.partitions for key in self._needs.told(place)} | of_groups
+        links = {key.link for place in transaction.partitions for key in self._requirements.sent_to(place)} | of_groups
         pending = self._pending.get(change.transactional_id, [])
         if not links or any(known.at == at for known in pending):
             return False
@@ -217,14 +222,14 @@ class Decisions(Part):
         pushed = self._pushed()
         for link_name in links:
             for place in transaction.partitions:
-                if (key := LedPartition(link_name, *place)) in pushed:
+                if (key := LinkPartition(link_name, *place)) in pushed:
                     self.markers.decided(key, decision)
         self._keep(change.transactional_id, sorted((*pending, decision), key=lambda each: each.at))
         self._fresh.append(decision)
         self._work.set()
         return True
 
-    def _recall(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
+    def _recall(self, key: LinkPartition, producer_id: int, epoch: int) -> bool:
         """Have sent what a producer decided in a partition before this process; whether that was not yet."""
         found = self.tail.decided(producer_id)
         transaction = None if found is None else found[1].transaction
@@ -281,9 +286,9 @@ class Decisions(Part):
     def _have_ended(
         self,
         decisions: Sequence[Decision],
-        known: dict[Partition, int | None],
+        known: dict[TopicPartition, int | None],
         readings: int,
-        ends: Mapping[Partition, int | None],
+        ends: Mapping[TopicPartition, int | None],
     ) -> None:
         """Send those decisions of which all ends are known now."""
         known.update(ends)

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, Final
 
 from isthmus_plugins.api import Gate, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.transactions.decision import Partition
-from isthmus_plugins.replication.transactions.end_txn_gate import HeldTransaction, HeldTransactions
+from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
+from isthmus_plugins.replication.transactions.end_txn_gate import EndTxnGate, HeldTransaction
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol import peeks
@@ -35,15 +35,15 @@ class EndTxnAnswers:
         self,
         context: PluginContext,
         tail: TransactionTail,
-        ends: EndsReader,
+        ends: LogEndReader,
         outstanding: Callable[[str], bool],
     ) -> None:
-        """``outstanding``: see :class:`~isthmus_plugins.replication.transactions.end_txn_gate.HeldTransactions`."""
+        """``outstanding``: see :class:`~isthmus_plugins.replication.transactions.end_txn_gate.EndTxnGate`."""
         self._clock = context.clock
         self._tail = tail
         self._ends = ends
         self._tasks = Tasks("end-txn-answers")
-        self._held = HeldTransactions(tail.reached, outstanding, context.clock.monotonic, self._ask)
+        self._held = EndTxnGate(tail.reached, outstanding, context.clock.monotonic, self._ask)
         self._active = False
         self._asking = False
 
@@ -97,7 +97,7 @@ class EndTxnAnswers:
     async def _read_ends_of_log(self) -> None:
         """Read where the transaction log ends, for answers that came before; at once for all that come meanwhile."""
         try:
-            while taken := self._held.take_untold():
+            while taken := self._held.take_unknown_ends():
                 by_partition: dict[int, list[HeldTransaction]] = {}
                 for answer in taken:
                     answer.partition = self._tail.partition_of(answer.transactional_id)
@@ -107,16 +107,16 @@ class EndTxnAnswers:
                 await self._ends.read(places, partial(self._log_has_ended, by_partition))
                 unknown = [answer for answer in taken if answer.partition is None]
                 if unknown:
-                    self._held.told(unknown)
+                    self._held.ends_read(unknown)
                     self._tail.wake()
                     await asyncio.sleep(RETRY_S)
         finally:
             self._asking = False
 
     def _log_has_ended(
-        self, waiting: Mapping[int, Sequence[HeldTransaction]], ends: Mapping[Partition, int | None]
+        self, waiting: Mapping[int, Sequence[HeldTransaction]], ends: Mapping[TopicPartition, int | None]
     ) -> None:
         for (_, partition), end in ends.items():
             for answer in waiting[partition]:
                 answer.log_end = end
-            self._held.told(waiting[partition])
+            self._held.ends_read(waiting[partition])

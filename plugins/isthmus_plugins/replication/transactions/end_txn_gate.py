@@ -33,7 +33,7 @@ class HeldTransaction:
     gate: Gate = field(default_factory=Gate)
 
 
-class HeldTransactions:
+class EndTxnGate:
     """All answers to EndTxn that wait."""
 
     def __init__(
@@ -41,37 +41,37 @@ class HeldTransactions:
         reached: Callable[[int], int],
         outstanding: Callable[[str], bool],
         clock: Callable[[], float],
-        on_untold: Callable[[], None],
+        on_unknown_end: Callable[[], None],
     ) -> None:
         """``reached(partition)``: up to where a partition of the transaction log is read. ``outstanding(transactional
         id)``: whether some decision of it is not known to be on the other side, as far as the log is read.
-        ``on_untold``: called when the log's end is wanted."""
+        ``on_unknown_end``: called when the log's end is wanted."""
         self._reached = reached
         self._outstanding = outstanding
         self._clock = clock
         self._waiting: dict[HeldTransaction, None] = {}
-        self._untold: list[HeldTransaction] = []
-        self._on_untold = on_untold
+        self._unknown_ends: list[HeldTransaction] = []
+        self._on_unknown_end = on_unknown_end
 
     def hold(self, transactional_id: str, request: bytes, frame: bytes) -> Gate:
         """The broker has answered a commit without an error."""
         answer = HeldTransaction(transactional_id, request, frame, self._clock() + HELD_S)
         self._waiting[answer] = None
-        self._untold.append(answer)
-        self._on_untold()
+        self._unknown_ends.append(answer)
+        self._on_unknown_end()
         return answer.gate
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def take_untold(self) -> list[HeldTransaction]:
+    def take_unknown_ends(self) -> list[HeldTransaction]:
         """Answers whose log end is to be read from now on."""
-        taken, self._untold = self._untold, []
+        taken, self._unknown_ends = self._unknown_ends, []
         return [answer for answer in taken if answer in self._waiting]
 
-    def told(self, answers: Iterable[HeldTransaction]) -> None:
+    def ends_read(self, answers: Iterable[HeldTransaction]) -> None:
         """Their partition and log end were read, or not."""
-        self._untold += [answer for answer in answers if answer.log_end is None]
+        self._unknown_ends += [answer for answer in answers if answer.log_end is None]
         self.check()
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Which groups transactions commit positions in, as the offsets topic has it.
+"""Which groups transactions commit offsets in, as the offsets topic has it.
 
 A transaction lists the partition of the offsets topic, and other groups share that. So that a link keeps nobody waiting
 but those whose groups it leads, each proxy reads the whole topic while a synchronous link leads groups: not from its
@@ -72,7 +72,7 @@ class _Part(TailPart):
         """(When, which producer): markers that were read, in their order."""
 
 
-class TransactionGroups(TopicTail[_Part]):
+class GroupsAsRead(TopicTail[_Part]):
     """The groups of transactions that are open, or ended a short time ago."""
 
     def __init__(self, context: PluginContext, on_progress: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class TransactionGroups(TopicTail[_Part]):
         return part is not None and part.begun and part.next_offset >= end
 
     def groups_of(self, partition: int, producer: Producer) -> frozenset[str | None]:
-        """In which groups a producer has committed positions with this epoch, as far as is read, or in more of them.
+        """In which groups a producer has committed offsets with this epoch, as far as is read, or in more of them.
 
         Empty: it was not seen. Holds :data:`NOT_KNOWN` where something of it cannot be read.
         """

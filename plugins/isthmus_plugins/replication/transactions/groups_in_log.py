@@ -1,4 +1,4 @@
-"""Which groups earlier transactions have committed positions in: read from the log, once, for those that are asked for.
+"""Which groups earlier transactions have committed offsets in: read from the log, once, for those that are asked for.
 
 A transaction's log entry says when it began, so its records are not far: no earlier than that, as clocks of brokers go.
 """
@@ -21,7 +21,7 @@ CLOCKS_APART_MS: Final = 300_000
 
 
 class PastTransaction(NamedTuple):
-    """A transaction of which is asked in which groups it has positions."""
+    """A transaction of which is asked in which groups it has committed offsets."""
 
     producer: Producer
     started_ms: int
@@ -30,10 +30,10 @@ class PastTransaction(NamedTuple):
     """All of it stands below, in the partition that is read."""
 
 
-async def read_past_groups(
+async def read_groups_in_log(
     context: PluginContext, partition: int, transactions: Sequence[PastTransaction]
 ) -> dict[Producer, set[str | None]]:
-    """In which groups producers have committed positions with these epochs, as :meth:`TransactionGroups.groups_of` has
+    """In which groups producers have committed offsets with these epochs, as :meth:`GroupsAsRead.groups_of` has
     it.
 
     Raises BrokerUnavailable, KafkaRefused, OperationError.

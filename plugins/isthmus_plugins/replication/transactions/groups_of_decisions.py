@@ -1,4 +1,4 @@
-"""In which groups the transactions of decisions have positions, and who needs the decisions therefore.
+"""In which groups the transactions of decisions have committed offsets, and who needs the decisions therefore.
 
 A decision lists a partition of the offsets topic and not the groups. Those of transactions that run while this process
 does are read as they come (``groups_as_read``), those of earlier ones when a decision needs them (``groups_in_log``).
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.links import SynchronousLinks
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
-from isthmus_plugins.replication.transactions.decision import Decision, Partition
-from isthmus_plugins.replication.transactions.groups_as_read import ASKED_WITHIN_S, NOT_KNOWN, TransactionGroups
-from isthmus_plugins.replication.transactions.groups_in_log import PastTransaction, read_past_groups
+from isthmus_plugins.replication.sync.requirements import Requirements
+from isthmus_plugins.replication.transactions.decision import Decision
+from isthmus_plugins.replication.transactions.groups_as_read import ASKED_WITHIN_S, NOT_KNOWN, GroupsAsRead
+from isthmus_plugins.replication.transactions.groups_in_log import PastTransaction, read_groups_in_log
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -29,14 +29,14 @@ log = logging.getLogger("isthmus_plugins.replication")
 RETRY_S: Final = 1.0
 
 
-class DecisionGroups:
+class GroupsOfDecisions:
     """The groups of decisions that may be needed because of them."""
 
     def __init__(
         self,
         context: PluginContext,
         links: SynchronousLinks,
-        needs: SyncNeeds,
+        requirements: Requirements,
         pending: Callable[[], Iterable[Decision]],
         on_found: Callable[[list[Decision]], None],
     ) -> None:
@@ -45,10 +45,10 @@ class DecisionGroups:
         self._context = context
         self._clock = context.clock
         self._links = links
-        self._needs = needs
+        self._requirements = requirements
         self._pending = pending
         self._on_found = on_found
-        self._seen = TransactionGroups(context, self._look)
+        self._seen = GroupsAsRead(context, self._look)
         self._past: set[Decision] = set()
         """Those whose transactions are being read from the log as it was."""
         self._looks_back = False
@@ -69,13 +69,13 @@ class DecisionGroups:
 
     # ---- who needs a decision ----
 
-    def told(self, decision: Decision, place: Partition) -> set[LedPartition]:
+    def sent_to(self, decision: Decision, place: TopicPartition) -> set[LinkPartition]:
         """Over which links a decision goes that lists a partition, as far as it is known what it is about."""
-        return self._needs.told(place, decision.groups.get(place))
+        return self._requirements.sent_to(place, decision.groups.get(place))
 
     def missing(self, decision: Decision) -> set[str]:
         """Links that are to have a decision and do not."""
-        over = {key.link for place in decision.places for key in self.told(decision, place)}
+        over = {key.link for place in decision.places for key in self.sent_to(decision, place)}
         return (over & decision.links) - decision.confirmed
 
     def may_be_needed(self, decision: Decision) -> bool:
@@ -83,7 +83,7 @@ class DecisionGroups:
         unknown = decision.looks_for_groups or decision.groups_unknown
         return unknown and any(map(self.may_lead, decision.places))
 
-    def may_lead(self, place: Partition) -> bool:
+    def may_lead(self, place: TopicPartition) -> bool:
         """Whether a partition of the offsets topic is Out-Of-Sync over a link, which may lead any of its groups."""
         return place[0] == OFFSETS_TOPIC and len(self._links.records(place)) > len(self._links.holding(place))
 
@@ -94,8 +94,8 @@ class DecisionGroups:
         self._seen.read_on()
 
     def look_for(self, decision: Decision) -> bool:
-        """See in which groups a transaction has positions, when the ends of its partitions are known; whether that is
-        known now."""
+        """See in which groups a transaction has committed offsets, when the ends of its partitions are known; whether
+        that is known now."""
         if not decision.looks_for_groups or decision.ends is None:
             return False
         offsets = {place: end for place, end in decision.ends.items() if place[0] == OFFSETS_TOPIC}
@@ -110,16 +110,18 @@ class DecisionGroups:
         if any(self._seen.may_have_missed(place[1], decision.seen_at) for place in unseen):
             self._look_back_for(decision)
             return False
-        self._settle(decision, found, unknown=False)  # what was not seen has committed nothing there
+        self._resolve(decision, found, unknown=False)  # what was not seen has committed nothing there
         return True
 
     def let_go(self, decision: Decision) -> None:
         """Nobody waits for an ack of it any more."""
         if decision.looks_for_groups:
-            self._settle(decision, {}, unknown=False)
+            self._resolve(decision, {}, unknown=False)
         decision.groups_unknown = False
 
-    def _settle(self, decision: Decision, found: Mapping[Partition, AbstractSet[str | None]], unknown: bool) -> None:
+    def _resolve(
+        self, decision: Decision, found: Mapping[TopicPartition, AbstractSet[str | None]], unknown: bool
+    ) -> None:
         """No more will be known of which groups a decision is about. ``unknown``: it would have to be."""
         for place, groups in found.items():
             readable = frozenset(group for group in groups if group is not None)
@@ -129,8 +131,8 @@ class DecisionGroups:
         decision.groups_unknown = unknown or any(NOT_KNOWN in groups for groups in found.values())
         for place in decision.places:
             if place[0] == OFFSETS_TOPIC:
-                keys = {LedPartition(link_name, *place) for link_name in decision.links}
-                decision.free |= keys - self.told(decision, place)
+                keys = {LinkPartition(link_name, *place) for link_name in decision.links}
+                decision.free |= keys - self.sent_to(decision, place)
 
     def _look(self) -> None:
         """More of the offsets topic was read."""
@@ -150,10 +152,10 @@ class DecisionGroups:
         try:
             while self._past:
                 asked = list(self._past)
-                settled = await self._read(asked)
+                resolved = await self._read(asked)
                 self._past.difference_update([decision for decision in asked if not decision.looks_for_groups])
-                if settled:
-                    self._on_found(settled)
+                if resolved:
+                    self._on_found(resolved)
                 if not self._past.isdisjoint(asked):
                     await asyncio.sleep(RETRY_S)
         finally:
@@ -161,23 +163,23 @@ class DecisionGroups:
 
     async def _read(self, decisions: Sequence[Decision]) -> list[Decision]:
         """Read for all at once; those of which all is read now."""
-        concerned: dict[Partition, list[Decision]] = {}
+        concerned: dict[TopicPartition, list[Decision]] = {}
         for decision in decisions:
             for place in decision.ends or {}:
                 if place[0] == OFFSETS_TOPIC:
                     concerned.setdefault(place, []).append(decision)
-        found: dict[Decision, dict[Partition, set[str | None]]] = {decision: {} for decision in decisions}
+        found: dict[Decision, dict[TopicPartition, set[str | None]]] = {decision: {} for decision in decisions}
         unread: set[Decision] = set()
         for place, those in concerned.items():
             asked = [PastTransaction(each.producer, each.started_ms, (each.ends or {})[place]) for each in those]
             try:
-                groups = await read_past_groups(self._context, place[1], asked)
+                groups = await read_groups_in_log(self._context, place[1], asked)
                 for decision in those:
                     found[decision][place] = groups[decision.producer]
             except (BrokerUnavailable, KafkaRefused, OperationError) as error:
                 log.warning("offsets topic not read", extra={"partition": place[1], "detail": str(error)})
                 unread.update(those)
-        settled = [decision for decision in decisions if decision.looks_for_groups and decision not in unread]
-        for decision in settled:
-            self._settle(decision, found[decision], unknown=not all(found[decision].values()))
-        return settled
+        resolved = [decision for decision in decisions if decision.looks_for_groups and decision not in unread]
+        for decision in resolved:
+            self._resolve(decision, found[decision], unknown=not all(found[decision].values()))
+        return resolved

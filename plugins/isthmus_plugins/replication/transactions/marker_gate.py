@@ -11,15 +11,15 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
 from isthmus_plugins.replication.leader.stream import LeaderStream
-from isthmus_plugins.replication.partitions import GroupPlaces, LedPartition, OrderedPlace, SyncPlace
+from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition, OrderedPlace, SyncPlace
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
-from isthmus_plugins.replication.transactions.decision import Decision, Partition
+from isthmus_plugins.replication.sync.requirements import Requirements
+from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_plugins.replication.transactions.marker_order import MarkerOrder
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
 from isthmus_plugins.tasks import Tasks
@@ -45,9 +45,9 @@ class MarkerGate:
         leader_end: LeaderEnd,
         groups: GroupPlaces,
         partitions: SyncPartitions,
-        needs: SyncNeeds,
+        requirements: Requirements,
         tail: TransactionTail,
-        recall: Callable[[LedPartition, int, int], bool],
+        recall: Callable[[LinkPartition, int, int], bool],
         on_wait: Callable[[], None],
     ) -> None:
         """``recall(partition, producer id, epoch)``: have sent what a producer decided in a partition before this
@@ -57,7 +57,7 @@ class MarkerGate:
         self._groups = groups
         self._pushed = PushedPartitions(leader_end, groups)
         self._partitions = partitions
-        self._needs = needs
+        self._requirements = requirements
         self._tail = tail
         self._recall = recall
         self._on_wait = on_wait
@@ -67,7 +67,7 @@ class MarkerGate:
         self._load_until = 0.0
         self._undecided: dict[OrderedPlace, tuple[int, int, float]] = {}
         """Streams that wait for a decision: of which producer, at which offset, and since when."""
-        self._catching_up: set[LedPartition] = set()
+        self._catching_up: set[LinkPartition] = set()
         """Those of the offsets topic for which the log is read up to its end."""
 
     async def stop(self) -> None:
@@ -83,11 +83,11 @@ class MarkerGate:
 
     # ---- decisions ----
 
-    def decided(self, key: LedPartition, decision: Decision) -> None:
+    def decided(self, key: LinkPartition, decision: Decision) -> None:
         """A decision lists a partition that this proxy pushes."""
         self._order.decided(key, decision)
 
-    def earlier(self, key: LedPartition, decision: Decision) -> list[tuple[int, int, int]]:
+    def earlier(self, key: LinkPartition, decision: Decision) -> list[tuple[int, int, int]]:
         """See :meth:`~isthmus_plugins.replication.transactions.marker_order.MarkerOrder.earlier`."""
         return self._order.earlier(key, decision)
 
@@ -98,22 +98,22 @@ class MarkerGate:
                 return self._order.is_next(place.key, decision)
         return False
 
-    def are_level(self, places: Iterable[Partition]) -> bool:
+    def are_level(self, places: Iterable[TopicPartition]) -> bool:
         """Whether the other side has all that was in these partitions, as far as this proxy pushes them, when it began
         to."""
-        for key in [key for place in places for key in self._needs.ordered(place)]:
+        for key in [key for place in places for key in self._requirements.ordered(place)]:
             pushed, floor = self._pushed.get(key), self._partitions.floor(key)
             if pushed is not None and (floor is None or pushed.acked < floor):
                 return False
         return True
 
-    def _floor(self, key: LedPartition) -> int | None:
-        if key not in self._needs.ordered(key.place):
+    def _floor(self, key: LinkPartition) -> int | None:
+        if key not in self._requirements.ordered(key.place):
             return None
         floor = self._partitions.floor(key)
         return NOT_JOINED if floor is None else floor
 
-    def _recall_once_loaded(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
+    def _recall_once_loaded(self, key: LinkPartition, producer_id: int, epoch: int) -> bool:
         if not self._tail.loaded and self._clock.monotonic() < self._load_until:
             return True
         return self._recall(key, producer_id, epoch)
@@ -151,14 +151,14 @@ class MarkerGate:
                     self._leader_end.resume_tails(stream.key.link)
 
     def _is_pushed(self, stream: OrderedPlace) -> bool:
-        return self._leader_end.stream(stream.key) is stream or self._groups.is_told(stream)
+        return self._leader_end.stream(stream.key) is stream or self._groups.is_pushed(stream)
 
     def look(self, now: float) -> None:
         """See to streams that wait for too long, and forget those that are no more."""
         self._undecided = {stream: waits for stream, waits in self._undecided.items() if self._is_pushed(stream)}
         loading = not self._tail.loaded and now < self._load_until + UNDECIDED_S
         for stream, (_, offset, since) in self._undecided.items():
-            if self._may_be_untold(stream.key, offset) and stream.key not in self._catching_up:
+            if self._may_be_unsent(stream.key, offset) and stream.key not in self._catching_up:
                 self._catching_up.add(stream.key)
                 self._tasks.start("catch-up", self._catch_up(stream.key))
             if not loading and now - since > UNDECIDED_S:
@@ -166,16 +166,16 @@ class MarkerGate:
                 if self._partitions.lose(stream.key, why):
                     self._order.waive(stream.key, offset)
         self.go_on()
-        self._order.forget(self._is_pushed, lambda key: key in self._needs.ordered(key.place))
+        self._order.forget(self._is_pushed, lambda key: key in self._requirements.ordered(key.place))
 
-    def _may_be_untold(self, key: LedPartition, offset: int) -> bool:
-        """Whether a marker of the offsets topic may carry out a decision that is told to nobody because of it."""
+    def _may_be_unsent(self, key: LinkPartition, offset: int) -> bool:
+        """Whether a marker of the offsets topic may carry out a decision that is sent to nobody because of it."""
         if key.topic != OFFSETS_TOPIC or offset < self._order.known_upto(key):
             return False
-        told_from = self._partitions.told_from(key)
-        return told_from is None or offset < told_from
+        sent_from = self._partitions.sent_from(key)
+        return sent_from is None or offset < sent_from
 
-    async def _catch_up(self, key: LedPartition) -> None:
+    async def _catch_up(self, key: LinkPartition) -> None:
         """Read all that is decided by now, so that markers of what other groups decided wait for nobody.
 
         Of a partition of the offsets topic that is Out-Of-Sync those are told that are about groups of the link.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from isthmus_plugins.replication.partitions import LedPartition, OrderedPlace
+from isthmus_plugins.replication.partitions import LinkPartition, OrderedPlace
 from isthmus_protocol.record_codec import Marker, decode_control
 from isthmus_protocol.records import BatchHeader, Frame
 
@@ -31,16 +31,16 @@ class SentDecision(Protocol):
     again: bool
     """It was there before this process, which may not be the first to tell it."""
 
-    def end_of(self, key: LedPartition) -> int | None:
+    def end_of(self, key: LinkPartition) -> int | None:
         """Its records in a partition stand below this; None: that is not known yet, or nothing stands there."""
 
-    def ends_after(self, key: LedPartition, offset: int) -> bool:
+    def ends_after(self, key: LinkPartition, offset: int) -> bool:
         """Whether what begins at an offset may be of its transaction."""
 
     def is_sent(self, stream: OrderedPlace) -> bool:
         """Whether it comes before whatever the stream sends now, or is on the other side already."""
 
-    def is_there(self, key: LedPartition) -> bool:
+    def is_there(self, key: LinkPartition) -> bool:
         """Whether it is on the other side of a partition's link, or need not be."""
 
 
@@ -72,21 +72,21 @@ class MarkerOrder:
 
     def __init__(
         self,
-        floor: Callable[[LedPartition], int | None],
-        recall: Callable[[LedPartition, int, int], bool] = lambda key, producer_id, epoch: False,
+        floor: Callable[[LinkPartition], int | None],
+        recall: Callable[[LinkPartition, int, int], bool] = lambda key, producer_id, epoch: False,
     ) -> None:
         """``floor(partition)``: from where on markers wait; None: none does. ``recall(partition, producer id, epoch)``:
         have the last decision from before this process told; whether there is one that was not yet."""
         self._floor = floor
         self._recall = recall
-        self._known: dict[tuple[LedPartition, int], list[_Known]] = {}
+        self._known: dict[tuple[LinkPartition, int], list[_Known]] = {}
         """By partition and producer id, in the order of the transaction log."""
         self._producers: dict[OrderedPlace, _Producers] = {}
-        self._waived: dict[LedPartition, int] = {}
-        self._known_upto: dict[LedPartition, int] = {}
+        self._waived: dict[LinkPartition, int] = {}
+        self._known_upto: dict[LinkPartition, int] = {}
         """Below this, a marker of whose decision nothing is known carries out one that need not be told."""
 
-    def decided(self, key: LedPartition, decision: SentDecision) -> None:
+    def decided(self, key: LinkPartition, decision: SentDecision) -> None:
         """A decision lists a partition that this proxy pushes."""
         known = self._known.setdefault((key, decision.producer_id), [])
         known.insert(0 if decision.again else len(known), _Known(decision))
@@ -94,12 +94,12 @@ class MarkerOrder:
         if len(unused) > UNUSED_MAX:
             known.remove(unused[0])
 
-    def is_next(self, key: LedPartition, decision: SentDecision) -> bool:
+    def is_next(self, key: LinkPartition, decision: SentDecision) -> bool:
         """Whether the next marker of its producer in a partition carries this decision out."""
         known = self._known.get((key, decision.producer_id), ())
         return next((each.decision is decision for each in known if each.used_at is None), False)
 
-    def earlier(self, key: LedPartition, decision: SentDecision) -> list[tuple[int, int, int]]:
+    def earlier(self, key: LinkPartition, decision: SentDecision) -> list[tuple[int, int, int]]:
         """Decisions of the same producer before this one, of other epochs, whose markers the follower may not have.
 
         (Epoch of the markers, of the records, end.) They are forgotten when it has (:meth:`forget`).
@@ -113,7 +113,7 @@ class MarkerOrder:
                 found.append((each.decision.producer_epoch, each.decision.data_epoch, end))
         return found
 
-    def forget(self, led: Callable[[OrderedPlace], bool], needs: Callable[[LedPartition], bool]) -> None:
+    def forget(self, led: Callable[[OrderedPlace], bool], needs: Callable[[LinkPartition], bool]) -> None:
         """Forget streams that have ended, and decisions of partitions that need none, or whose markers are there."""
         self._producers = {stream: known for stream, known in self._producers.items() if led(stream)}
         self._waived = {key: offset for key, offset in self._waived.items() if needs(key)}
@@ -127,15 +127,15 @@ class MarkerOrder:
             else:
                 del self._known[place]
 
-    def waive(self, key: LedPartition, offset: int) -> None:
+    def waive(self, key: LinkPartition, offset: int) -> None:
         """Send the marker at an offset all the same."""
         self._waived[key] = offset
 
-    def all_known(self, key: LedPartition, upto: int) -> None:
+    def all_known(self, key: LinkPartition, upto: int) -> None:
         """All decisions are known that markers below ``upto`` carry out and that have to be told."""
         self._known_upto[key] = max(upto, self.known_upto(key))
 
-    def known_upto(self, key: LedPartition) -> int:
+    def known_upto(self, key: LinkPartition) -> int:
         """Up to where that is said of a partition."""
         return self._known_upto.get(key, 0)
 
@@ -166,7 +166,7 @@ class MarkerOrder:
             producers.ended.add(producer_id)
         return True
 
-    def _use(self, key: LedPartition, producer_id: int, used: _Known, offset: int) -> None:
+    def _use(self, key: LinkPartition, producer_id: int, used: _Known, offset: int) -> None:
         """A marker carries a decision out; those before it that no marker did had nothing in the partition."""
         used.used_at = offset
         known = self._known[key, producer_id]

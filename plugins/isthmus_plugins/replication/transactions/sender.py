@@ -15,11 +15,11 @@ from isthmus_control.model import Link
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.pushed import PushedPartitions
-from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds, Connections
+from isthmus_plugins.replication.transactions.abort_coverage import AbortCoverage, Connections
 from isthmus_plugins.replication.transactions.decision import Decision, remote_topic, said
-from isthmus_plugins.replication.transactions.groups_of_decisions import DecisionGroups
+from isthmus_plugins.replication.transactions.groups_of_decisions import GroupsOfDecisions
 from isthmus_plugins.replication.transactions.marker_gate import MarkerGate
 from isthmus_plugins.tasks import Tasks
 
@@ -38,8 +38,8 @@ class DecisionSender:
         context: PluginContext,
         peers: Connections,
         pushed: PushedPartitions,
-        groups_of: DecisionGroups,
-        aborts: AbortEnds,
+        groups_of: GroupsOfDecisions,
+        aborts: AbortCoverage,
         markers: MarkerGate,
         coordinator: Callable[[int], int],
         on_stored: Callable[[Sequence[Decision]], None],
@@ -102,12 +102,12 @@ class DecisionSender:
         places = [
             place
             for place in decision.places
-            if LedPartition(link_name, *place) in self._groups_of.told(decision, place)
+            if LinkPartition(link_name, *place) in self._groups_of.sent_to(decision, place)
         ]
         return link is not None and all(remote_topic(link, topic) is not None for topic, _ in places)
 
     def _connections_for(self, decision: Decision, link_name: str) -> list[LinkConnection]:
-        pushed = (self._pushed.get(LedPartition(link_name, *place)) for place in decision.places)
+        pushed = (self._pushed.get(LinkPartition(link_name, *place)) for place in decision.places)
         pushing = {place.connection for place in pushed if place is not None}
         if not pushing and self._coordinates(decision):
             return self._peers.connections(link_name)[:1]

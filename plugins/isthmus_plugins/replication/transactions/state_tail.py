@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.logs.topic_tail import TailPart, TopicTail
 from isthmus_protocol.records import BatchHeader, Frame
@@ -25,7 +25,7 @@ from isthmus_protocol.transaction_log import (
 log = logging.getLogger("isthmus_plugins.replication")
 
 LANE: Final = "transaction-log"
-SETTLED_S: Final = 10.0
+DRAIN_S: Final = 10.0
 
 
 class _Part(TailPart):
@@ -105,8 +105,8 @@ class TransactionTail(TopicTail[_Part]):
         found = None if known is None else self._decided.get(known.producer_id)
         return found if found is not None and found[1].transactional_id == transactional_id else None
 
-    def is_told(self, producer_id: int) -> None:
-        """What a producer decided before the log was loaded is told again, or a later decision is."""
+    def is_sent_again(self, producer_id: int) -> None:
+        """What a producer decided before the log was loaded is sent again, or a later decision is."""
         found = self._decided.pop(producer_id, None)
         if found is None:
             return
@@ -116,7 +116,7 @@ class TransactionTail(TopicTail[_Part]):
         if part is not None and latest is not None and latest.producer_id == producer_id:
             part.past.discard(transactional_id)
 
-    def completing(self, places: Collection[tuple[str, int]]) -> dict[str, int]:
+    def completing(self, places: Collection[TopicPartition]) -> dict[str, int]:
         """Transactions in some of these partitions that are decided to commit and not completed: where that stands."""
         return {
             transactional_id: part.offsets[transactional_id]
@@ -126,13 +126,13 @@ class TransactionTail(TopicTail[_Part]):
             and not set(transaction.partitions).isdisjoint(places)
         }
 
-    async def settled(self, places: Collection[tuple[str, int]]) -> None:
+    async def drain(self, places: Collection[TopicPartition]) -> None:
         """Return when transactions in these that were decided before the call are carried out.
 
-        Raises BrokerUnavailable: not within :data:`SETTLED_S`, or the transaction log cannot be read.
+        Raises BrokerUnavailable: not within :data:`DRAIN_S`, or the transaction log cannot be read.
         """
         try:
-            async with asyncio.timeout(SETTLED_S):
+            async with asyncio.timeout(DRAIN_S):
                 await self.caught_up()
                 decided = self.completing(places).items()
                 while decided & self.completing(places).items():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from isthmus_control.states import ReasonCode
-from isthmus_control.truncations import MovedPosition, Truncation
+from isthmus_control.truncations import MovedOffset, Truncation
 from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.truncation.ownership import HeldUp, Ownership
@@ -25,7 +25,7 @@ from isthmus_protocol.error_codes import (
 
 log = logging.getLogger("isthmus_plugins.replication")
 
-SETTLE_S: Final = 1.0
+DROP_S: Final = 1.0
 """A coordinator drops the offsets of a deleted topic when it hears of that, maybe after the new one is there."""
 NO_EXPIRY_OF_ITS_OWN: Final = -1
 NOT_A_MEMBER: Final = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID})
@@ -50,7 +50,9 @@ class GroupOffsets:
         committed = await cluster.committed_offsets(groups)
         missing = sorted(set(groups) - committed.keys())
         if missing:
-            raise BrokerUnavailable(f"the positions of {len(missing)} groups cannot be read now, of {missing[0]} first")
+            raise BrokerUnavailable(
+                f"the committed offsets of {len(missing)} groups cannot be read now, of {missing[0]} first"
+            )
         return {
             group: found
             for group, offsets in committed.items()
@@ -79,17 +81,18 @@ class GroupOffsets:
                     raise BrokerUnavailable(f"the coordinator of group {group} answers {answer.error_name}")
                 raise HeldUp(
                     ReasonCode.POSITIONS_NOT_RESTORED,
-                    f"the position of group {group} in partition {partition} cannot be kept ({answer.error_name}): a "
+                    f"the committed offset of group {group} in partition {partition} cannot be kept "
+                    f"({answer.error_name}): a "
                     "group with members takes it only with transaction.partition.verification.enable=false (attach "
                     "with --disable-transaction-verification), or stop its members",
                 )
 
-    async def restore(self, truncation: Truncation, before: OffsetsOfGroups) -> list[MovedPosition]:
+    async def restore(self, truncation: Truncation, before: OffsetsOfGroups) -> list[MovedOffset]:
         """Give groups what they had committed, where the new topic has it; what was beyond the cut is moved there.
 
         Raises HeldUp, NotOwner, BrokerUnavailable.
         """
-        moved: list[MovedPosition] = []
+        moved: list[MovedOffset] = []
         wanted: dict[str, dict[int, tuple[int, str]]] = {}
         for group, offsets in sorted(before.items()):
             for partition, (offset, metadata) in sorted(offsets.items()):
@@ -97,10 +100,10 @@ class GroupOffsets:
                 end = offset if cut is None else min(offset, cut.offset)
                 wanted.setdefault(group, {})[partition] = (end, metadata)
                 if end < offset:
-                    moved.append(MovedPosition(group, partition, offset, end))
+                    moved.append(MovedOffset(group, partition, offset, end))
         while missing := await self._missing(truncation, wanted):
             await self.commit(truncation, missing)
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(DROP_S)
         for each in moved:
             log.warning(
                 "group position moved to the cut",

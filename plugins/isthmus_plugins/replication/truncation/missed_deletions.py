@@ -69,7 +69,7 @@ class MissedDeletions(Part):
                 until = self._doubted(stream)
                 if until is not None:
                     try:
-                        await self._settle(stream, until)
+                        await self._resolve(stream, until)
                     except (
                         BrokerUnavailable,
                         KafkaRefused,
@@ -99,7 +99,7 @@ class MissedDeletions(Part):
         until = None if record is None else record.doubted.get(stream.partition)
         return until if until is not None and stream.follower_log.end >= until else None
 
-    async def _settle(self, stream: FollowerStream, until: int) -> None:
+    async def _resolve(self, stream: FollowerStream, until: int) -> None:
         """Compare a partition, and record what came of it."""
         for again in range(COMPARED_TIMES):
             if again:

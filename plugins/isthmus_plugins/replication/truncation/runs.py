@@ -128,9 +128,9 @@ class Truncations(Part):
         if not truncation.follows or truncation.new_topic_id != topic_id or truncation.stuck is not None:
             return
         if topic not in self._begun:
-            self._begun[topic] = self._tasks.start(f"stuck-{topic}", self._tell_stuck(truncation, topic_id, why))
+            self._begun[topic] = self._tasks.start(f"stuck-{topic}", self._report_stuck(truncation, topic_id, why))
 
-    async def _tell_stuck(self, truncation: Truncation, topic_id: str, why: Reason) -> None:
+    async def _report_stuck(self, truncation: Truncation, topic_id: str, why: Reason) -> None:
         extra = {"topic": truncation.topic, "code": why.code, "detail": why.message}
         try:
             await self._context.control.append(StopCatchingUp(truncation.topic, truncation.topic_id, topic_id, why))

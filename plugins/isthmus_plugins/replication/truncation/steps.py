@@ -16,7 +16,7 @@ from typing import Final
 from isthmus_control.model import Reason
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import (
-    MOVED_POSITIONS_MAX,
+    MOVED_OFFSETS_MAX,
     PartitionCut,
     PartitionView,
     SalvageFile,
@@ -24,7 +24,7 @@ from isthmus_control.truncations import (
     Truncation,
     TruncationPhase,
 )
-from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import MARKED, Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -46,7 +46,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 REFILLED_AT_ONCE: Final = 8
 """Partitions."""
-SETTLE_TRIES_MAX: Final = 30
+IDLE_TRIES_MAX: Final = 30
 ENFORCE_TIMEOUT_S: Final = 60.0
 """How long the other proxies may take to keep clients waiting, before the control log is told."""
 POLL_S: Final = 0.1
@@ -169,13 +169,13 @@ class TruncationSteps:
         await self._ownership.confirm(truncation)
         await cluster.alter_topic_configs(truncation.topic, FREEZING)
         places = [(truncation.topic, partition) for partition in range(len(info.partitions))]
-        before: Mapping[tuple[str, int], int] = {}
-        settled_from = self._clock.monotonic()
-        for _ in range(SETTLE_TRIES_MAX):
+        before: Mapping[TopicPartition, int] = {}
+        idle_since = self._clock.monotonic()
+        for _ in range(IDLE_TRIES_MAX):
             ends = await cluster.log_ends(places)
             if ends != before or len(ends) < len(places):
-                settled_from, before = self._clock.monotonic(), ends
-            elif self._clock.monotonic() - settled_from >= LOST_REQUEST_MARGIN_S:
+                idle_since, before = self._clock.monotonic(), ends
+            elif self._clock.monotonic() - idle_since >= LOST_REQUEST_MARGIN_S:
                 behind = [place for place in places if await cluster.high_watermark(*place) < ends[place]]
                 if not behind:
                     return {place[1]: ends[place] for place in places}
@@ -389,14 +389,14 @@ class TruncationSteps:
             await self._ownership.advance(truncation, _P.REFILLING)
         elif truncation.phase is _P.REFILLING:
             log.error("spool lost, the source is followed from its start", extra=why)
-            await self._settled(truncation)
+            await self._drain(truncation)
             await self._ownership.advance(truncation, _P.CATCHING_UP)
         elif truncation.phase is _P.RESTORING:
             groups = "some" if truncation.layout is None else truncation.layout.groups
             log.error("group positions lost with the spool", extra={**why, "groups": groups})
             await self._ownership.advance(truncation, _P.CLEANING, positions_lost=True)
 
-    async def _settled(self, truncation: Truncation) -> None:
+    async def _drain(self, truncation: Truncation) -> None:
         """Return when no append of whoever refilled can land any more."""
         for partition in range(len(truncation.partitions)):
             await self._context.cluster.log_end(truncation.topic, partition)
@@ -440,7 +440,7 @@ class TruncationSteps:
         manifest = await self._whole_spool(truncation).manifest()
         moved = await self._group_offsets.restore(truncation, manifest.positions)
         await self._ownership.advance(
-            truncation, _P.CLEANING, moved=tuple(moved[:MOVED_POSITIONS_MAX]), moved_count=len(moved)
+            truncation, _P.CLEANING, moved=tuple(moved[:MOVED_OFFSETS_MAX]), moved_count=len(moved)
         )
 
     async def _clean(self, truncation: Truncation) -> None:

@@ -325,7 +325,7 @@ def test_the_offsets_topic_is_led_with_groups(log: Log) -> None:
     assert log.states() == {(OFFSETS, 0): IN}  # the other one never got there
 
 
-def test_who_records_positions_knows_all_groups_and_topics_that_have_them(log: Log) -> None:
+def test_who_records_committed_offsets_knows_all_groups_and_topics_that_have_them(log: Log) -> None:
     log.ok(c.AttachNamespace("ab", GROUP, "out-", "out-", LEADER, create_missing=True))
     for kind, prefix in ((GROUP, "more-"), (TOPIC, "more-")):
         seen = log.state.applied_offset
@@ -334,7 +334,7 @@ def test_who_records_positions_knows_all_groups_and_topics_that_have_them(log: L
     log.ok(log.record(IN, topic=OFFSETS))
 
 
-def test_records_of_positions_end_with_the_last_group_namespace(log: Log) -> None:
+def test_records_of_committed_offsets_end_with_the_last_group_namespace(log: Log) -> None:
     for prefix in ("out-", "more-"):
         log.ok(c.AttachNamespace("ab", GROUP, prefix, prefix, LEADER, create_missing=True))
     log.ok(log.record(IN, topic=OFFSETS))

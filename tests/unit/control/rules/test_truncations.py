@@ -20,7 +20,7 @@ from isthmus_control.truncations import (
     PAST_TRUNCATIONS_MAX,
     TRUNCATION_TRANSITIONS,
     WITHHELD,
-    MovedPosition,
+    MovedOffset,
     PartitionCut,
     PartitionView,
     SalvageFile,
@@ -97,7 +97,7 @@ class Log:
             P.SPOOLING: {"salvaged": SAFE},
             P.RECREATING: {"attempt": "1"},
             P.REFILLING: {"new_topic_id": self.uid()},
-            P.CLEANING: {"moved": (MovedPosition("g", 0, 104, 100),), "moved_count": 1},
+            P.CLEANING: {"moved": (MovedOffset("g", 0, 104, 100),), "moved_count": 1},
         }.get(phase, {})
 
     def at(self, phase: TruncationPhase) -> Log:

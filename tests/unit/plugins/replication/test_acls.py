@@ -179,7 +179,7 @@ def test_what_somebody_deletes_past_the_proxies_comes_back() -> None:
         await attach(two)
         await settled(two, there(ONE))
         two.clusters["B"].set_acls()
-        await asyncio.sleep(acls.TELL_AGAIN_S)
+        await asyncio.sleep(acls.PUSH_AGAIN_S)
         await settled(two, there(ONE))
 
     on_two(scenario)

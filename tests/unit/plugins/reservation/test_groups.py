@@ -113,7 +113,7 @@ def test_a_transactional_commit(plugin: ReservationPlugin, version: int) -> None
 
 
 def test_local_topics_of_the_same_group_go_through(plugin: ReservationPlugin) -> None:
-    """Topics of another link are local to this one: nobody else knows the group's positions in them."""
+    """Topics of another link are local to this one: nobody else knows the group's committed offsets in them."""
     assert decide(plugin, commit("app-1", "local", "other-a")) is None
     request = commit("app-1", "local", "orders-a", "other-a")
     verdict = decide(plugin, request)
@@ -154,7 +154,7 @@ def test_a_commit_by_topic_id(plugin: ReservationPlugin, process: Process) -> No
     assert {code for found in codes(request, decide(plugin, request)).values() for code in found} == {LOADING}
 
 
-def test_positions_of_a_group_that_follows_are_not_deleted(plugin: ReservationPlugin) -> None:
+def test_committed_offsets_of_a_group_that_follows_are_not_deleted(plugin: ReservationPlugin) -> None:
     values = {"group_id": "app-1", "topics": [{"name": "orders-a", "partitions": [{"partition_index": 0}]}]}
     request = request_of(ApiKey.OFFSET_DELETE, 0, values)
     assert codes(request, decide(plugin, request)) == {"orders-a": [POLICY_VIOLATION]}
@@ -210,7 +210,7 @@ def test_a_commit_makes_no_reserved_group(plugin: ReservationPlugin, process: Pr
     assert decide(plugin, txn_commit("held-1", "orders-a")) is None
 
 
-def test_positions_of_reserved_groups_are_not_deleted(plugin: ReservationPlugin, process: Process) -> None:
+def test_committed_offsets_of_reserved_groups_are_not_deleted(plugin: ReservationPlugin, process: Process) -> None:
     process.groups = {"held-1"}
     values = {"group_id": "held-1", "topics": [{"name": "local", "partitions": [{"partition_index": 0}]}]}
     request = request_of(ApiKey.OFFSET_DELETE, 0, values)

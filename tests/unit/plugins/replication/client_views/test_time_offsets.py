@@ -16,7 +16,7 @@ from support.replicas import Replicas
 from isthmus_control.commands import CloseProvenance, OpenProvenance, PartitionOffset, SetFollowerTopic
 from isthmus_control.model import TopicState
 from isthmus_plugins.api import Client, Hold, Replace, Request
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.replication.client_views import time_offsets
 from isthmus_plugins.replication.client_views.time_offsets import MAX_TIMESTAMP, TimeOffsets
 from isthmus_plugins.replication.link import calls
@@ -83,7 +83,7 @@ def following(
     asyncio.run(run())
 
 
-def request(version: int, times: dict[tuple[str, int], int]) -> Request:
+def request(version: int, times: dict[TopicPartition, int]) -> Request:
     topics: dict[str, list[dict[str, int]]] = {}
     for (topic, partition), time in times.items():
         topics.setdefault(topic, []).append({"partition_index": partition, "timestamp": time})
@@ -105,7 +105,7 @@ def request(version: int, times: dict[tuple[str, int], int]) -> Request:
         {("other", 0): MAX_TIMESTAMP, PLACE: -1},
     ],
 )
-def test_what_needs_no_correction_passes_untouched(times: dict[tuple[str, int], int]) -> None:
+def test_what_needs_no_correction_passes_untouched(times: dict[TopicPartition, int]) -> None:
     async def work(offsets: TimeOffsets, replicas: Replicas) -> None:
         for version in VERSIONS:
             assert offsets.on_list_offsets(request(version, times)) is None

@@ -11,7 +11,7 @@ from support.api_requests import request
 from isthmus_control.control_state import ControlState
 from isthmus_control.truncations import Succession
 from isthmus_plugins.api import Client, Replace, Request, Verdict
-from isthmus_plugins.replication.client_views.topic_id_aliases import FormerIds
+from isthmus_plugins.replication.client_views.topic_id_aliases import TopicIdAliases
 from isthmus_protocol.messages import (
     build_response,
     decode_request,
@@ -27,8 +27,8 @@ def made_anew(former: uuid.UUID, successor: uuid.UUID, *cuts: int) -> Succession
     return Succession(str(former), str(successor), cuts)
 
 
-def hooks(*chain: Succession) -> FormerIds:
-    found = FormerIds()
+def hooks(*chain: Succession) -> TopicIdAliases:
+    found = TopicIdAliases()
     found.control_changed(ControlState("B", successions={"t": chain} if chain else {}))
     return found
 
@@ -99,7 +99,7 @@ def test_what_names_no_former_id_passes() -> None:
     assert hooks().on_offset_fetch(nonsense) is None
 
 
-def test_each_group_is_told_its_positions_by_the_ids_that_it_named() -> None:
+def test_each_group_is_told_its_committed_offsets_by_the_ids_that_it_named() -> None:
     found = hooks(made_anew(FIRST, LAST, 100))
 
     def asking(groups: dict[str, uuid.UUID | None]) -> Request:

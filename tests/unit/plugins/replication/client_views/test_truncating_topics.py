@@ -14,7 +14,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Reason
 from isthmus_control.truncations import PartitionCut, PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.api import Answer, Client, Close, Hold, Replace, Request, Verdict
-from isthmus_plugins.replication.client_views.truncating_topics import WithheldTopics
+from isthmus_plugins.replication.client_views.truncating_topics import TruncatingTopics
 from isthmus_protocol.messages import (
     build_response,
     decode_request,
@@ -46,13 +46,13 @@ def truncation(phase: TruncationPhase = P.REFILLING, **more: Any) -> Truncation:
     )
 
 
-def withheld(*under_way: Truncation, past: Iterable[Truncation] = ()) -> WithheldTopics:
-    hooks = WithheldTopics()
+def withheld(*under_way: Truncation, past: Iterable[Truncation] = ()) -> TruncatingTopics:
+    hooks = TruncatingTopics()
     show(hooks, *under_way, past=past)
     return hooks
 
 
-def show(hooks: WithheldTopics, *under_way: Truncation, past: Iterable[Truncation] = ()) -> None:
+def show(hooks: TruncatingTopics, *under_way: Truncation, past: Iterable[Truncation] = ()) -> None:
     hooks.control_changed(
         ControlState("B", truncations={each.topic: each for each in under_way}, past_truncations=tuple(past))
     )
@@ -141,7 +141,7 @@ def positions(api_key: int, version: int, topics: dict[str, uuid.UUID]) -> Reque
         for version in versions(api_key)
     ],
 )
-def test_positions_of_a_withheld_topic_are_asked_again(api_key: int, version: int, code: int) -> None:
+def test_committed_offsets_of_a_withheld_topic_are_asked_again(api_key: int, version: int, code: int) -> None:
     hooks = withheld(truncation())
     names = {"t": OLD}
     asked = request_of(api_key, version, names)
@@ -164,7 +164,7 @@ def request_of(api_key: int, version: int, topics: dict[str, uuid.UUID]) -> Requ
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
-def test_groups_ask_again_for_their_positions(version: int) -> None:
+def test_groups_ask_again_for_their_committed_offsets(version: int) -> None:
     hooks = withheld(truncation())
 
     def asking(topics: list[str] | None) -> Request:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.group_replicas import PLACE, in_replicas, log, position, until_at
+from support.group_replicas import PLACE, committed_at, in_replicas, log, until_at
 from support.offsets import commit, deleted
 from support.replicas import LINK, Replicas
 
@@ -30,14 +30,14 @@ def at_source(replicas: Replicas, offset: int | None, metadata: str = "") -> Non
         replicas.a.offsets["app-1"].clear()
     else:
         log(replicas, commit("app-1", "local-t", offset, metadata=metadata))
-        replicas.a.offsets["app-1"] = {SOURCE: position(offset, metadata), ("alien", 0): position(1)}
+        replicas.a.offsets["app-1"] = {SOURCE: committed_at(offset, metadata), ("alien", 0): committed_at(1)}
 
 
 def test_equal_from_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         at_source(replicas, 7, "m")
-        await until_at(replicas, {PLACE: position(7, "m")})
-        replicas.b.offsets["far-app-1"]["own", 0] = position(3)
+        await until_at(replicas, {PLACE: committed_at(7, "m")})
+        replicas.b.offsets["far-app-1"]["own", 0] = committed_at(3)
         for end, group, remote in (("A", "app-1", "far-app-1"), ("B", "far-app-1", "app-1")):
             verdict = await verify(replicas, end)
             assert verdict == GroupVerdict(group=group, remote_group=remote, equal=True, positions=1, waiting=0)
@@ -48,9 +48,9 @@ def test_equal_from_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         at_source(replicas, 7)
-        await until_at(replicas, {PLACE: position(7)})
+        await until_at(replicas, {PLACE: committed_at(7)})
         monkeypatch.setattr(replicas.ends["B"].group_follower, "_begin", lambda *_: None)  # nothing mends it now
-        replicas.b.offsets["far-app-1"][PLACE] = position(9, "rogue")
+        replicas.b.offsets["far-app-1"][PLACE] = committed_at(9, "rogue")
         verdict = await verify(replicas, "A")
         assert not verdict.equal
         assert verdict.difference == "local-t-0: the source has 7, the follower has 9 with metadata 'rogue'"
@@ -58,7 +58,7 @@ def test_a_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         verdict = await verify(replicas, "B")
         assert verdict.difference == "remote-t-0: the source has 7, the follower has none"
         at_source(replicas, None)
-        replicas.b.offsets["far-app-1"] = {PLACE: position(7)}
+        replicas.b.offsets["far-app-1"] = {PLACE: committed_at(7)}
         verdict = await verify(replicas, "A")
         assert verdict.difference == "local-t-0: the source has none, the follower has 7"
 
@@ -83,7 +83,7 @@ def test_committed_offsets_are_listed_from_both_ends(monkeypatch: pytest.MonkeyP
 
     async def test(replicas: Replicas) -> None:
         at_source(replicas, 7)
-        await until_at(replicas, {PLACE: position(7)})
+        await until_at(replicas, {PLACE: committed_at(7)})
         at_source(replicas, 11)  # beyond the follower's data
         for end, group, remote, topic in (
             ("A", "app-1", "far-app-1", "local-t"),

@@ -14,7 +14,14 @@ from isthmus_control.commands import Body, DetachNamespace, RecordSourceEpochs
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType
 from isthmus_control.outcome import Outcome, Rejected, Rejection
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, ProduceResult, ProducerState, TransactionMarkers
+from isthmus_plugins.cluster import (
+    BrokerUnavailable,
+    KafkaRefused,
+    ProduceResult,
+    ProducerState,
+    TopicPartition,
+    TransactionMarkers,
+)
 from isthmus_plugins.replication.follower import follower_end as module
 from isthmus_plugins.replication.follower import writers
 from isthmus_plugins.replication.follower.log import LogState
@@ -42,10 +49,10 @@ def answering(monkeypatch: pytest.MonkeyPatch, code: int, name: str, times: int)
 
     async def refuse(
         self: FakeProduceConnection,
-        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        requests: Sequence[Mapping[TopicPartition, bytes]],
         timeout_ms: int,
         transactional_id: str | None = None,
-    ) -> list[dict[tuple[str, int], ProduceResult]]:
+    ) -> list[dict[TopicPartition, ProduceResult]]:
         if len(asked) >= times:
             return await produce(self, requests, timeout_ms, transactional_id)
         asked.extend(whole_header(data) for batches in requests for data in batches.values())
@@ -98,10 +105,10 @@ def lose_first(monkeypatch: pytest.MonkeyPatch, lost: Callable[[bytes], None]) -
 
     async def lose(
         self: FakeProduceConnection,
-        requests: Sequence[Mapping[tuple[str, int], bytes]],
+        requests: Sequence[Mapping[TopicPartition, bytes]],
         timeout_ms: int,
         transactional_id: str | None = None,
-    ) -> list[dict[tuple[str, int], ProduceResult]]:
+    ) -> list[dict[TopicPartition, ProduceResult]]:
         nonlocal first
         if not first:
             return await produce(self, requests, timeout_ms, transactional_id)
@@ -359,7 +366,7 @@ def test_markers_of_which_some_were_written_are_no_divergence(monkeypatch: pytes
 
         async def part(
             self: FakeProduceConnection, markers: Sequence[TransactionMarkers], timeout_ms: int
-        ) -> dict[tuple[str, int], ProduceResult]:
+        ) -> dict[TopicPartition, ProduceResult]:
             asked.append(markers[0].times)
             if len(asked) == 1:  # the in-sync replicas become too few meanwhile
                 await write_markers(self, [markers[0]._replace(times=4)], timeout_ms)

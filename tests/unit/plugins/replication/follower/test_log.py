@@ -482,7 +482,7 @@ class TestNextStep:
         log.appended(0)
         log.offer(three(9))
         self.check(log, Step.ASK_ENDED)
-        log.settle(tuple(log.doubtful), ())
+        log.resolve(tuple(log.doubtful), ())
         self.check(log, Step.WRITE)
 
     def test_a_marker_waits_for_its_decision(self) -> None:
@@ -752,7 +752,7 @@ class TestGaps:
         log.offer(memoryview(seal(emptied, b"")))
         assert log.take() is None
         assert log.doubtful == {translate(7, 3): 0}
-        log.settle([translate(7, 3)], [translate(7, 3)])
+        log.resolve([translate(7, 3)], [translate(7, 3)])
         assert log.take() == Mark(3, 4, translate(7, 3), 0, False, 0, True)
 
     def test_a_producer_that_begins_again_has_not_ended(self) -> None:
@@ -762,7 +762,7 @@ class TestGaps:
         taken(log)
         log.appended(0)
         log.offer(three(4, base_sequence=3, **header))
-        log.settle(log.doubtful, [translate(7, 3)])
+        log.resolve(log.doubtful, [translate(7, 3)])
         assert log.take() == Mark(3, 4, translate(7, 3), 0, False, 0, True)
         log.marked()
         log.resume(0, 4, {translate(7, 3): ProducerState(0, 2, 0, -1)})

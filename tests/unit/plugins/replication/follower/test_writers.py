@@ -11,7 +11,7 @@ from support.fake_cluster import FakeProduceConnection, run_simulated
 from support.partition_log import Partition
 from support.replicas import Replicas
 
-from isthmus_plugins.cluster import ProduceResult
+from isthmus_plugins.cluster import ProduceResult, TopicPartition
 from isthmus_plugins.replication.follower.writers import PATIENCE_S
 
 PARTITIONS = 3
@@ -29,10 +29,10 @@ class Broker:
 
         async def held(
             connection: FakeProduceConnection,
-            requests: Sequence[Mapping[tuple[str, int], bytes]],
+            requests: Sequence[Mapping[TopicPartition, bytes]],
             timeout_ms: int,
             transactional_id: str | None = None,
-        ) -> list[dict[tuple[str, int], ProduceResult]]:
+        ) -> list[dict[TopicPartition, ProduceResult]]:
             answers = await produce(connection, requests, timeout_ms, transactional_id)
             self.requests.append({partition for _, partition in requests[0]})
             if self._hold:

@@ -6,30 +6,30 @@ import random
 
 import pytest
 
-from isthmus_plugins.replication.groups.applied_offsets import AppliedPositions
+from isthmus_plugins.replication.groups.applied_offsets import AppliedOffsets
 
 P, Q = ("t", 0), ("t", 1)
 
 
 def test_a_part_is_applied_when_all_of_it_is_there() -> None:
-    applied = AppliedPositions()
+    applied = AppliedOffsets()
     assert applied.upto == -1
-    applied.told([("g", P), ("g", Q)], 10)
+    applied.received([("g", P), ("g", Q)], 10)
     assert not applied.advance()
     applied.has("g", P)
     assert not applied.advance()
     applied.has("g", Q)
     assert applied.advance()
     assert applied.upto == 10
-    applied.told([], 12)
+    applied.received([], 12)
     assert applied.advance()
     assert applied.upto == 12
 
 
 def test_what_is_there_first_waits_for_what_was_told_before() -> None:
-    applied = AppliedPositions()
-    applied.told([("g", P)], 10)
-    applied.told([("h", P)], 11)
+    applied = AppliedOffsets()
+    applied.received([("g", P)], 10)
+    applied.received([("h", P)], 11)
     applied.has("h", P)
     assert not applied.advance()
     applied.has("g", P)
@@ -37,23 +37,23 @@ def test_what_is_there_first_waits_for_what_was_told_before() -> None:
     assert applied.upto == 11
 
 
-def test_a_newer_position_stands_for_those_before_it() -> None:
-    applied = AppliedPositions()
+def test_a_newer_committed_offset_stands_for_those_before_it() -> None:
+    applied = AppliedOffsets()
     for upto in (10, 11, 12):
-        applied.told([("g", P)], upto)
+        applied.received([("g", P)], upto)
     applied.has("g", P, 2)  # it was asked for when two parts had been told
     assert applied.advance()
     assert applied.upto == 11
-    applied.settle("g", lambda what: what == P)
+    applied.resolve("g", lambda what: what == P)
     assert applied.advance()
     assert applied.upto == 12
 
 
 def test_what_was_still_open_is_stored_before_a_part_counts() -> None:
-    applied = AppliedPositions()
-    applied.told([("g", "p")], 10)
-    applied.told([("g", "q")], 20, 15, {7: 15})
-    applied.told([], 30)
+    applied = AppliedOffsets()
+    applied.received([("g", "p")], 10)
+    applied.received([("g", "q")], 20, 15, {7: 15})
+    applied.received([], 30)
     assert applied.to_store() is None
     applied.has("g", "q")
     assert applied.to_store() is None
@@ -63,17 +63,17 @@ def test_what_was_still_open_is_stored_before_a_part_counts() -> None:
     assert applied.to_store() is None, "it is under way"
     assert not applied.advance()
     applied.stored()
-    assert (applied.advance(), applied.upto, applied.settled) == (True, 30, -1)
+    assert (applied.advance(), applied.upto, applied.stable_offset) == (True, 30, -1)
 
 
 def test_a_part_that_is_not_the_last_to_its_offset_confirms_nothing() -> None:
-    applied = AppliedPositions()
-    applied.told([], None)
+    applied = AppliedOffsets()
+    applied.received([], None)
     assert not applied.advance()
-    applied.told([("g", P)], 10)
-    applied.settle("g", lambda what: False)
+    applied.received([("g", P)], 10)
+    applied.resolve("g", lambda what: False)
     assert not applied.advance()
-    applied.settle("g", lambda what: True)
+    applied.resolve("g", lambda what: True)
     assert applied.advance()
     assert applied.upto == 10
 
@@ -81,14 +81,14 @@ def test_a_part_that_is_not_the_last_to_its_offset_confirms_nothing() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_applied_before_it_is_there(seed: int) -> None:
     chance = random.Random(seed)
-    applied, keys = AppliedPositions(), [("g", P), ("g", Q), ("h", P)]
+    applied, keys = AppliedOffsets(), [("g", P), ("g", Q), ("h", P)]
     wanted: dict[tuple[str, object], int] = {}
     has: dict[tuple[str, object], int] = {}
     by_upto: dict[int, dict[tuple[str, object], int]] = {}
     for upto in range(60):
-        told = chance.sample(keys, chance.randint(0, 3))
-        wanted |= dict.fromkeys(told, applied.number + 1)
-        applied.told(told, upto)
+        received = chance.sample(keys, chance.randint(0, 3))
+        wanted |= dict.fromkeys(received, applied.number + 1)
+        applied.received(received, upto)
         by_upto[upto] = dict(wanted)
         for key in chance.sample(keys, chance.randint(0, 3)):
             number = chance.randint(has.get(key, 0), applied.number)

@@ -12,7 +12,7 @@ from support.fake_cluster import run_simulated
 from isthmus_plugins.cluster import CommittedOffset
 from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
-from isthmus_plugins.replication.in_doubt.pending_offsets import PendingPosition
+from isthmus_plugins.replication.in_doubt.pending_offsets import PendingOffset
 from isthmus_plugins.replication.in_doubt.store import Entry
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.tasks import Tasks
@@ -67,12 +67,12 @@ class Scene:
     def begin(self) -> None:
         self.confirmations.begin(KEY, self.connection, EPOCH, PARTITIONS)
 
-    def told(self, upto: calls.Upto, *pending: PendingPosition, waited: list[tuple[str, Any]] = WAITED) -> None:
-        self.confirmations.told(KEY, upto, pending, waited)
+    def told(self, upto: calls.Upto, *pending: PendingOffset, waited: list[tuple[str, Any]] = WAITED) -> None:
+        self.confirmations.received(KEY, upto, pending, waited)
 
     async def confirmed(self) -> list[int]:
         """What was confirmed since this was asked last, after all that is under way."""
-        self.confirmations.tell([KEY])
+        self.confirmations.report([KEY])
         await asyncio.sleep(0.1)
         said = list(self.connection.confirmed)
         self.connection.confirmed.clear()
@@ -96,10 +96,10 @@ def group() -> FollowedGroup:
 def test_what_is_not_asked_for_is_not_confirmed() -> None:
     async def work(scene: Scene) -> None:
         assert KEY not in scene.confirmations
-        assert scene.confirmations.told_so_far(KEY) is None
-        scene.confirmations.settle(group())
+        assert scene.confirmations.received_so_far(KEY) is None
+        scene.confirmations.resolve(group())
         assert await scene.confirmed() == []
-        assert scene.confirmations.settled(*KEY) == -1
+        assert scene.confirmations.stable_offset(*KEY) == -1
         assert list(scene.confirmations.confirmed_over()) == []
 
     on_scene(work)
@@ -109,13 +109,13 @@ def test_a_commit_is_confirmed_when_the_coordinator_has_taken_it() -> None:
     async def work(scene: Scene) -> None:
         scene.begin()
         scene.told(calls.Upto(10, settled=8))
-        so_far = scene.confirmations.told_so_far(KEY)
+        so_far = scene.confirmations.received_so_far(KEY)
         assert so_far is not None
         scene.told(calls.Upto(11, settled=11))
         assert await scene.confirmed() == []
         scene.confirmations.has(so_far, group(), [T])
         assert await scene.confirmed() == [10], "what was told after the request began is not there by it"
-        assert scene.confirmations.settled(*KEY) == 8
+        assert scene.confirmations.stable_offset(*KEY) == 8
         assert await scene.confirmed() == []
         assert list(scene.confirmations.confirmed_over()) == [(scene.connection, PARTITION, PARTITIONS)]
 
@@ -130,10 +130,10 @@ def test_what_the_coordinator_was_found_to_have_is_confirmed() -> None:
         read.want(T, wanted, 0.0)
         read.want(U, wanted, 0.0)
         read.found({T: wanted}, False, 1.0, 100.0)
-        scene.confirmations.settle(read)
+        scene.confirmations.resolve(read)
         assert await scene.confirmed() == []
         read.found({T: wanted, U: wanted}, False, 2.0, 100.0)
-        scene.confirmations.settle(read)
+        scene.confirmations.resolve(read)
         assert await scene.confirmed() == [10]
 
     on_scene(work)
@@ -143,7 +143,7 @@ def test_who_tells_anew_is_confirmed_anew() -> None:
     async def work(scene: Scene) -> None:
         scene.begin()
         scene.told(calls.Upto(10))
-        before = scene.confirmations.told_so_far(KEY)
+        before = scene.confirmations.received_so_far(KEY)
         assert before is not None
         scene.confirmations.end(KEY)
         scene.begin()
@@ -158,7 +158,7 @@ def test_what_open_transactions_have_committed_counts_when_it_is_stored() -> Non
     async def work(scene: Scene) -> None:
         scene.begin()
         scene.store.open.clear()
-        scene.told(calls.Upto(10, settled=9), PendingPosition(5, 0, "far-a", T, 4, "m", 9), waited=[])
+        scene.told(calls.Upto(10, settled=9), PendingOffset(5, 0, "far-a", T, 4, "m", 9), waited=[])
         assert await scene.confirmed() == []
         scene.store.open.set()
         await asyncio.sleep(0.1)
@@ -195,6 +195,6 @@ def test_nothing_is_said_over_a_connection_that_is_gone() -> None:
         scene.told(calls.Upto(10), waited=[])
         scene.connection.lost = True
         assert await scene.confirmed() == []
-        assert scene.confirmations.settled(*KEY) == -1
+        assert scene.confirmations.stable_offset(*KEY) == -1
 
     on_scene(work)

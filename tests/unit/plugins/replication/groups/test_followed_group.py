@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import (
     BEYOND_FOLLOWER_END,
     COMPARE_INTERVAL_S,
@@ -25,7 +27,7 @@ def at(offset: int, metadata: str = "") -> CommittedOffset:
     return CommittedOffset(offset, metadata)
 
 
-def a_group(has: dict[tuple[str, int], CommittedOffset] | None = None, **wanted: CommittedOffset) -> FollowedGroup:
+def a_group(has: dict[TopicPartition, CommittedOffset] | None = None, **wanted: CommittedOffset) -> FollowedGroup:
     """A group that was read at time 0; ``wanted`` by partition: a for A, b for B."""
     group = FollowedGroup("a-to-b", "far-app-1", 7)
     for name, offset in wanted.items():
@@ -37,11 +39,11 @@ def a_group(has: dict[tuple[str, int], CommittedOffset] | None = None, **wanted:
 
 def test_what_differs_is_committed_and_what_nobody_wants_is_deleted() -> None:
     group = a_group({A: at(3), B: at(4)}, a=at(5))
-    assert not group.settled
+    assert not group.idle
     assert group.plan({A: 10, B: 10}, {}, 1.0, {A: 10, B: 10}) == Plan({A: at(5)}, {}, {B}, False)
     group.committed({A: at(5)}, 2.0, RENEWAL_S)
     group.deleted([B])
-    assert group.settled
+    assert group.idle
     assert not group.plan({}, {}, 3.0)
 
 
@@ -53,11 +55,13 @@ def test_nothing_is_deleted_before_all_was_told() -> None:
     assert not group.plan({}, {}, 1.0, whole=False)
     assert group.plan({}, {}, 1.0) == Plan({}, {}, set(), True)
     group.has_others = True
-    assert not group.plan({}, {}, 1.0), "it has positions in topics of its own"
+    assert not group.plan({}, {}, 1.0), "it has committed offsets in topics of its own"
 
 
-@pytest.mark.parametrize(("ends", "said"), [({A: 4}, "ends at 4, the group's position is 5"), ({}, "cannot be read")])
-def test_a_commit_ahead_of_the_data_waits_for_it(ends: dict[tuple[str, int], int], said: str) -> None:
+@pytest.mark.parametrize(
+    ("ends", "said"), [({A: 4}, "ends at 4, the group's committed offset is 5"), ({}, "cannot be read")]
+)
+def test_a_commit_ahead_of_the_data_waits_for_it(ends: dict[TopicPartition, int], said: str) -> None:
     group = a_group({}, a=at(5))
     assert not group.plan(ends, {}, 1.0)
     waiting = group.waiting(10.0)
@@ -100,7 +104,8 @@ def test_what_is_beyond_the_log_is_moved_into_it() -> None:
     assert group.to_check == [], "it has been looked at"
 
 
-def test_a_request_in_doubt_makes_nothing_certain_until_it_can_land_no_more() -> None:
+def test_a_request_in_doubt_makes_nothing_certain_until_it_can_land_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)  # the first renewal may be due before the rest
     group = a_group({A: at(5)}, a=at(5))
     assert group.has_as_wanted(A)
     group.in_doubt(30.0)
@@ -114,7 +119,7 @@ def test_a_request_in_doubt_makes_nothing_certain_until_it_can_land_no_more() ->
     assert group.due_at == 31.0 + COMPARE_INTERVAL_S
 
 
-def test_positions_are_renewed_before_they_expire() -> None:
+def test_committed_offsets_are_renewed_before_they_expire() -> None:
     group = a_group({}, a=at(5))
     assert group.plan({A: 10}, {}, 1.0).commit == {A: at(5)}
     group.committed({A: at(5)}, 1.0, RENEWAL_S)

@@ -1,4 +1,4 @@
-"""What a followed group waits for, and why; when positions are committed again."""
+"""What a followed group waits for, and why; when committed offsets are committed again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.fake_groups import RETENTION_MS
-from support.group_replicas import PLACE, in_replicas, log, position, status, until_at
+from support.group_replicas import PLACE, committed_at, in_replicas, log, status, until_at
 from support.offsets import commit, deleted, group_gone
 from support.replicas import LINK, Replicas
 
@@ -16,11 +16,11 @@ from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, Reason, ResourceType, Role
 from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
-from isthmus_plugins.cluster import CommittedOffset, Refused
+from isthmus_plugins.cluster import CommittedOffset, Refused, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import FIRST_RENEWAL_MAX_S, FollowedGroup, Pending, Plan
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 OTHER = ("remote-t", 1)
@@ -32,69 +32,69 @@ def followed(**has: CommittedOffset) -> FollowedGroup:
     return group
 
 
-def plan(group: FollowedGroup, ends: dict[tuple[str, int], int] | None = None, now: float = 100.0) -> Plan:
+def plan(group: FollowedGroup, ends: dict[TopicPartition, int] | None = None, now: float = 100.0) -> Plan:
     return group.plan({PLACE: 10, OTHER: 10} if ends is None else ends, {}, now)
 
 
 def test_what_differs_is_committed_and_what_is_equal_is_not() -> None:
-    group = followed(p1=position(4, "same"))
-    group.want(PLACE, position(5), 90.0)
-    group.want(OTHER, position(4, "same"), 90.0)
-    assert plan(group).commit == {PLACE: position(5)}
+    group = followed(p1=committed_at(4, "same"))
+    group.want(PLACE, committed_at(5), 90.0)
+    group.want(OTHER, committed_at(4, "same"), 90.0)
+    assert plan(group).commit == {PLACE: committed_at(5)}
     assert group.since == {PLACE: 90.0}
-    group.committed({PLACE: position(5)}, 101.0, 1000.0)
-    assert group.settled
+    group.committed({PLACE: committed_at(5)}, 101.0, 1000.0)
+    assert group.idle
     assert not plan(group)
 
 
 def test_metadata_alone_makes_a_difference() -> None:
-    group = followed(p0=position(3, "old"))
-    group.want(PLACE, position(3, "new"), 90.0)
-    assert plan(group).commit == {PLACE: position(3, "new")}
+    group = followed(p0=committed_at(3, "old"))
+    group.want(PLACE, committed_at(3, "new"), 90.0)
+    assert plan(group).commit == {PLACE: committed_at(3, "new")}
 
 
 def test_a_commit_ahead_of_the_data_waits() -> None:
     group = followed()
-    group.want(PLACE, position(11), 90.0)
+    group.want(PLACE, committed_at(11), 90.0)
     assert not plan(group)
     assert group.pending[PLACE].code == "BEYOND_FOLLOWER_END"
-    assert "ends at 10, the group's position is 11" in group.pending[PLACE].message
-    assert not group.settled
-    assert plan(group, {PLACE: 11}).commit == {PLACE: position(11)}
-    group.committed({PLACE: position(11)}, 101.0, 1000.0)
-    assert group.settled
+    assert "ends at 10, the group's committed offset is 11" in group.pending[PLACE].message
+    assert not group.idle
+    assert plan(group, {PLACE: 11}).commit == {PLACE: committed_at(11)}
+    group.committed({PLACE: committed_at(11)}, 101.0, 1000.0)
+    assert group.idle
 
 
-def test_a_position_that_was_left_ahead_of_the_data_is_moved_to_its_end() -> None:
+def test_a_committed_offset_that_was_left_ahead_of_the_data_is_moved_to_its_end() -> None:
     """A request of before may land when its topic has been truncated: then it is not known what it did."""
-    group = followed(p0=position(12, "m"), p1=position(4))
-    group.want(PLACE, position(12, "m"), 90.0)
-    group.want(OTHER, position(4), 90.0)
+    group = followed(p0=committed_at(12, "m"), p1=committed_at(4))
+    group.want(PLACE, committed_at(12, "m"), 90.0)
+    group.want(OTHER, committed_at(4), 90.0)
     ends = {PLACE: 10, OTHER: 4}
-    assert group.plan(ends, {}, 100.0, ends).commit == {PLACE: position(10, "m")}
-    group.committed({PLACE: position(10, "m")}, 101.0, 1000.0)
+    assert group.plan(ends, {}, 100.0, ends).commit == {PLACE: committed_at(10, "m")}
+    group.committed({PLACE: committed_at(10, "m")}, 101.0, 1000.0)
     assert not plan(group)  # until the data is there
-    assert plan(group, {PLACE: 12}).commit == {PLACE: position(12, "m")}
-    group.committed({PLACE: position(12, "m")}, 101.0, 1000.0)
-    assert group.settled
+    assert plan(group, {PLACE: 12}).commit == {PLACE: committed_at(12, "m")}
+    group.committed({PLACE: committed_at(12, "m")}, 101.0, 1000.0)
+    assert group.idle
     assert group.to_check == []
     group.in_doubt(102.0)
-    group.found({PLACE: position(12, "m"), OTHER: position(4)}, False, 102.0, 1000.0)
+    group.found({PLACE: committed_at(12, "m"), OTHER: committed_at(4)}, False, 102.0, 1000.0)
     assert sorted(group.to_check) == [PLACE, OTHER]
     assert not group.plan({}, {}, 103.0)
     assert group.unsure  # the ends could not be read
 
 
 def test_nothing_is_committed_or_renewed_while_a_topic_is_truncated() -> None:
-    group = followed(p0=position(12))
-    group.want(PLACE, position(12), 90.0)
+    group = followed(p0=committed_at(12))
+    group.want(PLACE, committed_at(12), 90.0)
     assert not group.plan({}, {"remote-t": Pending("TRUNCATING", "it is")}, 1e9, {})
-    assert group.plan({}, {}, 1e9, {PLACE: 12}).renew == {PLACE: position(12)}
+    assert group.plan({}, {}, 1e9, {PLACE: 12}).renew == {PLACE: committed_at(12)}
 
 
 def test_a_commit_for_a_topic_that_does_not_follow_waits() -> None:
     group = followed()
-    group.want(PLACE, position(1), 90.0)
+    group.want(PLACE, committed_at(1), 90.0)
     assert not group.plan({PLACE: 10}, {"remote-t": Pending("BEYOND_FOLLOWER_END", "no")}, 100.0)
     assert group.pending[PLACE] == ("BEYOND_FOLLOWER_END", "no")
     assert not group.plan({}, {}, 100.0)
@@ -103,14 +103,14 @@ def test_a_commit_for_a_topic_that_does_not_follow_waits() -> None:
 
 def test_an_older_wait_counts_from_its_beginning() -> None:
     group = followed()
-    group.want(PLACE, position(11), 90.0)
-    group.want(PLACE, position(12), 95.0)
+    group.want(PLACE, committed_at(11), 90.0)
+    group.want(PLACE, committed_at(12), 95.0)
     assert group.since == {PLACE: 90.0}
 
 
 def test_what_the_source_does_not_have_is_deleted_and_the_group_after_it() -> None:
-    group = followed(p0=position(3), p1=position(4))
-    group.want(PLACE, position(3), 90.0)
+    group = followed(p0=committed_at(3), p1=committed_at(4))
+    group.want(PLACE, committed_at(3), 90.0)
     assert plan(group).delete == {OTHER}
     group.want(PLACE, None, 90.0)
     group.deleting = True
@@ -127,22 +127,22 @@ def test_a_group_with_topics_of_its_own_stays() -> None:
     assert not plan(group)
 
 
-def test_a_position_that_is_not_known_is_left_alone() -> None:
-    group = followed(p0=position(3))
+def test_a_committed_offset_that_is_not_known_is_left_alone() -> None:
+    group = followed(p0=committed_at(3))
     group.not_known(PLACE)
     assert not plan(group)
     assert group.pending[PLACE].code == "POSITION_NOT_KNOWN"
-    group.want(PLACE, position(4), 90.0)
-    assert plan(group).commit == {PLACE: position(4)}
+    group.want(PLACE, committed_at(4), 90.0)
+    assert plan(group).commit == {PLACE: committed_at(4)}
 
 
-def test_unchanged_positions_are_committed_again_before_they_expire() -> None:
+def test_unchanged_offsets_are_committed_again_before_they_expire() -> None:
     group = followed()
-    group.want(PLACE, position(3), 90.0)
-    group.committed({PLACE: position(3)}, 100.0, 1000.0)
+    group.want(PLACE, committed_at(3), 90.0)
+    group.committed({PLACE: committed_at(3)}, 100.0, 1000.0)
     assert not plan(group, now=1099.0)
-    assert plan(group, now=1100.0).renew == {PLACE: position(3)}
-    group.committed({PLACE: position(3)}, 1100.0, 1000.0)
+    assert plan(group, now=1100.0).renew == {PLACE: committed_at(3)}
+    group.committed({PLACE: committed_at(3)}, 1100.0, 1000.0)
     assert not plan(group, now=1101.0)
 
 
@@ -154,9 +154,9 @@ def test_differences_are_what_they_are_however_it_came_to_them(seed: int) -> Non
         place, some = rng.choice(places), rng.sample(places, rng.randrange(5))
         match rng.randrange(8):
             case 0 | 1:
-                group.want(place, rng.choice([None, position(rng.randrange(3))]), float(now))
+                group.want(place, rng.choice([None, committed_at(rng.randrange(3))]), float(now))
             case 2:
-                group.found({each: position(rng.randrange(3)) for each in some}, False, float(now), 50.0)
+                group.found({each: committed_at(rng.randrange(3)) for each in some}, False, float(now), 50.0)
             case 3:
                 group.committed({each: group.wanted[each] for each in some if each in group.wanted}, float(now), 50.0)
             case 4:
@@ -166,7 +166,7 @@ def test_differences_are_what_they_are_however_it_came_to_them(seed: int) -> Non
             case 6:
                 group.silence({each: Pending("TOPICS_DIFFER", "") for each in some}, by=now)
             case 7 if not rng.randrange(4):
-                group.is_not_told()
+                group.is_not_answered()
         has = group.has or {}
         left = {*group.unknown, *group.silent}
         expected = {each for each in {*group.wanted, *has} - left if group.wanted.get(each) != has.get(each)}
@@ -177,10 +177,10 @@ def test_differences_are_what_they_are_however_it_came_to_them(seed: int) -> Non
             assert group.due_at <= min([group.read_at, *group.renew_at.values()])
 
 
-def test_positions_that_were_found_are_renewed_soon() -> None:
-    group = followed(p0=position(3))
-    group.want(PLACE, position(3), 90.0)
-    assert plan(group, now=100.0 + FIRST_RENEWAL_MAX_S).renew == {PLACE: position(3)}
+def test_committed_offsets_that_were_found_are_renewed_soon() -> None:
+    group = followed(p0=committed_at(3))
+    group.want(PLACE, committed_at(3), 90.0)
+    assert plan(group, now=100.0 + FIRST_RENEWAL_MAX_S).renew == {PLACE: committed_at(3)}
 
 
 # ---- with a coordinator ----
@@ -199,7 +199,7 @@ def test_a_deletion_waits_while_members_are_there(monkeypatch: pytest.MonkeyPatc
         assert (status(replicas).state, status(replicas).pending) == ("Catching Up", 1)
         await replicas.until("the leader knows", lambda: reason_at_leader(replicas) == "MEMBERS_SUBSCRIBED", 5)
         assert (status(replicas, "A").group, status(replicas, "A").positions) == ("app-1", 0)
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
         replicas.b.subscriptions.clear()
         await replicas.until("the group is gone", lambda: "far-app-1" not in replicas.b.offsets)
         await replicas.until("and forgotten", lambda: status(replicas) is None)
@@ -211,11 +211,11 @@ def test_renewals_say_how_long_where_a_group_has_no_members(monkeypatch: pytest.
     async def test(replicas: Replicas) -> None:
         replicas.b.renewed.clear()
         (group,) = replicas.ends["B"].group_follower.groups(LINK)
-        group.committed({PLACE: position(5)}, 0.0, 0.0)
+        group.committed({PLACE: committed_at(5)}, 0.0, 0.0)
         await replicas.until("renewed", lambda: replicas.b.renewed, 60)
         assert replicas.b.renewed == [("far-app-1", PLACE, RETENTION_MS)]
         replicas.b.subscriptions["far-app-1"] = {"remote-t"}
-        group.committed({PLACE: position(5)}, 0.0, 0.0)
+        group.committed({PLACE: committed_at(5)}, 0.0, 0.0)
         await replicas.until("renewed again", lambda: len(replicas.b.renewed) == 2, 60)
         assert replicas.b.renewed[1] == ("far-app-1", PLACE, None)
 
@@ -246,7 +246,7 @@ def test_refused_commits_are_shown_and_tried_again(
         assert name in status(replicas).message
         assert 0 <= status(replicas).pending_seconds < 5
         monkeypatch.setattr(replicas.b, "commit_offsets", taken)
-        await until_at(replicas, {PLACE: position(6)}, 20)
+        await until_at(replicas, {PLACE: committed_at(6)}, 20)
         assert status(replicas).state == "Following"
 
     in_replicas(monkeypatch, test)
@@ -260,7 +260,7 @@ def test_a_leader_that_was_overtaken_is_not_believed(monkeypatch: pytest.MonkeyP
         def part(
             epoch: int, whole: calls.WholePart | None = None, group: str = "far-app-1", partition: int = 0
         ) -> calls.GroupOffsets:
-            told = calls.Position(group, "remote-t", 0, 1, "", 0)
+            told = calls.CommittedOffset(group, "remote-t", 0, 1, "", 0)
             return calls.GroupOffsets(2, (calls.OffsetsPart(partition, epoch, (told,), whole=whole),))
 
         whole = calls.WholePart(begin=True, end=True)
@@ -292,7 +292,7 @@ def test_a_commit_whose_data_is_known_to_be_here_goes_out_before_the_call_is_ans
 
         async def tell(offset: int) -> list[int]:
             begun.clear()
-            told = calls.Position("far-app-1", "remote-t", 0, offset, "", 0)
+            told = calls.CommittedOffset("far-app-1", "remote-t", 0, offset, "", 0)
             part = calls.OffsetsPart(0, replicas.a.partition(OFFSETS_TOPIC).leader_epoch, (told,))
             telling = follower.group_offsets(connection, calls.GroupOffsets(1, (part,)))
             under_way.append(asyncio.ensure_future(telling))  # noqa: TID251
@@ -306,7 +306,7 @@ def test_a_commit_whose_data_is_known_to_be_here_goes_out_before_the_call_is_ans
         assert await tell(10) == [10]
         assert await tell(8) == []  # one at a time
         await asyncio.gather(*under_way)
-        await until_at(replicas, {PLACE: position(8)})
+        await until_at(replicas, {PLACE: committed_at(8)})
         assert await tell(11) == []  # whether that is here it does not know
         assert status(replicas).reason is None
         await replicas.until("it waits", lambda: status(replicas).reason == "BEYOND_FOLLOWER_END")
@@ -321,9 +321,9 @@ def test_nothing_is_committed_without_a_lease(monkeypatch: pytest.MonkeyPatch) -
         replicas.ends["B"].context.lease_deadline = 0.0
         log(replicas, commit("app-1", "local-t", 6))
         await asyncio.sleep(5)
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
         replicas.ends["B"].context.lease_deadline = float("inf")
-        await until_at(replicas, {PLACE: position(6)})
+        await until_at(replicas, {PLACE: committed_at(6)})
 
     in_replicas(monkeypatch, test)
 
@@ -343,30 +343,30 @@ def test_a_detached_group_is_left_when_nothing_is_under_way(monkeypatch: pytest.
         log(replicas, commit("app-1", "local-t", 6))
         await begun.wait()
         replicas.controls["B"].apply(DetachNamespace(LINK, ResourceType.CONSUMER_GROUP, "far-app-"))
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
         await follower.left()
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(6)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(6)}
         log(replicas, commit("app-1", "local-t", 7))
         await asyncio.sleep(5)
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(6)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(6)}
         assert list(follower.groups(LINK)) == []
 
     in_replicas(monkeypatch, test)
 
 
-def test_positions_stay_while_the_topics_are_attached_at_one_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_offsets_stay_while_the_topics_are_attached_at_one_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends are not attached and detached at once: what is not told meanwhile is not gone."""
 
     async def test(replicas: Replicas) -> None:
         control, topic = replicas.controls["A"], ResourceType.TOPIC
         control.apply(DetachNamespace(LINK, topic, "local-"))
         await asyncio.sleep(5)
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
         assert status(replicas).reason == "TOPICS_DIFFER"
         assert "remote-t follows over link" in status(replicas).message
         control.apply(AttachNamespace(LINK, topic, "local-", "remote-", Role.LEADER))
         log(replicas, commit("app-1", "local-t", 6))
-        await until_at(replicas, {PLACE: position(6)})
+        await until_at(replicas, {PLACE: committed_at(6)})
 
     in_replicas(monkeypatch, test)
 
@@ -386,15 +386,15 @@ def test_what_was_planned_before_a_truncation_is_not_committed_after_it(monkeypa
         replicas.b.partition("remote-t").end = 7
         follower._limit.release()
         await asyncio.sleep(3)
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
         assert status(replicas).reason == "TRUNCATING"
         assert "is being truncated" in status(replicas).message
-        replicas.b.offsets["far-app-1"] = {PLACE: position(9)}  # a late one
+        replicas.b.offsets["far-app-1"] = {PLACE: committed_at(9)}  # a late one
         control.state = control.state.evolve(truncations={})
         follower.control_changed(control.state)
-        await until_at(replicas, {PLACE: position(7)})
+        await until_at(replicas, {PLACE: committed_at(7)})
         replicas.b.partition("remote-t").end = 10
-        await until_at(replicas, {PLACE: position(10)})
+        await until_at(replicas, {PLACE: committed_at(10)})
 
     in_replicas(monkeypatch, test)
 
@@ -413,17 +413,17 @@ def test_topics_that_one_end_alone_has_attached_keep_nothing_else(monkeypatch: p
     async def test(replicas: Replicas) -> None:
         replicas.a.add_topic("lo-u").partitions[0].write_values(*[b"x"] * 10)
         attach_others(replicas, first)
-        replicas.b.offsets["far-app-1"]["re-u", 0] = position(2)
+        replicas.b.offsets["far-app-1"]["re-u", 0] = committed_at(2)
         log(replicas, commit("app-1", "lo-u", 4), commit("app-1", "local-t", 6))
-        stays = {("re-u", 0): position(2)}
-        await until_at(replicas, {PLACE: position(6), **stays})
+        stays = {("re-u", 0): committed_at(2)}
+        await until_at(replicas, {PLACE: committed_at(6), **stays})
         await replicas.until("it shows", lambda: status(replicas).reason == "TOPICS_DIFFER", 15)
         assert "re-u" in status(replicas).message
         assert status(replicas).state == "Catching Up"
         log(replicas, deleted("app-1", "local-t"))
         await until_at(replicas, stays)
         attach_others(replicas, "A" if first == "B" else "B")
-        await until_at(replicas, {("re-u", 0): position(4)}, 20)
+        await until_at(replicas, {("re-u", 0): committed_at(4)}, 20)
         await replicas.until("it is gone", lambda: status(replicas).state == "Following", 15)
 
     in_replicas(monkeypatch, test)
@@ -436,7 +436,7 @@ def test_a_topic_that_is_made_anew_at_the_source_keeps_no_other_from_being_told(
         other = ("remote-u", 0)
         replicas.a.add_topic("local-u").partitions[0].write_values(*[b"x"] * 10)
         log(replicas, commit("app-1", "local-u", 3))
-        await until_at(replicas, {PLACE: position(5), other: position(3)})
+        await until_at(replicas, {PLACE: committed_at(5), other: committed_at(3)})
         control = replicas.controls["A"]
         reason, views = Reason("TARGET_WRITTEN_BY_OTHERS", "somebody wrote"), (PartitionView(1, 0),)
         begun = Truncation("l", "local-t", "old", reason, views, None, "p", "o", 0, TruncationPhase.RECREATING, 0)
@@ -445,24 +445,24 @@ def test_a_topic_that_is_made_anew_at_the_source_keeps_no_other_from_being_told(
         replicas.cut()
         await replicas.connect()  # all is told again
         log(replicas, commit("app-1", "local-u", 4))
-        await until_at(replicas, {PLACE: position(5), other: position(4)})
+        await until_at(replicas, {PLACE: committed_at(5), other: committed_at(4)})
         await replicas.until("it shows", lambda: status(replicas).reason == "SOURCE_TRUNCATING", 15)
         control.state = control.state.evolve(truncations={})
         replicas.ends["A"].group_leader.wake()
-        await until_at(replicas, {other: position(4)})  # what was deleted there, too
+        await until_at(replicas, {other: committed_at(4)})  # what was deleted there, too
         assert status(replicas).state == "Following"
 
     in_replicas(monkeypatch, test)
 
 
 def test_what_has_not_been_told_whole_deletes_nothing() -> None:
-    group = followed(p0=position(3), p1=position(4))
-    group.want(PLACE, position(3), 90.0)
+    group = followed(p0=committed_at(3), p1=committed_at(4))
+    group.want(PLACE, committed_at(3), 90.0)
     assert not group.plan({}, {}, 100.0, {}, whole=False)
     assert plan(group).delete == {OTHER}
 
 
-def test_positions_stay_while_their_topic_is_made_anew_at_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_offsets_stay_while_their_topic_is_made_anew_at_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes them with it, and gets them back."""
 
     async def test(replicas: Replicas) -> None:
@@ -475,12 +475,12 @@ def test_positions_stay_while_their_topic_is_made_anew_at_the_source(monkeypatch
         replicas.cut()
         await replicas.connect()  # all is told again
         await asyncio.sleep(5)
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
         log(replicas, commit("app-1", "local-t", 4))
         await asyncio.sleep(1)
         control.state = control.state.evolve(truncations={})
         replicas.ends["A"].group_leader.wake()
-        await until_at(replicas, {PLACE: position(4)})
+        await until_at(replicas, {PLACE: committed_at(4)})
 
     in_replicas(monkeypatch, test)
 
@@ -495,9 +495,9 @@ def test_what_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         assert led.positions == 1
         assert "offset commit of version 9" in led.message
         await replicas.until("the follower knows", lambda: status(replicas).reason == "POSITION_NOT_KNOWN")
-        assert replicas.b.offsets["far-app-1"] == {PLACE: position(5)}
+        assert replicas.b.offsets["far-app-1"] == {PLACE: committed_at(5)}
         log(replicas, commit("app-1", "local-t", 7))
-        await until_at(replicas, {PLACE: position(7)})
+        await until_at(replicas, {PLACE: committed_at(7)})
         assert status(replicas).state == "Following"
         await replicas.until("the leader, too", lambda: status(replicas, "A").state == "Following", 5)
 
@@ -507,7 +507,7 @@ def test_what_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_leader_end_knows_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replicas: Replicas) -> None:
         log(replicas, commit("app-1", "local-t", 12))
-        await replicas.until("it knows", lambda: "position is 12" in (status(replicas, "A").message or ""), 5)
+        await replicas.until("it knows", lambda: "committed offset is 12" in (status(replicas, "A").message or ""), 5)
         led = status(replicas, "A")
         assert (led.state, led.reason, led.pending) == ("Catching Up", "BEYOND_FOLLOWER_END", 1)
         assert led.pending_seconds > 0
@@ -569,7 +569,7 @@ class Reading:
 async def told_anew_while_it_is_read(replicas: Replicas, reading: Reading) -> None:
     """A group that only the target has is read; meanwhile the link is lost, and the source tells of a group by its
     name."""
-    replicas.b.offsets["far-app-2"] = {("own", 0): position(1)}
+    replicas.b.offsets["far-app-2"] = {("own", 0): committed_at(1)}
     await asyncio.wait_for(reading.begun.wait(), 30)
     replicas.cut()
     log(replicas, commit("app-2", "local-t", 4))
@@ -585,7 +585,7 @@ def test_what_was_read_of_a_group_says_nothing_of_the_one_that_was_told_meanwhil
         reading = Reading(monkeypatch, replicas, "far-app-2")
         await told_anew_while_it_is_read(replicas, reading)
         reading.release.set()
-        await replicas.until("it is there", lambda: replicas.b.offsets["far-app-2"].get(PLACE) == position(4))
+        await replicas.until("it is there", lambda: replicas.b.offsets["far-app-2"].get(PLACE) == committed_at(4))
 
     in_replicas(monkeypatch, test)
 
@@ -596,7 +596,7 @@ def test_no_commit_is_confirmed_by_what_was_read_before_it_was_told(monkeypatch:
 
     async def test(replicas: Replicas) -> None:
         replicas.controls["A"].apply(AlterLink(LINK, mode=LinkMode.SYNCHRONOUS))
-        key = LedPartition(LINK, OFFSETS_TOPIC, 0)
+        key = LinkPartition(LINK, OFFSETS_TOPIC, 0)
         leader = replicas.ends["A"].group_leader
         await replicas.until("it is pushed", lambda: leader.place(key))
         reading = Reading(monkeypatch, replicas, "far-app-2")

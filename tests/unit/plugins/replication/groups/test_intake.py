@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isthmus_control.model import ResourceType
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.groups.intake import LOST_REQUEST_MARGIN_S, Intake
 from isthmus_plugins.replication.link import calls
@@ -75,15 +75,15 @@ class Scene:
     def end(self, key: Any) -> None:
         self.confirmed.pop(key, None)
 
-    def told(self, key: Any, said: calls.Upto, pending: Any, waited: Any) -> None:
+    def received(self, key: Any, said: calls.Upto, pending: Any, waited: Any) -> None:
         self.confirmed[key].append((said.upto, [each.group for each in pending], list(waited)))
 
-    def settle(self, group: FollowedGroup) -> None:
+    def resolve(self, group: FollowedGroup) -> None:
         self.confirmed[group.source].append(group.group)
 
 
-def at(offset: int | None, place: tuple[str, int] = T, group: str = "far-a") -> calls.Position:
-    return calls.Position(group, *place, offset, "m", 1500)
+def at(offset: int | None, place: TopicPartition = T, group: str = "far-a") -> calls.CommittedOffset:
+    return calls.CommittedOffset(group, *place, offset, "m", 1500)
 
 
 BEGIN = calls.WholePart(begin=True)
@@ -91,15 +91,15 @@ END = calls.WholePart(begin=False, end=True)
 ALL = calls.WholePart(begin=True, end=True)
 
 
-def part(*positions: calls.Position, epoch: int = 1, partition: int = 0, **more: Any) -> calls.OffsetsPart:
+def part(*positions: calls.CommittedOffset, epoch: int = 1, partition: int = 0, **more: Any) -> calls.OffsetsPart:
     return calls.OffsetsPart(partition, epoch, positions, **more)
 
 
 def test_what_is_told_is_wanted_since_it_was_read_at_the_source() -> None:
     scene = Scene()
-    assert not scene.intake.is_told
+    assert not scene.intake.has_feeds
     assert scene.take(part(at(4), whole=ALL)) == []
-    assert scene.intake.is_told
+    assert scene.intake.has_feeds
     assert scene.take(part(at(5), at(7, U))) == ["far-a"], "something may be begun for it at once"
     assert scene.group().wanted == {T: CommittedOffset(5, "m"), U: CommittedOffset(7, "m")}
     assert scene.group().since[U] == 98.5
@@ -143,7 +143,7 @@ def test_what_is_not_named_of_a_topic_that_is_held_back_is_not_known_any_more() 
     assert not group.differences, "it is left where it is"
 
 
-def test_positions_in_topics_that_one_end_alone_has_are_left() -> None:
+def test_committed_offsets_in_topics_that_one_end_alone_has_are_left() -> None:
     scene = Scene()
     scene.take(part(at(4), at(5, ("own-t", 0)), whole=ALL), topics=frozenset({"far-"}))
     scene.intake.note_silence(scene.group())
@@ -185,13 +185,13 @@ def test_groups_end_with_who_tells_of_them_and_are_others_when_they_are_told_ane
     before = scene.group()
     another: Any = Connection()
     scene.intake.end(another, None)
-    assert [group.group for group in scene.intake.told_by(scene.connection)] == ["far-a", "far-b"]
+    assert [group.group for group in scene.intake.fed_over(scene.connection)] == ["far-a", "far-b"]
     scene.intake.end(scene.connection, {0})
     assert [group.group for group in scene.intake.groups_of(LINK)] == ["far-b"]
     scene.take(part(at(4), whole=ALL))
     assert scene.group() is not before
     scene.intake.end(scene.connection, None)
-    assert not scene.intake.is_told
+    assert not scene.intake.has_feeds
     assert list(scene.intake.groups()) == []
 
 

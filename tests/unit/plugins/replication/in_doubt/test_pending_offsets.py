@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus_plugins.cluster import CommittedOffset
-from isthmus_plugins.replication.in_doubt.pending_offsets import committed_positions
+from isthmus_plugins.replication.in_doubt.pending_offsets import committed_offsets
 from isthmus_plugins.replication.in_doubt.store import PlaceDecision, Stored
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
@@ -27,7 +27,7 @@ def decided(end: int, producer_id: int = X, epoch: int = EPOCH) -> tuple[Any, Pl
 
 
 def committed(*entries: tuple[Any, Any], decisions: tuple[tuple[Any, PlaceDecision], ...] = ()) -> int | None:
-    found = committed_positions(Stored(dict(decisions), dict(entries)))
+    found = committed_offsets(Stored(dict(decisions), dict(entries)))
     assert found in ({}, {"g": found.get("g", {})})
     position = found.get("g", {}).get(T)
     assert position is None or position == CommittedOffset(position.offset, "m")

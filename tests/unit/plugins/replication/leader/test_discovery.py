@@ -13,11 +13,11 @@ from support.fake_cluster import FakeCluster, FakeContext, run_simulated
 
 from isthmus_control.model import NamespaceMapping, OffsetsCopy, OffsetsForm, ResourceType, Role
 from isthmus_control.states import ReasonCode
-from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S, Discovery
 from isthmus_plugins.replication.leader.target_topics import PREPARE_INTERVAL_S, PreparedTopic
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 LINK = "link"
@@ -28,7 +28,7 @@ class Look(NamedTuple):
     """What was found at some time."""
 
     topics: Mapping[str, TopicInfo]
-    led: Mapping[LedPartition, PreparedTopic | None]
+    led: Mapping[LinkPartition, PreparedTopic | None]
 
 
 class Connection:
@@ -80,7 +80,7 @@ class Scene:
             partition.leader = leader
 
     @property
-    def led(self) -> dict[tuple[str, int], str | None]:
+    def led(self) -> dict[TopicPartition, str | None]:
         """By topic and partition: as what the target has it; None: it does not say yet."""
         found = self.discovery.led.items()
         assert all(key.link == LINK for key, _ in found)
@@ -105,7 +105,7 @@ def test_partitions_of_led_topics_are_pushed_by_who_fronts_their_leaders() -> No
         scene.add("r-t", 1)
         await asyncio.sleep(SOON_S)
         assert scene.led == {("l-t", 0): "r-t", ("l-t", 2): "r-t"}
-        assert scene.discovery.led[LedPartition(LINK, "l-t", 0)].leaders == (9,) * 4  # type: ignore[union-attr]
+        assert scene.discovery.led[LinkPartition(LINK, "l-t", 0)].leaders == (9,) * 4  # type: ignore[union-attr]
         assert scene.discovery.topic_ids == {"l-t": scene.cluster.found["l-t"].topic_id}
         assert {place[0] for place in scene.discovery.leader_epochs} == {"l-t", "l-other"}, "whoever fronts them"
         asked = scene.connection.asked[0]

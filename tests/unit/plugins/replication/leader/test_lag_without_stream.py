@@ -11,13 +11,13 @@ import pytest
 from support.fake_cluster import simulated_now
 from support.replicas import LINK, Replicas, on_replicas
 
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.replication.leader import lag_without_stream as module
-from isthmus_plugins.replication.leader.lag_without_stream import INTERVAL_S, Unfollowed, UnfollowedPartitions
+from isthmus_plugins.replication.leader.lag_without_stream import INTERVAL_S, LagWithoutStream, PartitionLag
 from isthmus_plugins.replication.leader.stream import Flow, LeaderStream
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 
-KEY = LedPartition(LINK, "local-t", 0)
+KEY = LinkPartition(LINK, "local-t", 0)
 
 
 def opened_at(end_offset: int) -> LeaderStream:
@@ -30,7 +30,7 @@ def opened_at(end_offset: int) -> LeaderStream:
 def test_age_is_that_of_the_oldest_record_that_the_follower_lacks() -> None:
     stream = opened_at(10)
     stream.saw_end(10, 100.0)
-    alone = Unfollowed(stream.topic_id)
+    alone = PartitionLag(stream.topic_id)
     assert (alone.lag, alone.age_s(100.0)) == (None, None)
     alone.heard(stream, 100.0)
     assert (alone.lag, alone.age_s(110.0)) == (0, 0.0)
@@ -42,7 +42,7 @@ def test_age_is_that_of_the_oldest_record_that_the_follower_lacks() -> None:
 def test_a_stream_hands_over_how_old_is_what_was_not_confirmed() -> None:
     stream = opened_at(10)
     stream.saw_end(12, 100.0)
-    alone = Unfollowed(stream.topic_id)
+    alone = PartitionLag(stream.topic_id)
     alone.heard(stream, 103.0)
     assert (alone.lag, alone.age_s(105.0)) == (2, 5.0)
     following = opened_at(10)
@@ -55,7 +55,7 @@ def test_a_stream_hands_over_how_old_is_what_was_not_confirmed() -> None:
 
 
 def test_a_source_that_was_cut_lacks_nothing() -> None:
-    alone = Unfollowed(b"")
+    alone = PartitionLag(b"")
     alone.acked = 10
     alone.saw_end(15, 100.0)
     alone.saw_end(9, 101.0)
@@ -68,26 +68,26 @@ def test_the_lag_grows_while_the_link_is_cut(monkeypatch: pytest.MonkeyPatch) ->
         source.write_values(b"a", b"b")
         await replicas.until("copied", replicas.equal)
         leader = replicas.ends["A"].leader
-        unfollowed = leader.unfollowed
-        assert unfollowed.of(KEY) is None
+        lag_without_stream = leader.lag_without_stream
+        assert lag_without_stream.of(KEY) is None
         await replicas.until("confirmed", lambda: (stream := leader.stream(KEY)) is not None and stream.acked == 2)
         replicas.cut()
         source.write_values(b"c")
 
         def lag() -> int | None:
-            alone = unfollowed.of(KEY)
+            alone = lag_without_stream.of(KEY)
             return alone.lag if alone is not None else None
 
         await replicas.until("one is missing", lambda: lag() == 1, 2 * INTERVAL_S)
         source.write_values(b"d", b"e")
         await replicas.until("three are missing", lambda: lag() == 3, 2 * INTERVAL_S)
         await asyncio.sleep(60.0)
-        alone = unfollowed.of(KEY)
+        alone = lag_without_stream.of(KEY)
         assert alone is not None
         assert 60.0 <= (alone.age_s(simulated_now()) or 0.0) < 60.0 + 3 * INTERVAL_S
         await replicas.connect()
         await replicas.until("copied", replicas.equal)
-        assert unfollowed.of(KEY) is None
+        assert lag_without_stream.of(KEY) is None
         stream = replicas.ends["A"].leader.stream(KEY)
         assert stream is not None
         assert stream.age_ms(simulated_now()) == 0
@@ -103,10 +103,10 @@ def test_where_the_follower_is_a_new_process_does_not_know(monkeypatch: pytest.M
         replicas.cut()
         await replicas.stop("A")
         replicas.start("A")
-        unfollowed = replicas.ends["A"].leader.unfollowed
-        await replicas.until("read", lambda: unfollowed.of(KEY), 5.0)
-        await replicas.until("its end", lambda: (alone := unfollowed.of(KEY)) and alone.source_end == 2, 5.0)
-        alone = unfollowed.of(KEY)
+        lag_without_stream = replicas.ends["A"].leader.lag_without_stream
+        await replicas.until("read", lambda: lag_without_stream.of(KEY), 5.0)
+        await replicas.until("its end", lambda: (alone := lag_without_stream.of(KEY)) and alone.source_end == 2, 5.0)
+        alone = lag_without_stream.of(KEY)
         assert alone is not None
         assert (alone.acked, alone.lag) == (None, None)
 
@@ -118,10 +118,10 @@ def test_what_is_led_no_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
         replicas.a.add_topic("local-t").partitions[0].write_values(b"a")
         await replicas.until("copied", replicas.equal)
         replicas.cut()
-        unfollowed = replicas.ends["A"].leader.unfollowed
-        await replicas.until("known", lambda: unfollowed.of(KEY), 2 * INTERVAL_S)
+        lag_without_stream = replicas.ends["A"].leader.lag_without_stream
+        await replicas.until("known", lambda: lag_without_stream.of(KEY), 2 * INTERVAL_S)
         del replicas.a.found["local-t"]
-        await replicas.until("forgotten", lambda: unfollowed.of(KEY) is None, 5.0)
+        await replicas.until("forgotten", lambda: lag_without_stream.of(KEY) is None, 5.0)
 
     on_replicas(monkeypatch, work)
 
@@ -130,10 +130,10 @@ class Cluster:
     """Answers for every partition, unless it is away."""
 
     def __init__(self) -> None:
-        self.asked: list[Collection[tuple[str, int]]] = []
+        self.asked: list[Collection[TopicPartition]] = []
         self.away = False
 
-    async def high_watermarks(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def high_watermarks(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         self.asked.append(partitions)
         if self.away:
             raise BrokerUnavailable("away")
@@ -148,33 +148,33 @@ class Context:
 
 def test_of_very_many_all_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_AT_ONCE", 10)
-    wanted = {LedPartition(LINK, "t", number): b"id" for number in range(25)}
+    wanted = {LinkPartition(LINK, "t", number): b"id" for number in range(25)}
     cluster = Cluster()
     context: Any = Context(cluster)
-    unfollowed = UnfollowedPartitions(context, lambda: wanted)
+    lag_without_stream = LagWithoutStream(context, lambda: wanted)
 
     async def read() -> None:
         for _ in range(3):
-            await unfollowed._read(wanted)
+            await lag_without_stream._read(wanted)
 
     asyncio.run(read())
     assert [len(each) for each in cluster.asked] == [10, 10, 10]
-    ends = [alone.source_end for key in wanted if (alone := unfollowed.of(key)) is not None]
+    ends = [alone.source_end for key in wanted if (alone := lag_without_stream.of(key)) is not None]
     assert ends == [7] * 25
 
 
 def test_what_was_known_stays_while_the_cluster_does_not_answer() -> None:
-    wanted = {LedPartition(LINK, "t", 0): b"id"}
+    wanted = {LinkPartition(LINK, "t", 0): b"id"}
     cluster = Cluster()
     context: Any = Context(cluster)
-    unfollowed = UnfollowedPartitions(context, lambda: wanted)
+    lag_without_stream = LagWithoutStream(context, lambda: wanted)
 
     async def read() -> None:
-        await unfollowed._read(wanted)
+        await lag_without_stream._read(wanted)
         cluster.away = True
-        await unfollowed._read(wanted)
+        await lag_without_stream._read(wanted)
 
     asyncio.run(read())
-    alone = unfollowed.of(*wanted)
+    alone = lag_without_stream.of(*wanted)
     assert alone is not None
     assert alone.source_end == 7

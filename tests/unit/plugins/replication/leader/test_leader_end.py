@@ -19,10 +19,10 @@ from isthmus_plugins.replication.leader import leader_end as module
 from isthmus_plugins.replication.leader import tail
 from isthmus_plugins.replication.leader.stream import IN_FLIGHT_BYTES_MIN
 from isthmus_plugins.replication.link import reasons
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.records import CONTROL_BIT, TRANSACTIONAL_BIT
 
-KEY = LedPartition(LINK, "local-t", 0)
+KEY = LinkPartition(LINK, "local-t", 0)
 
 
 async def stopped(replicas: Replicas, code: str) -> module.Stopped:
@@ -32,7 +32,7 @@ async def stopped(replicas: Replicas, code: str) -> module.Stopped:
 
 
 def acked(replicas: Replicas) -> int | None:
-    alone = replicas.ends["A"].leader.unfollowed.of(KEY)
+    alone = replicas.ends["A"].leader.lag_without_stream.of(KEY)
     return alone.acked if alone is not None else None
 
 
@@ -43,7 +43,7 @@ def test_a_stop_is_kept_until_the_partition_goes_on(monkeypatch: pytest.MonkeyPa
         source.write(batch(2, [b"x"], attributes=CONTROL_BIT))  # control records of a kind that nobody knows
         source.write_values(b"after")
         why = await stopped(replicas, ReasonCode.UNSUPPORTED_MESSAGE_FORMAT)
-        alone = replicas.ends["A"].leader.unfollowed.of(KEY)
+        alone = replicas.ends["A"].leader.lag_without_stream.of(KEY)
         assert alone is not None
         assert (alone.acked, alone.source_end, alone.lag) == (2, 4, 2)
         opened = 0

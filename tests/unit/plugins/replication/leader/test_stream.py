@@ -20,7 +20,7 @@ from isthmus_plugins.replication.leader.stream import (
     LeaderStream,
     Wait,
 )
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 
 EPOCH = 5
 
@@ -42,7 +42,7 @@ class Clock:
 def a_stream(flow: Flow | None = None, end: int = 10, **more: Any) -> LeaderStream:
     """A stream of a follower whose log ends at ``end``."""
     connection: Any = Connection()
-    key = LedPartition(LINK, "t", 0)
+    key = LinkPartition(LINK, "t", 0)
     stream = LeaderStream(key, bytes(16), "r", 1, EPOCH, connection, 1, flow or Flow(), Clock(), **more)
     stream.opened(end)
     return stream
@@ -136,13 +136,13 @@ def test_every_read_names_the_leader_epoch_and_is_the_same_until_something_was_s
 def test_an_offsets_topic_is_in_the_read_that_leaves_out_what_is_undecided_whatever_else_it_is() -> None:
     copy = OffsetsCopy(OffsetsForm.WHOLE)
     assert a_stream().lane is Lane.BUSY, "a stream that begins has something to send"
-    for settling in (False, True):
+    for committed in (False, True):
         for busy in (False, True):
             stream, of_offsets = a_stream(), a_stream(copy=copy)
-            stream.settling = of_offsets.settling = settling
+            stream.read_committed = of_offsets.read_committed = committed
             stream.busy = of_offsets.busy = busy
             assert of_offsets.lane is Lane.OFFSETS
-            assert stream.lane is (Lane.SETTLING if settling else Lane.BUSY if busy else Lane.IDLE)
+            assert stream.lane is (Lane.READ_COMMITTED if committed else Lane.BUSY if busy else Lane.IDLE)
 
 
 # ---- what the follower has ----

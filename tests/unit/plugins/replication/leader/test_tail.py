@@ -29,7 +29,7 @@ from isthmus_plugins.replication.leader.tail import TAIL_WAIT_MS, Tail
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.leaving import OffsetsSource
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol import link
 from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, Frame, walk
 
@@ -129,7 +129,7 @@ class Scene:
         """A stream of a topic, made if it is not there, to a follower whose log ends at ``end``; not read yet."""
         found = self.cluster.found.get(topic) or self.cluster.add_topic(topic)
         sent: Any = self.sent
-        key, epoch = LedPartition(LINK, topic, 0), found.partitions[0].leader_epoch
+        key, epoch = LinkPartition(LINK, topic, 0), found.partitions[0].leader_epoch
         self.streams += 1
         clock, number = self.context.clock, self.streams
         stream = LeaderStream(key, found.topic_id, topic, 1, epoch, sent, number, self.flow, clock, **more)
@@ -349,7 +349,7 @@ def test_an_offset_that_the_log_does_not_have_is_looked_after_when_all_before_is
 def test_what_stands_before_a_damaged_batch_leaves_and_nothing_after(compacted: bool) -> None:
     async def work(scene: Scene) -> None:
         stream = scene.stream()
-        stream.compacted = stream.settling = compacted
+        stream.compacted = stream.read_committed = compacted
         partition = scene.cluster.partition("t")
         for number in range(4):
             partition.write_values(b"%d" % number)
@@ -403,7 +403,7 @@ def test_of_a_compacted_topic_committed_records_leave_as_plain_and_aborted_ones_
 
         scene.owner.passing = passing
         stream = scene.stream()
-        stream.compacted = stream.settling = True
+        stream.compacted = stream.read_committed = True
         partition = scene.cluster.partition("t")
         transactional(partition, 7, b"kept")
         ends(partition, 7, committed=True)
@@ -433,8 +433,8 @@ def test_of_a_compacted_topic_committed_records_leave_as_plain_and_aborted_ones_
 def test_where_deletions_may_be_missing_nothing_leaves_before_that_is_known() -> None:
     async def work(scene: Scene) -> None:
         stream = scene.stream()
-        stream.compacted = stream.settling = True
-        stream.lateness.learn({"delete.retention.ms": "1000"})
+        stream.compacted = stream.read_committed = True
+        stream.tombstone_window.learn({"delete.retention.ms": "1000"})
         partition = scene.cluster.partition("t")
         partition.write_values(b"a", keys=[b"a"])
         partition.write_values(None, keys=[b"b"])
@@ -458,15 +458,15 @@ def test_a_log_that_was_seen_not_to_grow_keeps_its_follower_in_time() -> None:
 
     async def work(scene: Scene) -> None:
         partition, stream = scene.read()
-        stream.lateness.learn({"delete.retention.ms": "60000"})
+        stream.tombstone_window.learn({"delete.retention.ms": "60000"})
         partition.write_values(b"a")
         await asyncio.sleep(READ_S)
         stream.confirmed(1)
         await asyncio.sleep(200)
         scene.tail.remove(stream)
         now = scene.context.clock.monotonic()
-        assert not stream.lateness.late(now)
-        assert stream.lateness.late(now + 31), "the next stream does not know what happened meanwhile"
+        assert not stream.tombstone_window.late(now)
+        assert stream.tombstone_window.late(now + 31), "the next stream does not know what happened meanwhile"
 
     on_tail(work)
 

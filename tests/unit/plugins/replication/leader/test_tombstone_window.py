@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 from support.partition_log import batch
 
-from isthmus_plugins.replication.leader.tombstone_window import DELETE_RETENTION, Lateness, hole_end
+from isthmus_plugins.replication.leader.tombstone_window import DELETE_RETENTION, TombstoneWindow, hole_end
 from isthmus_protocol.records import CONTROL_BIT
 
 DAY_S = 86_400.0
 
 
-def lateness(retention_s: float = DAY_S) -> Lateness:
-    found = Lateness()
+def window(retention_s: float = DAY_S) -> TombstoneWindow:
+    found = TombstoneWindow()
     found.learn({DELETE_RETENTION: str(int(retention_s * 1000))})
     return found
 
 
-def caught_up(at: float = 100.0, retention_s: float = DAY_S) -> Lateness:
-    found = lateness(retention_s)
+def caught_up(at: float = 100.0, retention_s: float = DAY_S) -> TombstoneWindow:
+    found = window(retention_s)
     found.opened(10, empty=False, leader_epoch=1, now=at)
     found.saw_end(10, at, acked=10)
     return found
 
 
 def test_nothing_is_known_of_a_follower_that_never_had_all() -> None:
-    found = lateness()
+    found = window()
     assert found.late(0.0)
     found.opened(10, empty=False, leader_epoch=1, now=0.0)
     assert found.late(0.0)
@@ -65,14 +65,14 @@ def test_the_least_retention_since_then_counts() -> None:
 
 
 def test_a_copy_that_is_begun_has_an_hour_less() -> None:
-    found = lateness()
+    found = window()
     found.opened(0, empty=True, leader_epoch=1, now=100.0)
     assert not found.late(100 + DAY_S / 2)
     assert found.late(101 + DAY_S / 2)
-    found = lateness(2 * 3600)
+    found = window(2 * 3600)
     found.opened(0, empty=True, leader_epoch=1, now=100.0)
     assert not found.late(100 + 3600)
-    found = lateness(3600)
+    found = window(3600)
     found.opened(0, empty=True, leader_epoch=1, now=100.0)
     assert found.late(101.0)
     found.saw_end(7, 102.0, acked=7)
@@ -83,7 +83,7 @@ def test_a_copy_that_is_begun_has_an_hour_less() -> None:
     ("end_offset", "leader_epoch", "late"), [(0, 1, False), (5, 1, False), (5, 2, True), (0, 2, False)]
 )
 def test_a_copy_goes_on_from_the_replica_that_it_began_with(end_offset: int, leader_epoch: int, late: bool) -> None:
-    found = lateness()
+    found = window()
     found.opened(0, empty=True, leader_epoch=1, now=100.0)
     found.opened(end_offset, empty=end_offset == 0, leader_epoch=leader_epoch, now=200.0)
     assert found.late(300.0) is late

@@ -301,7 +301,10 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
                 calls.OffsetsPart(
                     1,
                     3,
-                    (calls.Position("g", "r-t", 0, 7, "m", 0), calls.Position("g", "r-t", 1, None, "", 20)),
+                    (
+                        calls.CommittedOffset("g", "r-t", 0, 7, "m", 0),
+                        calls.CommittedOffset("g", "r-t", 1, None, "", 20),
+                    ),
                     gone=("h",),
                 ),
             ),

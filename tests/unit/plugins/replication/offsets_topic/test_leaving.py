@@ -21,7 +21,7 @@ from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_plugins.links import OffsetsView
 from isthmus_plugins.replication.offsets_topic.keyring import KeyringFile
 from isthmus_plugins.replication.offsets_topic.view import read_view
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_cipher import EMPTY_KEYRING, Keyring, KeyringError, parse_keyring, with_new_key
 from isthmus_protocol.record_codec import decode_records
 from isthmus_protocol.record_equality import batch_digest
@@ -95,7 +95,7 @@ def on_offsets(
     run_simulated(run())
 
 
-def positions(view: OffsetsView) -> dict[tuple[str, str, int], int]:
+def committed_offsets(view: OffsetsView) -> dict[tuple[str, str, int], int]:
     return {(group.group, each.topic, each.partition): each.offset for group in view.groups for each in group.offsets}
 
 
@@ -110,8 +110,8 @@ def test_a_whole_copy_is_equal_batch_by_batch(monkeypatch: pytest.MonkeyPatch, t
         assert [batch_digest(data, INDEX["B"]) for data in offsets.copy.log] == theirs
         configs = offsets.replicas.b.found[COPY].configs
         assert configs["cleanup.policy"] == "compact,delete"
-        assert positions(await offsets.view()) == {("app-1", "t", 0): 7, ("other", "t", 0): 6}
-        assert positions(await offsets.view(group="other")) == {("other", "t", 0): 6}
+        assert committed_offsets(await offsets.view()) == {("app-1", "t", 0): 7, ("other", "t", 0): 6}
+        assert committed_offsets(await offsets.view(group="other")) == {("other", "t", 0): 6}
 
     on_offsets(monkeypatch, tmp_path, work)
 
@@ -129,7 +129,7 @@ def test_what_is_open_waits_and_what_was_aborted_never_leaves(monkeypatch: pytes
             assert offsets.copy.end == before
             offsets.end(producer_id, committed)
             await offsets.until_copied()
-            assert positions(await offsets.view())["app-1", "t", 0] == (8 if committed else 1)
+            assert committed_offsets(await offsets.view())["app-1", "t", 0] == (8 if committed else 1)
         values = [record.value for data in offsets.copy.log for record in decode_records(data)]
         assert sum(b"open" in (value or b"") for value in values) == 1
 
@@ -143,7 +143,7 @@ def test_a_redacted_copy_has_the_offsets_and_the_chosen_groups(monkeypatch: pyte
             offsets.write(commit("secret", "hidden", offset), commit("app-1", "t", offset), commit("secret", "u", 1))
             offsets.write(commit("secret", "hidden", offset))
         await offsets.until_copied()
-        assert positions(await offsets.view()) == {("app-1", "t", 0): 19}
+        assert committed_offsets(await offsets.view()) == {("app-1", "t", 0): 19}
         assert b"secret" not in b"".join(bytes(data) for data in offsets.copy.log)
         kept = [record for data in offsets.source.log for record in decode_records(data) if b"app-1" in record.key]
         copied = [record for data in offsets.copy.log for record in decode_records(data) if b"app-1" in record.key]
@@ -166,11 +166,11 @@ def test_an_encrypted_copy_survives_cuts_and_opens_with_its_keys(
                 await offsets.replicas.connect()
         await offsets.until_copied()
         everything = await offsets.view(parse_keyring(text))
-        assert positions(everything) == {("app-1", "t", 0): 29, ("billing", "t", 0): 29}
+        assert committed_offsets(everything) == {("app-1", "t", 0): 29, ("billing", "t", 0): 29}
         some = json.loads(text)
         del some["groups"]["billing"]
         view = await offsets.view(parse_keyring(json.dumps(some)))
-        assert positions(view) == {("app-1", "t", 0): 29}
+        assert committed_offsets(view) == {("app-1", "t", 0): 29}
         assert (view.unreadable_records, view.unreadable_key_ids) == (1, [billing_id])
         blind = await offsets.view()
         assert (blind.groups, blind.unreadable_records, blind.damaged_records) == ([], 2, 0)
@@ -191,8 +191,11 @@ def test_deletions_count_across_rotation(monkeypatch: pytest.MonkeyPatch, tmp_pa
         offsets.ring.write_text(rotated)
         offsets.write(deleted("app-1", "t"), commit("app-1", "u", 2))
         await offsets.until_copied()
-        assert positions(await offsets.view(parse_keyring(rotated))) == {("app-1", "u", 0): 2}
-        assert positions(await offsets.view(parse_keyring(text))) == {("app-1", "t", 0): 1, ("app-1", "u", 0): 1}
+        assert committed_offsets(await offsets.view(parse_keyring(rotated))) == {("app-1", "u", 0): 2}
+        assert committed_offsets(await offsets.view(parse_keyring(text))) == {
+            ("app-1", "t", 0): 1,
+            ("app-1", "u", 0): 1,
+        }
         (last,) = (data for data in offsets.copy.log[-1:])
         assert all(record.value is not None for record in decode_records(last))
 
@@ -212,7 +215,7 @@ def test_without_a_keyring_nothing_leaves_and_status_says_so(monkeypatch: pytest
         assert offsets.copy.end == 0
         offsets.ring.write_text(text)
         await offsets.until_copied()
-        assert positions(await offsets.view(parse_keyring(text))) == {("app-1", "t", 0): 1}
+        assert committed_offsets(await offsets.view(parse_keyring(text))) == {("app-1", "t", 0): 1}
 
     on_offsets(monkeypatch, tmp_path, work)
 
@@ -223,7 +226,7 @@ def test_another_form_holds_from_then_on_and_off_ends_it(monkeypatch: pytest.Mon
         offsets.write(commit("other", "t", 1))
         await offsets.until_copied()
         offsets.choose(REDACTED)
-        key = LedPartition(LINK, OFFSETS, 0)
+        key = LinkPartition(LINK, OFFSETS, 0)
 
         def has_form() -> bool:
             stream = offsets.replicas.ends["A"].leader.stream(key)
@@ -232,7 +235,7 @@ def test_another_form_holds_from_then_on_and_off_ends_it(monkeypatch: pytest.Mon
         await offsets.replicas.until("the stream has the form", has_form)
         offsets.write(commit("other", "t", 2), commit("app-1", "t", 2))
         await offsets.until_copied()
-        assert positions(await offsets.view()) == {("other", "t", 0): 1, ("app-1", "t", 0): 2}
+        assert committed_offsets(await offsets.view()) == {("other", "t", 0): 1, ("app-1", "t", 0): 2}
         offsets.choose(None)
         end = offsets.copy.end
         leader = offsets.replicas.ends["A"].leader

@@ -12,7 +12,7 @@ from isthmus_control.commands import DecidePromotion, OffsetsClaim, RecordClaims
 from isthmus_control.commands import PartitionClaim as Claimed
 from isthmus_control.model import TRANSACTION_VERIFICATION, AckTerms, ResourceType
 from isthmus_plugins import links
-from isthmus_plugins.cluster import CommittedOffset
+from isthmus_plugins.cluster import CommittedOffset, TopicPartition
 from isthmus_plugins.failover_report import Failover, FailoverReport
 from isthmus_plugins.links import NamespaceRef, OperationError, Promote, SetMode
 from isthmus_plugins.replication.in_doubt.store import DECISION, Entry
@@ -113,7 +113,7 @@ def test_settings_that_the_source_changed_are_restored_too() -> None:
     on_following(work)
 
 
-async def stored(two: Two, *places: tuple[str, int], epoch: int = 1) -> None:
+async def stored(two: Two, *places: TopicPartition, epoch: int = 1) -> None:
     link_id = two.controls["B"].state.links["a-to-b"].link_id
     value = {"id": "app", "epoch": epoch, "data_epoch": 1, "at": [3, 99]}
     await two.b.plugin.parts.store.put(
@@ -245,7 +245,7 @@ def test_of_groups_for_which_some_of_several_links_are_enough_it_says_which_to_c
         assert "may be acked without it" in one.message
         assert (chosen.in_sync_until_ms, chosen.degrade_after_ms) == (None, None)
         assert chosen.any_of == links.AnyOf(count=1, links={"a-to-b": "B", "a-to-c": "C"}, until_ms=now_ms)
-        assert "Compare its positions in 2 of them" in chosen.message
+        assert "Compare its committed offsets in 2 of them" in chosen.message
         assert report.all_groups_until_ms is None, "not all that was acked needs to be here"
 
     on_following(work)
@@ -317,7 +317,7 @@ def test_a_reservation_that_is_cleared_by_hand_ends_the_same() -> None:
     on_following(work)
 
 
-def test_positions_of_decided_transactions_are_committed_in_groups() -> None:
+def test_offsets_of_decided_transactions_are_committed_in_groups() -> None:
     async def work(two: Two) -> None:
         groups = links.Attach(
             local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True

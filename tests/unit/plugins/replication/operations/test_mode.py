@@ -16,7 +16,7 @@ from isthmus_plugins import links
 from isthmus_plugins.links import OperationError, SetMode
 from isthmus_plugins.replication.leader.stream import CLOSE_MS
 from isthmus_plugins.replication.link import peers
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 
 SYNC, DRY = SetMode(mode="synchronous"), SetMode(mode="synchronous", dry_run=True)
 ATTACH = links.Attach(local="l-", remote="r-", role="leader")
@@ -90,7 +90,7 @@ def test_a_link_that_does_not_follow_stays_asynchronous() -> None:
 def test_a_link_under_load_is_made_synchronous_while_its_lag_is_young() -> None:
     async def work(two: Two) -> None:
         await following(two)
-        stream = two.a.plugin.parts.leader_end.stream(LedPartition("a-to-b", "l-t", 0))
+        stream = two.a.plugin.parts.leader_end.stream(LinkPartition("a-to-b", "l-t", 0))
         assert stream is not None
         await two.until("read", lambda: stream.at_end)
         stream.saw_end(stream.source_end + 5, simulated_now())  # as if records had come that B has not confirmed
@@ -147,10 +147,10 @@ def test_every_proxy_of_the_peer_takes_part() -> None:
 def test_status_says_what_an_ack_means() -> None:
     async def work(two: Two) -> None:
         await following(two)
-        sync_leader = two.a.plugin.parts.sync
-        await sync_leader.stop()  # what is recorded here is the test's
+        sync_confirmer = two.a.plugin.parts.sync
+        await sync_confirmer.stop()  # what is recorded here is the test's
         level: set[int] = set()
-        sync_leader.partitions.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
+        sync_confirmer.partitions.in_sync = lambda key: key.partition in level  # type: ignore[method-assign]
         await two.a.links.set_mode("a-to-b", SYNC)
         status = two.a.status()
         assert status.state == "Syncing"

@@ -275,7 +275,7 @@ BOTH = Promote(namespaces=[NamespaceRef(local="gr-", type="consumer-group"), Nam
 
 
 def on_groups(work: Callable[[Two], Awaitable[None]]) -> None:
-    """The same, with a group namespace and a group that has the same position at both ends."""
+    """The same, with a group namespace and a group that has the same committed offset at both ends."""
 
     async def with_groups(two: Two) -> None:
         groups = links.Attach(

@@ -19,7 +19,7 @@ from isthmus_control.commands import (
 from isthmus_control.model import ResourceType, Role
 from isthmus_control.outcome import Outcome
 from isthmus_plugins import links
-from isthmus_plugins.cluster import BrokerUnavailable
+from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import LinkListenerSpec
 from isthmus_plugins.replication.follower import topics as follower_topics
@@ -233,7 +233,7 @@ def test_the_ends_of_many_topics_are_recorded_together(monkeypatch: pytest.Monke
         cluster, read = two.clusters["B"], 0
         log_ends = cluster.log_ends
 
-        async def ends(places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        async def ends(places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
             nonlocal read
             read += 1
             return {place: end for place, end in (await log_ends(places)).items() if place != ("r-7", 0)}
@@ -244,7 +244,7 @@ def test_the_ends_of_many_topics_are_recorded_together(monkeypatch: pytest.Monke
         histories = two.controls["B"].state.histories
         recorded = {topic: history.partitions[0][-1].end_offset for topic, history in histories.items()}
         assert recorded == {f"r-{number}": None if number == 7 else 1 for number in range(40)}
-        assert read <= follower_topics.SETTLE_TRIES
+        assert read <= follower_topics.IDLE_TRIES
 
     on_two(work)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.observers import LinkAppended, LinkConfirmed, LinkObservers, LinkTold
-from isthmus_plugins.replication.status.observing import LinkTelling
+from isthmus_plugins.replication.status.observing import LinkObserving
 
 
 class Observer:
@@ -57,39 +57,39 @@ def test_changes_are_told_and_what_is_not_well_again() -> None:
     observer, observers = Observer(), LinkObservers()
     observers.add([observer])
     now = [status(partition(0), partition(1, "Catching Up", 3))]
-    telling = LinkTelling(observers, lambda: now, time)
-    telling.tell(again=True)
+    observing = LinkObserving(observers, lambda: now, time)
+    observing.report(again=True)
     assert observer.taken() == [
         (None, -1, "Following", None),
         ("t", 0, "Following", 0),
         ("t", 1, "Catching Up", 3),
     ]
-    telling.tell(again=False)
+    observing.report(again=False)
     assert observer.taken() == []
-    telling.tell(again=True)
+    observing.report(again=True)
     assert observer.taken() == [(None, -1, "Following", None), ("t", 1, "Catching Up", 3)], "they are told again"
     now = [status(partition(0, lag=2), partition(1, "Stopped", 3, "STOPPED_BY_OPERATOR"))]
-    telling.tell(again=False)
+    observing.report(again=False)
     assert observer.taken() == [("t", 0, "Following", 2), ("t", 1, "Stopped", 3)]
-    telling.tell(again=True)
+    observing.report(again=True)
     assert observer.taken() == [(None, -1, "Following", None), ("t", 0, "Following", 2), ("t", 1, "Stopped", 3)]
     now = [status(partition(1, "Stopped", 3, "SOURCE_TOPIC_MAY_BE_DELETED"))]
-    telling.tell(again=False)
+    observing.report(again=False)
     assert observer.taken() == [("t", 1, "Stopped", 3), ("t", 0, "Gone", None)], "another reason; one is no more"
     now = [status(partition(1, "Following", 1))]
-    telling.tell(again=False)
+    observing.report(again=False)
     now = [status(partition(1, "Following", 0))]
-    telling.tell(again=False)
+    observing.report(again=False)
     assert observer.taken() == [("t", 1, "Following", 1), ("t", 1, "Following", 0)], "it lacks nothing any more"
     now = []
-    telling.tell(again=True)
+    observing.report(again=True)
     assert sorted(observer.taken(), key=str) == [("t", 1, "Gone", None), (None, -1, "Gone", None)]
 
 
 def test_what_is_told_of_a_partition() -> None:
     observer, observers = Observer(), LinkObservers()
     observers.add([observer])
-    LinkTelling(observers, lambda: [status(partition(0, lag=None), partition(1, lag=5))], time).tell(again=False)
+    LinkObserving(observers, lambda: [status(partition(0, lag=None), partition(1, lag=5))], time).report(again=False)
     whole, unknown, behind = observer.events
     assert (whole.link, whole.remote_cluster_id, whole.role, whole.reason) == ("to-b", "B", None, None)
     assert (unknown.lag, unknown.lag_s, unknown.follower_end) == (None, None, None)
@@ -100,7 +100,7 @@ def test_one_that_fails_disturbs_nobody_and_one_that_rests_costs_nothing() -> No
     broken, other, observers = Observer(), Observer(), LinkObservers()
     broken.broken = True
     observers.add([broken, other])
-    LinkTelling(observers, lambda: [status()], time).tell(again=False)
+    LinkObserving(observers, lambda: [status()], time).report(again=False)
     assert len(other.events) == 1
     assert observers
     broken.observes_links = other.observes_links = False
@@ -112,14 +112,14 @@ def test_it_ends_whatever_changes_at_that_moment() -> None:
 
     async def run() -> None:
         for turns in range(8):
-            telling = LinkTelling(LinkObservers(), list, time)
-            telling.start()
+            observing = LinkObserving(LinkObservers(), list, time)
+            observing.start()
             for _ in range(20):  # it waits for its second look, or a change
                 await asyncio.sleep(0)
-            telling.wake()
+            observing.wake()
             for _ in range(turns):
                 await asyncio.sleep(0)
             async with asyncio.timeout(5):
-                await telling.stop()
+                await observing.stop()
 
     asyncio.run(run())

@@ -11,7 +11,7 @@ from support.replicas import LINK, falsely_out_of_sync
 
 from isthmus_control.model import LinkMode, SyncState
 from isthmus_plugins.cluster import BrokerUnavailable
-from isthmus_plugins.replication.sync.confirmer import SyncLeader
+from isthmus_plugins.replication.sync.confirmer import SyncConfirmer
 from isthmus_plugins.replication.sync.expiring_leases import LEASE_MARGIN_S, LEASE_S
 from isthmus_plugins.replication.sync.in_sync import JOIN_S
 
@@ -77,12 +77,12 @@ def test_it_joins_when_all_acks_are_held_and_is_in_sync_when_the_other_side_has_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def work(source: Source) -> None:
-        settled = asyncio.Event()
+        drained = asyncio.Event()
 
-        async def transactions_settled(places: object) -> None:
-            await settled.wait()
+        async def transactions_drained(places: object) -> None:
+            await drained.wait()
 
-        source.sync.settled = transactions_settled
+        source.sync.drain = transactions_drained
         source.mode(LinkMode.SYNCHRONOUS)
         source.stream.close = False
         source.confirm()
@@ -98,7 +98,7 @@ def test_it_joins_when_all_acks_are_held_and_is_in_sync_when_the_other_side_has_
         await asyncio.sleep(1.0)
         assert not source.in_sync(), "some write may be acked that began before all proxies held acks"
         source.log.write_values(b"by another proxy")
-        settled.set()
+        drained.set()
         await asyncio.sleep(1.0)
         assert not source.in_sync()
         source.confirm()
@@ -267,7 +267,7 @@ def test_leases_of_the_process_before_hold_acks_although_nothing_is_recorded() -
     async def work(source: Source) -> None:
         source.mode(LinkMode.SYNCHRONOUS)
         source.mode(LinkMode.ASYNCHRONOUS)
-        after = SyncLeader(source.context, source.ends, source.groups, lambda link_name: True)
+        after = SyncConfirmer(source.context, source.ends, source.groups, lambda link_name: True)
         after.control_changed(source.control.state)
         after.start()
         assert after.concerns(TOPIC)

@@ -274,9 +274,9 @@ def test_what_the_source_says_of_a_partition_without_a_lease_is_kept_with_its_ti
         assert not scene.in_sync(without)
         lease = scene.leases.lease(TOPIC, scene.topic_id, without)
         assert lease is not None
-        assert lease.told is not None
-        assert lease.told.state == "Syncing"
-        assert simulated_now() - lease.told_at < 2 * ASK_INTERVAL_S
+        assert lease.reported is not None
+        assert lease.reported.state == "Syncing"
+        assert simulated_now() - lease.reported_at < 2 * ASK_INTERVAL_S
         assert scene.claim(without) is None
 
     on_synchronous(work)

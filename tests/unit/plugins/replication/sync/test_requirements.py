@@ -9,15 +9,16 @@ from typing import Any
 
 from isthmus_control.demands import ALL, NEVER, Confirm, Demands
 from isthmus_control.model import Degraded, Reason, SyncRecord, SyncState
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.cluster import TopicPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.sync.links import SynchronousLinks
 from isthmus_plugins.replication.sync.progress import Progress
-from isthmus_plugins.replication.sync.quorums import AckRules, Clause, GroupScope
-from isthmus_plugins.replication.sync.requirements import SyncNeeds
+from isthmus_plugins.replication.sync.quorums import GroupScope, Quorum, Quorums
+from isthmus_plugins.replication.sync.requirements import Requirements
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 PLACE = ("t", 0)
-B, C = (LedPartition(name, *PLACE) for name in "bc")
+B, C = (LinkPartition(name, *PLACE) for name in "bc")
 IN, OUT = SyncState.IN_SYNC, SyncState.OUT_OF_SYNC
 ANY_1 = Confirm(1, ("b", "c"))
 LED_BY = {"of b": ("b",), "of c": ("c",), "of both": ("b", "c")}
@@ -35,21 +36,21 @@ class Links(SynchronousLinks):
     def leading(self, topic: str) -> tuple[str, ...]:
         return tuple(self.recorded)
 
-    def record(self, link_name: str, place: tuple[str, int]) -> SyncRecord | None:
+    def record(self, link_name: str, place: TopicPartition) -> SyncRecord | None:
         return self.recorded.get(link_name)
 
     def is_synchronous(self, link_name: str) -> bool:
         return True
 
 
-def needs(
+def requirements(
     confirm: Confirm,
     after_ms: int = NEVER,
     degraded_ms: int = 0,
     epoch: int = 0,
-    progress: dict[LedPartition, Progress] | None = None,
+    progress: dict[LinkPartition, Progress] | None = None,
     **states: SyncState,
-) -> SyncNeeds:
+) -> Requirements:
     """What is needed of links with these records, under a leader epoch of the source."""
     demands = Demands(degrade_after_ms=after_ms, confirm=confirm)
     state: Any = SimpleNamespace(lookup=SimpleNamespace(demands=lambda kind, name: demands))
@@ -58,8 +59,8 @@ def needs(
         name: SyncRecord("id", is_in, 0, 0, None if is_in is IN else Reason("c", "m"), 1, True, degraded)
         for name, is_in in states.items()
     }
-    return SyncNeeds(
-        AckRules(lambda: state),
+    return Requirements(
+        Quorums(lambda: state),
         Links(records),
         progress or {},
         lambda place: epoch,
@@ -69,53 +70,55 @@ def needs(
 
 
 def test_decisions_go_to_those_that_must_have_them_and_to_none_that_transactions_go_without() -> None:
-    assert needs(ALL, b=IN, c=OUT).told(PLACE) == {B, C}
-    assert needs(ANY_1, b=IN, c=IN).told(PLACE) == {B, C}
-    assert needs(ANY_1, b=OUT, c=OUT).told(PLACE) == {B, C}, "none is enough"
-    assert needs(ANY_1, b=IN, c=OUT).told(PLACE) == {B}
-    assert needs(Confirm(2, ("b", "c")), b=IN, c=OUT).told(PLACE) == {B, C}
-    assert needs(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT).told(PLACE) == {B}
+    assert requirements(ALL, b=IN, c=OUT).sent_to(PLACE) == {B, C}
+    assert requirements(ANY_1, b=IN, c=IN).sent_to(PLACE) == {B, C}
+    assert requirements(ANY_1, b=OUT, c=OUT).sent_to(PLACE) == {B, C}, "none is enough"
+    assert requirements(ANY_1, b=IN, c=OUT).sent_to(PLACE) == {B}
+    assert requirements(Confirm(2, ("b", "c")), b=IN, c=OUT).sent_to(PLACE) == {B, C}
+    assert requirements(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT).sent_to(PLACE) == {B}
 
 
 def test_a_decision_about_groups_is_needed_over_the_links_that_lead_them() -> None:
     place = (OFFSETS_TOPIC, 0)
-    b, c = (LedPartition(name, *place) for name in "bc")
+    b, c = (LinkPartition(name, *place) for name in "bc")
 
-    def asked(of: SyncNeeds, *groups: str) -> tuple[set[LedPartition], set[LedPartition]]:
+    def asked(of: Requirements, *groups: str) -> tuple[set[LinkPartition], set[LinkPartition]]:
         """Whose confirmation is needed, and to whom it goes."""
-        needed = {key for clause in of.commit_needed(place, groups) for key in clause.keys}
-        return needed, of.told(place, groups)
+        needed = {key for quorum in of.commit_needed(place, groups) for key in quorum.keys}
+        return needed, of.sent_to(place, groups)
 
-    of = needs(ALL, b=IN, c=OUT)
-    of._former.unsure = False
-    assert {key for clause in of.commit_needed(place) for key in clause.keys} == of.told(place) == {b}, "not known yet"
+    of = requirements(ALL, b=IN, c=OUT)
+    of._expiring.unsure = False
+    assert {key for quorum in of.commit_needed(place) for key in quorum.keys} == of.sent_to(place) == {b}, (
+        "not known yet"
+    )
     assert asked(of, "of nobody") == (set(), set())
     assert asked(of, "of b") == ({b}, {b})
     assert asked(of, "of c", "of nobody") == ({c}, {c}), "it is Out-Of-Sync"
     assert asked(of, "of b", "of c") == asked(of, "of both") == ({b, c}, {b, c})
-    degraded = needs(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT)
-    degraded._former.unsure = False
+    degraded = requirements(ALL, after_ms=1, degraded_ms=1, b=IN, c=OUT)
+    degraded._expiring.unsure = False
     assert asked(degraded, "of c") == (set(), set())
     assert asked(degraded, "of both") == ({b}, {b})
-    chosen = needs(ANY_1, b=IN, c=OUT)
-    chosen._former.unsure = False
+    chosen = requirements(ANY_1, b=IN, c=OUT)
+    chosen._expiring.unsure = False
     assert asked(chosen, "of both") == ({b, c}, {b}), "one of them is enough"
 
 
 def test_what_follows_from_the_control_log_alone_is_looked_up_once() -> None:
-    found = needs(ALL, b=IN)
+    found = requirements(ALL, b=IN)
     assert found.needed(PLACE, False) is not found.needed(PLACE, False), "leases of before may run"
-    found._former.unsure = False
+    found._expiring.unsure = False
     known = found.needed(PLACE, False)
-    assert (known, found.needed(PLACE, False)) == ((Clause(1, (B,)),), known)
+    assert (known, found.needed(PLACE, False)) == ((Quorum(1, (B,)),), known)
     found._links.record = lambda link_name, place: None  # type: ignore[method-assign]
     assert found.needed(PLACE, False) is known
     found.changed()
     assert found.needed(PLACE, False) == ()
-    found._former.granted_here(B, monotonic())
-    assert [*found.needed(PLACE, False)] == [Clause(1, (B,))], "a lease of before runs for a time"
-    chosen = needs(ANY_1, b=IN, c=IN)
-    chosen._former.unsure = False
+    found._expiring.granted_here(B, monotonic())
+    assert [*found.needed(PLACE, False)] == [Quorum(1, (B,))], "a lease of before runs for a time"
+    chosen = requirements(ANY_1, b=IN, c=IN)
+    chosen._expiring.unsure = False
     assert chosen.needed(PLACE, False) is not chosen.needed(PLACE, False), "promises run for a time"
 
 
@@ -123,16 +126,16 @@ def test_all_that_are_in_sync_are_waited_for_while_what_another_proxy_promised_m
     long_ago = float("-inf")
     progress = {B: Progress(long_ago, 5), C: Progress(long_ago, 5)}
 
-    def clauses(epoch: int) -> set[Clause]:
-        return set(needs(ANY_1, epoch=epoch, progress=progress, b=IN, c=IN).needed(PLACE, False))
+    def quorums(epoch: int) -> set[Quorum]:
+        return set(requirements(ANY_1, epoch=epoch, progress=progress, b=IN, c=IN).needed(PLACE, False))
 
-    each = {Clause(1, (B,)), Clause(1, (C,))}
-    assert not each & clauses(epoch=5)
-    assert each <= clauses(epoch=7), "the leader was away and came back before this proxy looked"
+    each = {Quorum(1, (B,)), Quorum(1, (C,))}
+    assert not each & quorums(epoch=5)
+    assert each <= quorums(epoch=7), "the leader was away and came back before this proxy looked"
     for known in progress.values():
         known.leader_moved(7, monotonic())
-    assert each <= clauses(epoch=7)
+    assert each <= quorums(epoch=7)
     for known in progress.values():
         known.seen_at = long_ago
         known.leader_moved(7, monotonic())
-    assert not each & clauses(epoch=7)
+    assert not each & quorums(epoch=7)

@@ -13,11 +13,12 @@ from support.fake_cluster import FakeCluster, run_simulated
 from support.partition_log import batch
 
 from isthmus_control.model import SyncRecord, SyncState
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.replication.logs.log_end_reader import EndsReader
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.transactions import abort_coverage
-from isthmus_plugins.replication.transactions.abort_coverage import AbortEnds
+from isthmus_plugins.replication.transactions.abort_coverage import AbortCoverage
 from isthmus_plugins.replication.transactions.decision import Decision
 from isthmus_protocol.transaction_log import Change, Transaction, TransactionState
 
@@ -28,9 +29,9 @@ P, Q = ("t", 0), ("t", 1)
 class Cluster(FakeCluster):
     """Partitions in ``leaderless`` are asked for in vain, for as long as the proxy's client does."""
 
-    leaderless: Collection[tuple[str, int]] = ()
+    leaderless: Collection[TopicPartition] = ()
 
-    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         for _ in range(1000):
             if not any(place in self.leaderless or place[0] not in self.found for place in partitions):
                 break
@@ -41,7 +42,7 @@ class Cluster(FakeCluster):
 
 
 class Scene:
-    """One proxy that pushes nothing. It is all that :class:`AbortEnds` uses, and the other side."""
+    """One proxy that pushes nothing. It is all that :class:`AbortCoverage` uses, and the other side."""
 
     def __init__(self) -> None:
         self.cluster = Cluster(random.Random(1), [1])
@@ -49,12 +50,12 @@ class Scene:
         self.there = 0
         self.calls = 0
         self.more = asyncio.Event()
-        self.led: dict[LedPartition, None] = {}
+        self.led: dict[LinkPartition, None] = {}
         self.links = {LINK: object()}
         self.control = self.state = self.discovery = self
         me: Any = self
-        self.reader = EndsReader(me, "test")
-        self.aborts = AbortEnds(me, me, me, me, me, me, self.more.set, self.reader)
+        self.reader = LogEndReader(me, "test")
+        self.aborts = AbortCoverage(me, me, me, me, me, me, self.more.set, self.reader)
 
     def make(self, end: int) -> None:
         """The topic is made, anew if it was there, and recorded In-Sync."""
@@ -68,7 +69,7 @@ class Scene:
 
     # ---- what is used ----
 
-    def stream(self, key: LedPartition) -> None:
+    def stream(self, key: LinkPartition) -> None:
         return None
 
     def connections(self, link_name: str) -> list[Any]:
@@ -84,10 +85,10 @@ class Scene:
     def concerns(self, topic: str) -> bool:
         return True
 
-    def told(self, place: tuple[str, int]) -> set[LedPartition]:
-        return {LedPartition(LINK, *place)}
+    def sent_to(self, place: TopicPartition) -> set[LinkPartition]:
+        return {LinkPartition(LINK, *place)}
 
-    def records(self, place: tuple[str, int]) -> dict[str, SyncRecord]:
+    def records(self, place: TopicPartition) -> dict[str, SyncRecord]:
         return {LINK: self.record}
 
     # ---- what happens ----
@@ -103,7 +104,7 @@ class Scene:
         self.aborts.ended(decision, self.aborts.readings)
         return decision
 
-    async def is_told(self, decision: Decision, within_s: float) -> bool:
+    async def is_sent(self, decision: Decision, within_s: float) -> bool:
         try:
             async with asyncio.timeout(within_s):
                 while not self.aborts.are_there(decision, LINK, lambda place: False):
@@ -135,12 +136,12 @@ def test_the_other_side_is_asked_now_and_then_until_it_has_what_was_aborted(monk
         scene.write(1000)
         await scene.abort()
         decision = scene.decide(1001)
-        assert not await scene.is_told(decision, 3)
+        assert not await scene.is_sent(decision, 3)
         assert 20 < scene.calls < 65
         scene.there = 1000
-        assert await scene.is_told(decision, 0.5)
+        assert await scene.is_sent(decision, 0.5)
         calls = scene.calls
-        assert await scene.is_told(scene.decide(1002), 0)
+        assert await scene.is_sent(scene.decide(1002), 0)
         assert scene.calls == calls
 
     simulated(main, monkeypatch)
@@ -152,12 +153,12 @@ def test_nothing_is_waited_for_in_a_partition_that_is_gone(partitions: int, monk
         scene.write(1000)
         await scene.abort()
         decision = scene.decide(1001)
-        assert not await scene.is_told(decision, 1)
+        assert not await scene.is_sent(decision, 1)
         topic = scene.cluster.found.pop("t")
         if partitions:  # made anew, with fewer
             scene.cluster.add_topic("t", partitions).topic_id = topic.topic_id
             del scene.cluster.found["t"].partitions[0]
-        assert await scene.is_told(decision, 1)
+        assert await scene.is_sent(decision, 1)
 
     simulated(main, monkeypatch)
 
@@ -168,15 +169,15 @@ def test_ends_of_a_log_count_no_more_when_its_topic_was_made_anew(monkeypatch: p
         await scene.abort()
         scene.there = 1000
         decision = scene.decide(1001)
-        assert await scene.is_told(decision, 1)
+        assert await scene.is_sent(decision, 1)
         scene.make(5)  # and has joined again
         scene.there = 4
-        assert await scene.is_told(scene.decide(4), 1)
+        assert await scene.is_sent(scene.decide(4), 1)
         await scene.abort()
         decision = scene.decide(6)
-        assert not await scene.is_told(decision, 1)
+        assert not await scene.is_sent(decision, 1)
         scene.there = 5
-        assert await scene.is_told(decision, 1)
+        assert await scene.is_sent(decision, 1)
 
     simulated(main, monkeypatch)
 
@@ -185,7 +186,7 @@ def test_a_partition_that_cannot_be_read_keeps_no_other_waiting(monkeypatch: pyt
     async def main(scene: Scene) -> None:
         scene.write(3)
         scene.cluster.leaderless = {Q}
-        told: list[Mapping[tuple[str, int], int | None]] = []
+        told: list[Mapping[TopicPartition, int | None]] = []
         async with asyncio.timeout(0.5):
             await scene.reader.read([P, Q, ("t", 9), ("other", 0)], told.append)
         async with asyncio.timeout(0.1):

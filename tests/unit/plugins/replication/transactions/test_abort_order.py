@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.transactions import abort_order
 from isthmus_plugins.replication.transactions.abort_order import AbortOrder
 from isthmus_protocol.transaction_log import Change, Transaction, TransactionState
@@ -16,7 +17,7 @@ class Scene:
     def __init__(self) -> None:
         self.order = AbortOrder()
 
-    def take(self, state: TransactionState, *places: tuple[str, int], client: int = 1, producer_id: int = X) -> None:
+    def take(self, state: TransactionState, *places: TopicPartition, client: int = 1, producer_id: int = X) -> None:
         transaction = Transaction(producer_id, 0, state, places, client)
         self.order.take(Change(f"app-{producer_id}", transaction, 0), lambda place: place[0] == "t")
 

@@ -14,6 +14,7 @@ from support.transaction_state import state_batch, state_key, state_value
 
 from isthmus_control.model import LinkMode
 from isthmus_plugins.api import Gate, Replace
+from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.replication.link.connection import LinkRejected
 from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S
 from isthmus_plugins.replication.transactions.marker_gate import UNDECIDED_S
@@ -30,7 +31,7 @@ TRY_AGAIN = 14
 """COORDINATOR_LOAD_IN_PROGRESS."""
 
 
-def record(source: Source, state: TransactionState, *places: tuple[str, int], app: str = APP) -> None:
+def record(source: Source, state: TransactionState, *places: TopicPartition, app: str = APP) -> None:
     """The coordinator writes a state of a transaction."""
     value = state_value(Transaction(PRODUCER, EPOCH, state, places, 1))
     log = source.state[0]
@@ -89,7 +90,7 @@ def ended(sent: bytes | Gate) -> int | None:
     return int(found.error_code)
 
 
-async def committing(source: Source, *places: tuple[str, int]) -> None:
+async def committing(source: Source, *places: TopicPartition) -> None:
     """In-Sync, and a transaction is decided."""
     await source.synchronous()
     write(source)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus_plugins.api import Gate
-from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S, HeldTransactions
+from isthmus_plugins.replication.transactions.end_txn_gate import HELD_S, EndTxnGate
 from isthmus_protocol.messages import build_request, decode_response, encode_request
 from isthmus_protocol.schema import ApiKey
 
@@ -19,7 +19,7 @@ class Scene:
         self.now = 100.0
         self.read_to = 10
         self.missing: set[str] = set()
-        self.held = HeldTransactions(self.reached, self.outstanding, lambda: self.now, self.ask)
+        self.held = EndTxnGate(self.reached, self.outstanding, lambda: self.now, self.ask)
         self.asked = 0
 
     def ask(self) -> None:
@@ -38,10 +38,10 @@ class Scene:
         return self.held.hold(transactional_id, request, FRAME)
 
     def tell(self, log_end: int | None) -> None:
-        taken = self.held.take_untold()
+        taken = self.held.take_unknown_ends()
         for answer in taken:
             answer.partition, answer.log_end = 3, log_end
-        self.held.told(taken)
+        self.held.ends_read(taken)
 
 
 def frame_of(gate: Gate) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Which groups transactions have committed positions in, as far as the offsets topic is read."""
+"""Which groups transactions have committed offsets in, as far as the offsets topic is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isthmus_plugins.replication.transactions.groups_as_read import (
     NOT_KNOWN,
     REST_S,
     SEEN_WITHIN_S,
-    TransactionGroups,
+    GroupsAsRead,
 )
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Marker
@@ -31,14 +31,12 @@ async def until(ready: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def on_offsets(
-    monkeypatch: pytest.MonkeyPatch, test: Callable[[Partition, TransactionGroups], Awaitable[None]]
-) -> None:
+def on_offsets(monkeypatch: pytest.MonkeyPatch, test: Callable[[Partition, GroupsAsRead], Awaitable[None]]) -> None:
     async def run() -> None:
         rng = random.Random(1)
         cluster = FakeCluster(rng, range(1, 2))
         log = cluster.add_topic(OFFSETS_TOPIC).partitions[0]
-        groups = TransactionGroups(FakeContext(cluster, FakeControl("A", rng)), lambda: None)  # type: ignore[arg-type]
+        groups = GroupsAsRead(FakeContext(cluster, FakeControl("A", rng)), lambda: None)  # type: ignore[arg-type]
         groups.start()
         await test(log, groups)
         await groups.stop()
@@ -55,7 +53,7 @@ def end(log: Partition, producer_id: int, epoch: int = 0) -> None:
 
 
 def test_groups_are_known_of_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(log: Partition, groups: TransactionGroups) -> None:
+    async def test(log: Partition, groups: GroupsAsRead) -> None:
         put(log, X, "before")
         end(log, X)
         put(log, Y, "open")
@@ -82,7 +80,7 @@ def test_groups_are_known_of_what_is_read(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_between_reads_it_rests_unless_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(log: Partition, groups: TransactionGroups) -> None:
+    async def test(log: Partition, groups: GroupsAsRead) -> None:
         groups.follow(True)
         await until(lambda: groups.has_read(0, 0))
         for asks in (False, True, False):
@@ -102,7 +100,7 @@ def test_between_reads_it_rests_unless_somebody_asks(monkeypatch: pytest.MonkeyP
 
 
 def test_what_has_ended_is_forgotten_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(log: Partition, groups: TransactionGroups) -> None:
+    async def test(log: Partition, groups: GroupsAsRead) -> None:
         groups.follow(True)
         await until(lambda: groups.has_read(0, 0))
         put(log, X, "ends")
@@ -120,7 +118,7 @@ def test_what_has_ended_is_forgotten_after_a_time(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_decided_before_or_soon_after_it_began_may_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(log: Partition, groups: TransactionGroups) -> None:
+    async def test(log: Partition, groups: GroupsAsRead) -> None:
         assert groups.may_have_missed(0, simulated_now())
         groups.follow(True)
         await until(lambda: groups.has_read(0, 0))

@@ -1,4 +1,4 @@
-"""Which groups earlier transactions have committed positions in, read from the log."""
+"""Which groups earlier transactions have committed offsets in, read from the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.partition_log import Partition
 
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.replication.transactions.groups_as_read import NOT_KNOWN, Producer
-from isthmus_plugins.replication.transactions.groups_in_log import CLOCKS_APART_MS, PastTransaction, read_past_groups
+from isthmus_plugins.replication.transactions.groups_in_log import CLOCKS_APART_MS, PastTransaction, read_groups_in_log
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Marker
 
@@ -30,7 +30,7 @@ def on_log(monkeypatch: pytest.MonkeyPatch, test: Callable[[Partition, Read], Aw
 
         async def read(*producers: Producer, started_ms: int = START, end: int = -1, partition: int = 0) -> dict:
             asked = [PastTransaction(each, started_ms, log.end if end < 0 else end) for each in producers]
-            return await read_past_groups(context, partition, asked)  # type: ignore[arg-type]
+            return await read_groups_in_log(context, partition, asked)  # type: ignore[arg-type]
 
         await test(log, read)
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from support.partition_log import batch, control_batch
 
-from isthmus_plugins.replication.partitions import LedPartition
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.transactions.marker_order import MarkerOrder
 from isthmus_protocol.records import TRANSACTIONAL_BIT, whole_header
 
-KEY = LedPartition("link", "t", 0)
+KEY = LinkPartition("link", "t", 0)
 X = 7
 
 
@@ -30,16 +30,16 @@ class _Decision:
         self.sent = sent
         self.there = there
 
-    def ends_after(self, key: LedPartition, offset: int) -> bool:
+    def ends_after(self, key: LinkPartition, offset: int) -> bool:
         return self.end is None or self.end > offset
 
-    def end_of(self, key: LedPartition) -> int | None:
+    def end_of(self, key: LinkPartition) -> int | None:
         return self.end
 
     def is_sent(self, stream: Any) -> bool:
         return self.sent or self.there
 
-    def is_there(self, key: LedPartition) -> bool:
+    def is_there(self, key: LinkPartition) -> bool:
         return self.there
 
 
@@ -50,7 +50,7 @@ class Scene:
         self.order = MarkerOrder(lambda key: floor, self.recall)
         self.stream: Any = _Stream()
 
-    def recall(self, key: LedPartition, producer_id: int, epoch: int) -> bool:
+    def recall(self, key: LinkPartition, producer_id: int, epoch: int) -> bool:
         found, self.recalled = self.recalled, None
         if found is not None:
             found.again = True

@@ -32,7 +32,7 @@ from isthmus_control.truncations import (
     Truncation,
     TruncationPhase,
 )
-from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -58,7 +58,7 @@ class Unordered(FakeCluster):
         await self._request()
         self.found = {name: topic for name, topic in self.found.items() if topic.topic_id != topic_id}
 
-    async def log_ends(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+    async def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         ends = list((await super().log_ends(partitions)).items())
         return dict(ends[1:] + ends[:1])
 
@@ -194,7 +194,7 @@ def test_who_slept_through_a_take_over_neither_freezes_nor_unfreezes(
 
 
 @pytest.mark.parametrize("phase", [P.SPOOLING, P.CLEANING])
-def test_who_slept_through_a_take_over_leaves_the_next_owners_spool_and_positions(
+def test_who_slept_through_a_take_over_leaves_the_next_owners_spool_and_committed_offsets(
     monkeypatch: pytest.MonkeyPatch, phase: TruncationPhase
 ) -> None:
     async def work(scene: Scene) -> None:
