@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -285,7 +286,8 @@ def verifying_on_a_terminal(admin: RunningAdmin) -> Iterator[subprocess.Popen[st
     admin.links.proceed.clear()
     terminal, slave = pty.openpty()
     command = [sys.executable, "-m", "isthmus", "verify", "a-to-b", "--url", admin.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, text=True) as process:
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # where these tests run in the background it is not
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, text=True, preexec_fn=heeding) as process:
         os.close(slave)
         shown = b""
         while b"4/10" not in shown:
