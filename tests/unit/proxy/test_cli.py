@@ -228,7 +228,8 @@ def test_links_are_created_listed_described_and_deleted(admin: RunningAdmin, tmp
     described = run("link", "describe", "a-to-b", url=admin.url).stdout
     assert re.search(r"^orders-eu +0 +leader +Following +10 +8 +2", described, re.MULTILINE)
     group = (
-        r"^app-1 +far-app-1 +leader +Catching Up +3 +1 +1\.5 +own +orders-eu-0 ends at 5, the group's position is 8$"
+        r"^app-1 +far-app-1 +leader +Catching Up +3 +1 +1\.5 +own "
+        r"+orders-eu-0 ends at 5, the group's committed offset is 8$"
     )
     assert re.search(group, described, re.MULTILINE)
     assert re.search(group, run("status", url=admin.url).stdout, re.MULTILINE)
