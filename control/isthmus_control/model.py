@@ -276,6 +276,10 @@ class Link:
         """Whatever pairs topics."""
         return (*(each for each in self.mappings if each.type is ResourceType.TOPIC), *self.offsets_topics)
 
+    def pairs(self, role: Role, *kinds: ResourceType) -> tuple[NamespaceMapping, ...]:
+        """The pairs of namespaces in which this side has the role: of some types, or of all."""
+        return tuple(each for each in self.mappings if each.role is role and (not kinds or each.type in kinds))
+
     def offsets_topic(self, role: Role) -> NamespaceMapping | None:
         """The pair of an offsets topic and its copy in which this side has the role."""
         return next((mapping for mapping in self.offsets_topics if mapping.role is role), None)

@@ -15,8 +15,7 @@ from typing import Final
 
 from isthmus_control.commands import PartitionSync, RecordSync
 from isthmus_control.control_state import ControlState
-from isthmus_control.directions import followed
-from isthmus_control.model import LinkMode, ResourceType, SyncState, TopicState
+from isthmus_control.model import LinkMode, ResourceType, Role, SyncState, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_plugins.api import Request, RequestHook, Verdict
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
@@ -71,7 +70,7 @@ class SyncingTopics(Part):
         following: dict[str, str] = {}
         readable: set[TopicPartition] = set()
         for link in state.links.values():
-            mappings = followed(link, ResourceType.TOPIC)
+            mappings = link.pairs(Role.FOLLOWER, ResourceType.TOPIC)
             if link.mode is not LinkMode.SYNCHRONOUS or not mappings:
                 continue
             following |= {

@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from isthmus_control.directions import followed
-from isthmus_control.model import INTERNAL_PREFIX, ResourceType
+from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
@@ -201,7 +200,7 @@ class TransactionStore(Part):
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now")
         state = self._context.control.state
         link = state.links.get(link_name)
-        groups = link is not None and followed(link, ResourceType.CONSUMER_GROUP)
+        groups = link is not None and link.pairs(Role.FOLLOWER, ResourceType.CONSUMER_GROUP)
         for topic in {place.topic for each in question.decisions for place in each.places}:
             counterpart = state.lookup.following(ResourceType.TOPIC, topic)
             follows = counterpart is not None and counterpart.link.name == link_name

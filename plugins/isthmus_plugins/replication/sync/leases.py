@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from isthmus_control.clock import Register
 from isthmus_control.commands import OffsetsClaim, PartitionClaim, RecordClaims
 from isthmus_control.control_state import ControlState
-from isthmus_control.directions import followed
-from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType
+from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType, Role
 from isthmus_control.outcome import Rejected
 from isthmus_control.rules.claims import supersedes
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
@@ -104,7 +103,7 @@ class SyncLeases(Part):
         self._links = frozenset(
             link.name
             for link in state.links.values()
-            if link.mode is LinkMode.SYNCHRONOUS and followed(link, ResourceType.TOPIC)
+            if link.mode is LinkMode.SYNCHRONOUS and link.pairs(Role.FOLLOWER, ResourceType.TOPIC)
         )
         if self._links and not self._followed.is_set():
             self._followed.set()

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Final
 
 from isthmus_control.control_state import ControlState
-from isthmus_control.directions import pushed
-from isthmus_control.model import leads_commits
+from isthmus_control.model import Role, leads_commits
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
@@ -118,7 +117,7 @@ class Decisions(Part):
         self._work.set()
 
     def _look_at(self, state: ControlState) -> None:
-        leading = any(self._links.holds(link) and pushed(link) for link in state.links.values())
+        leading = any(self._links.holds(link) and link.pairs(Role.LEADER) for link in state.links.values())
         self._active = leading or bool(self._links.expiring)
         self.tail.follow(self._active)
         self._groups_of.follow(self._active and any(map(leads_commits, state.links.values())))

@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 
 from support.fake_cluster import FakeCluster, FakeContext, run_simulated
 
-from isthmus_control.model import NamespaceMapping, OffsetsCopy, OffsetsForm, ResourceType, Role
+from isthmus_control.clock import ZERO, Register
+from isthmus_control.model import (
+    Link,
+    LinkMode,
+    LinkSettings,
+    NamespaceMapping,
+    OffsetsCopy,
+    OffsetsForm,
+    ResourceType,
+    Role,
+)
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, TopicInfo, TopicPartition
 from isthmus_plugins.replication.leader.discovery import DISCOVERY_INTERVAL_S, Discovery
@@ -59,14 +69,20 @@ class Scene:
             cluster_id="A",
             truncations={},
             predecessors=lambda name, topic_id: (),
-            links={LINK: SimpleNamespace(name=LINK, mappings=(self.mapping("l-", "r-"),), offsets_topics=())},
+            links={},
         )
+        self.link(mappings=(self.mapping("l-", "r-"),))
         control: Any = SimpleNamespace(state=self.state)
         context: Any = FakeContext(self.cluster, control, brokers=frozenset({1, 2}))
         self.context = context
         peers: Any = SimpleNamespace(connections=lambda link_name: [self.connection])
         self.looks: list[Look] = []
         self.discovery = Discovery(context, peers, self.found)
+
+    def link(self, **attached: Any) -> None:
+        """What is attached from now on."""
+        settings = LinkSettings(Register(LinkMode.ASYNCHRONOUS, ZERO), {}, {})
+        self.state.links[LINK] = Link(LINK, "id", 1, "A", "B", True, settings, 0, **attached)
 
     def found(self, topics: Mapping[str, TopicInfo]) -> None:
         self.looks.append(Look(topics, dict(self.discovery.led)))
@@ -171,8 +187,7 @@ def test_internal_topics_are_pushed_in_a_mapping_of_their_own_alone() -> None:
         assert scene.led == {}
         copy = "__consumer_offsets_A"
         offsets = OffsetsCopy(OffsetsForm.REDACTED)
-        scene.state.links[LINK].mappings = ()
-        scene.state.links[LINK].offsets_topics = (replace(scene.mapping(OFFSETS_TOPIC, copy), offsets=offsets),)
+        scene.link(offsets_topics=(replace(scene.mapping(OFFSETS_TOPIC, copy), offsets=offsets),))
         await asyncio.sleep(SOON_S)
         assert scene.led == {(OFFSETS_TOPIC, 0): copy}
 
@@ -213,7 +228,7 @@ def test_nothing_is_led_without_a_lease_or_a_led_namespace() -> None:
         scene.context.lease_deadline = float("inf")
         await asyncio.sleep(SOON_S)
         assert scene.led != {}
-        scene.state.links[LINK].mappings = (scene.mapping("l-", "r-", Role.FOLLOWER),)
+        scene.link(mappings=(scene.mapping("l-", "r-", Role.FOLLOWER),))
         await asyncio.sleep(SOON_S)
         assert scene.led == {}
 
