@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from support.groups import offsets
+from support.groups import group_status, offsets
 from support.kafka import unique
 from support.links import Linked, relayed, until
 from support.relay import Relay
@@ -269,12 +269,18 @@ def reads_and_commits(servers: str, group: str, topic: str) -> None:
 # ---- the table ----
 
 
+def commits_are_in_sync(state: State, group: str) -> bool:
+    status = group_status(state.link.a, state.link.name, group)
+    return status is not None and status["sync"] is not None and status["sync"]["state"] == IN_SYNC
+
+
 def test_source_consumers(state: State) -> None:
     """Available, in every state: those in groups of their own, and those in groups that the link leads."""
     reads_and_commits(state.link.a.bootstrap, unique("own-"), state.source)
     group = unique(state.groups)
     reads_and_commits(state.link.a.bootstrap, group, state.source)
-    if state.name == IN_SYNC:  # an ack means both sides
+    if state.name == IN_SYNC:  # an ack means both sides, once the group's own partition of the offsets topic is In-Sync
+        until("its commits are in sync", lambda: commits_are_in_sync(state, group))
         assert offsets(state.link.b, group) == {(state.target, 0): 1}
 
 
