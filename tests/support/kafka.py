@@ -94,7 +94,7 @@ class SharedClusters:
         self._stacks[key], self._users[key] = stack, module
         return self._clusters[key]
 
-    def ends_with(self, cluster: KafkaCluster, context: AbstractContextManager[Any]) -> None:
+    def end_with(self, cluster: KafkaCluster, context: AbstractContextManager[Any]) -> None:
         """Enter a context that is left before the cluster stops."""
         (key,) = (key for key, each in self._clusters.items() if each is cluster)
         self._stacks[key].enter_context(context)
@@ -114,7 +114,7 @@ class SharedClusters:
             self._stop(next(iter(self._stacks)))
 
 
-_shared: Final = SharedClusters()
+shared: Final = SharedClusters()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -123,14 +123,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Modules that share clusters follow each other, so that these need not be started again. Spark's, which one worker
     runs one after the other, come first of all.
     """
-    shared: dict[str, set[str]] = defaultdict(set)
+    used: dict[str, set[str]] = defaultdict(set)
     for item in items:
-        shared[item.nodeid.partition("::")[0]] |= SHARED.intersection(getattr(item, "fixturenames", ()))
+        used[item.nodeid.partition("::")[0]] |= SHARED.intersection(getattr(item, "fixturenames", ()))
     items.sort(
         key=lambda item: (
             not item.nodeid.startswith("tests/spark/"),
             item.get_closest_marker("brokers") is None,
-            sorted(shared[item.nodeid.partition("::")[0]]),
+            sorted(used[item.nodeid.partition("::")[0]]),
         )
     )
 
@@ -138,31 +138,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests without brokers come last: what takes time of the machine without being used goes before."""
     if item.get_closest_marker("brokers") is None:
-        _shared.close()
+        shared.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_cluster_is_left() -> Iterator[None]:
     yield
-    _shared.close()
+    shared.close()
 
 
 @pytest.fixture(scope="module")
 def shared_kafka(request: pytest.FixtureRequest) -> Clusters:
-    """Clusters shared by the session: the same arguments give the same cluster, started when first asked for.
+    """Clusters shared by modules: the same arguments give the same cluster, started where it does not run.
 
     ``role`` tells apart several with equal arguments: ``shared_kafka(role="target")``.
     """
 
     def cluster(role: str = "source", **chosen: Any) -> KafkaCluster:
-        return _shared.cluster(request.node.nodeid, role, chosen)
+        return shared.cluster(request.node.nodeid, role, chosen)
 
     return cluster
-
-
-def end_with(cluster: KafkaCluster, context: AbstractContextManager[Any]) -> None:
-    """Enter a context that is left before a shared cluster stops."""
-    _shared.ends_with(cluster, context)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 from isthmus_bench.kafka import DEFAULT_VERSION, KafkaCluster
 from isthmus_bench.proxies import ProxyProcess
-from support.kafka import VERSIONS, Clusters, end_with
+from support.kafka import VERSIONS, Clusters, shared
 
 HEARTBEATS: Final = {
     "group.consumer.min.heartbeat.interval.ms": "300",
@@ -55,13 +55,13 @@ _running: Final[WeakKeyDictionary[KafkaCluster, ProxyProcess]] = WeakKeyDictiona
 
 @pytest.fixture(scope="module")
 def shared_proxied(shared_kafka: Clusters) -> SharedProxies:
-    """Clusters with a proxy in front, shared by the session: the same arguments give the same ones."""
+    """Clusters with a proxy in front, shared by modules: the same arguments give the same ones."""
 
     def proxied(**chosen: Any) -> Proxied:
         cluster = shared_kafka(role="proxied", settings=HEARTBEATS, **chosen)
         if cluster not in _running:
             proxy = ProxyProcess(cluster.bootstrap_servers, name=f"proxy-{len(_running) + 1}")
-            end_with(cluster, proxy)
+            shared.end_with(cluster, proxy)
             _running[cluster] = proxy
         return Proxied(cluster, _running[cluster])
 
