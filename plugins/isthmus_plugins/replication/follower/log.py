@@ -381,16 +381,16 @@ class FollowerLog:
             return Step.TAKE_KEYLESS
         if self.trim_to is not None:
             return Step.TRIM
-        if self._queue and self._gap_end() <= self.end:
+        has_gap = self._gap_end() > self.end
+        if self._queue and not has_gap:
             try:
                 self._divide(self._queue[0])
             except BatchError as error:
                 self._refuse_batch(error)
                 return Step.REPORT_END
-        if self.doubtful:
-            return Step.ASK_ENDED
-        if self._gap_end() > self.end:
-            return Step.WRITE
+            has_gap = bool(self._runs) and self._gap_end() > self.end  # a hole may come first in it
+        if has_gap:
+            return Step.ASK_ENDED if self.doubtful else Step.WRITE
         if not self._queue:
             return Step.WAIT
         header = self._queue[0].header
