@@ -262,12 +262,19 @@ def test_a_proxy_that_slept_takes_no_writes_until_it_has_caught_up(three: KafkaC
     """It may have missed a reservation: writes get an error that producers try again on, and none is lost."""
     topic = create_topic(three)
     with whole_cluster(three, extra={"proxy": {"lease_s": 2.0}}) as proxy:
+        # Whether the load has room for another request just then is up to chance; this one has none on its way.
+        waiting = Producer({"bootstrap.servers": proxy.bootstrap, "enable.idempotence": True})
+        elsewhere = create_topic(three)
+        waiting.produce(elsewhere, "before", partition=0)
+        assert waiting.flush(60) == 0
         with Load(proxy.bootstrap, topic) as load:
             proxy.pause()
+            waiting.produce(elsewhere, "meanwhile", partition=0)
             time.sleep(4)
             proxy.resume()
             load.more()
         load.check(proxy.bootstrap)
+        assert waiting.flush(60) == 0
         metrics = httpx.get(proxy.url + "/metrics", trust_env=False).text
         refused = re.findall(r'isthmus_requests_refused_total{cause="no_lease"} ([\d.]+)', metrics)
         assert refused, metrics
