@@ -56,7 +56,7 @@ NOBODYS: Final = AclBinding(
 
 
 class AclEnds(Part):
-    """Both ends at this proxy, and what is told of them."""
+    """Both ends at this proxy, and what is shown of them."""
 
     def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
         self._context = context
@@ -158,7 +158,7 @@ class AclStatus:
 
 
 class AclLeader:
-    """Tells follower ends what bindings they should have."""
+    """Sends follower ends the bindings that they should have."""
 
     def __init__(self, context: PluginContext, peers: LinkPeers) -> None:
         self._context = context
@@ -297,7 +297,7 @@ class AclFollower:
         """By link: what kept the last set from being taken."""
 
     def status(self, link: Link) -> AclStatus | None:
-        """None where this proxy was told nothing since it started, or nothing follows."""
+        """None where no leader end has called this proxy since it started, or nothing follows."""
         mappings = followed(link)
         if link.name not in self._reasons or not any(mapping.type is ResourceType.PRINCIPAL for mapping in mappings):
             return None

@@ -1,7 +1,7 @@
 """What consumers of a source see where a namespace asks for ``visibility: confirmed``: nothing that acks wait for.
 
 Answers to Fetch are cut before the first batch that a synchronous link has not confirmed, and show that as the log's
-end; ListOffsets tells the same end. An answer of which nothing is left waits until more is confirmed, as the broker
+end; ListOffsets answers the same end. An answer of which nothing is left waits until more is confirmed, as the broker
 would wait for records. Where plain producers are acked without the other side (Syncing, Out-Of-Sync), all is shown.
 
 Read-committed consumers see a transaction when its marker is confirmed, too: then the other side can end it in no other
@@ -122,7 +122,7 @@ class ConfirmedReads:
         return Replace(frame, on_response, CAUSE)
 
     def on_list_offsets(self, request: Request) -> Verdict:
-        """Have the answer tell the end of what is confirmed as the log's end."""
+        """Have the answer show the end of what is confirmed as the log's end."""
         if not self._active:
             return None
         isolation, topics = peeks.list_offsets(request.version, request.frame)

@@ -1,6 +1,6 @@
 """Keeps the leader epochs of topics that were made anew rising, as clients see them.
 
-A topic that is made anew begins with leader epoch 0. A client that knows a higher one takes all that it is told for
+A topic that is made anew begins with leader epoch 0. A client that knows a higher one takes every answer for
 outdated, and never reads again (seen with librdkafka 2). So to clients the new topic's epochs are shifted beyond those
 of the old one (``EpochShift``), in Metadata and DescribeTopicPartitions; and requests that name an epoch which they
 learned there are forwarded without it: brokers check it only if it is there.
@@ -55,7 +55,7 @@ class LeaderEpochs(Part):
             self._topics = frozenset((*ids, *(name.encode() for name in self._shifts)))
 
     def on_metadata(self, request: Request) -> Verdict:
-        """Tell shifted epochs."""
+        """Show shifted epochs."""
         if not self._shifts:
             return None
         return Replace(request.frame, partial(self._shifted, request.api_key, request.version))

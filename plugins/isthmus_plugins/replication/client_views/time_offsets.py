@@ -128,7 +128,7 @@ class TimeOffsets(Part):
     # ---- right answers ----
 
     async def answer(self, asked: Mapping[TopicPartition, int], committed: bool) -> dict[TopicPartition, Found]:
-        """The right answers, as far as they can be told; what is left out is the broker's to answer."""
+        """The right answers, as far as they can be found; what is left out is the broker's to answer."""
         topics = {topic for topic, _ in asked}
         parts = await asyncio.gather(
             *(

@@ -1,6 +1,6 @@
 """Keeps clients of a topic that is truncated waiting, from before it is deleted until it is whole again.
 
-To its clients the topic never goes away. Metadata tells of it from memory; reads and searches of it are answered with
+To its clients the topic never goes away. Metadata shows it from memory; reads and searches of it are answered with
 OFFSET_NOT_AVAILABLE, committed offsets of groups with COORDINATOR_LOAD_IN_PROGRESS: clients try those again, and
 consumers keep their positions. Other topics in the same request are served.
 
@@ -8,9 +8,9 @@ Fetch sessions (KIP-227) would leave the topic out of their requests while nothi
 (``fetch_sessions``).
 
 A consumer may have read what is cut. To it the topic gets a new leader, with a leader epoch of its own: so consumers
-ask where the epoch of their last record ends (KIP-320), and are told that it ends at the cut. Their positions stand, or
-move to the cut. Afterwards the topic is another one for Kafka, whose leader epochs begin again, and who asks about an
-epoch that it never had is told the same.
+ask where the epoch of their last record ends (KIP-320). The answer is the cut: their positions stand, or move to it.
+Afterwards the topic is another one for Kafka, whose leader epochs begin again, and who asks about an epoch that it
+never had is answered the same.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class TruncatingTopics(Part):
     # ---- what there is ----
 
     def on_metadata(self, request: Request) -> Verdict:
-        """Forward the request, and tell of withheld topics as they were."""
+        """Forward the request, and show withheld topics as they were."""
         if not self._withheld:
             return None
         _, payload = decode_request(request.frame)
@@ -251,7 +251,7 @@ class TruncatingTopics(Part):
 
 
 def _described(truncation: Truncation, brokers: list[int]) -> dict[str, Any]:
-    """A topic as Metadata and DescribeTopicPartitions tell of it, with leaders that are there, and of another epoch."""
+    """A topic as Metadata and DescribeTopicPartitions show it, with leaders that are there, and of another epoch."""
     partitions = []
     for index, known in enumerate(truncation.partitions):
         leader = known.leader

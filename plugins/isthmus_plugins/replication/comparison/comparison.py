@@ -108,7 +108,7 @@ class Comparison:
     ) -> int | None:
         """The first offset of ``[start, to)`` at which the records differ, None if they do not.
 
-        ``compared`` is told how many offsets are equal, piece by piece. Raises LinkRejected, LinkLost, TimeoutError,
+        ``compared`` gets how many offsets are equal, piece by piece. Raises LinkRejected, LinkLost, TimeoutError,
         OperationError, BatchError.
         """
         offset = start

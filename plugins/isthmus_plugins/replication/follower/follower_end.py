@@ -1,7 +1,7 @@
 """The follower end of links: takes batches from leader ends and appends them to this cluster's topics.
 
-A stream is one partition over one connection. It is opened by the leader end, which is told where the follower's log
-ends and sends what comes after. Batches are appended by the ``writers`` of the partition's broker.
+A stream is one partition over one connection. The leader end opens it, is answered with where the follower's log
+ends, and sends what comes after. Batches are appended by the ``writers`` of the partition's broker.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FollowerEnd(Part):
         self._tasks = Tasks("follower-end")
         self._streams: dict[tuple[Peer, int], FollowerStream] = {}
         self._partitions: dict[TopicPartition, FollowerStream] = {}
-        """The latest stream of each partition; one that has ended stays, for what it can tell."""
+        """The latest stream of each partition; one that has ended stays, for what it can show."""
         self._dropped: dict[TopicPartition, FollowerStream] = {}
         """Streams of what follows no more, of which a request may be under way, or of unknown fate."""
         self._opening: dict[TopicPartition, asyncio.Lock] = {}

@@ -13,7 +13,7 @@ One operation is under way for a partition at any time, so that a refused batch 
 which would then land at its offset. But for a *burst*: batches whose sequences go on from the one that was confirmed
 last, of the same producer, may follow each other without waiting (:meth:`FollowerLog.take_more`), since a broker that
 does not have the one refuses the next. The answer to an append has its base offset, which is checked; markers
-are answered without one, so the next append's offset, or the log end while nothing comes, tells. Where the fate of an
+are answered without one, so the next append's offset shows it, or the log end while nothing comes. Where the fate of an
 operation is not known, nothing is written until the target's log end and its producers' states have been read again
 (:meth:`FollowerLog.resume`).
 
@@ -499,7 +499,7 @@ class FollowerLog:
             try:
                 before = self._append(header, data, divisible=False, stamp_sequence=_after(before))
             except BatchError:
-                break  # it tells when it is the first
+                break  # it is reported when it is the first
             more.append(before)
         self._in_flight += more
         return more
@@ -779,7 +779,7 @@ class FollowerLog:
         """The broker refused a batch for its sequence, or takes it for one before: it does not have what the producer
         sent before, since the cleaner took that out, or it remembers what the source had forgotten.
 
-        The states of the target's producers tell what it takes.
+        The states of the target's producers show what it takes.
         """
         self.not_written()
         self.renumbering = True

@@ -21,10 +21,10 @@ CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 
 
 class Found(NamedTuple):
-    """What was found of local topics that the source has told the settings of. By topic."""
+    """What was found of local topics whose settings the source has sent. By topic."""
 
     effective: Mapping[str, Mapping[str, str | None]]
-    """The settings that they have; those of which the brokers do not tell them are left out."""
+    """The settings that they have; topics whose settings the brokers do not show are left out."""
     filled_since: Mapping[str, int]
     """Topics that have all that the source had when they were not compacted here: with what stands for that time."""
 
@@ -79,7 +79,7 @@ class FollowerSettings:
     async def _effective(
         self, link_name: str, requests: Sequence[calls.WantedTopic], topics: Mapping[str, TopicInfo]
     ) -> Mapping[str, Mapping[str, str | None]]:
-        """The settings of those local topics that exist and for which the source told its own."""
+        """The settings of those local topics that exist and for which the source sent its own."""
         lookup = self._context.control.state.lookup
         answered = [
             counterpart.local_name
@@ -96,7 +96,7 @@ class FollowerSettings:
         return found
 
     def _unreadable(self, local: str) -> Reason:
-        """Note that the brokers do not tell a topic's settings."""
+        """Note that the brokers do not show a topic's settings."""
         reason = self.refused[local] = Reason(
             ReasonCode.TARGET_REFUSES_SETTINGS,
             f"the settings of {local} cannot be read (the proxy's own identity needs ALLOW DescribeConfigs on topic "

@@ -101,12 +101,12 @@ class FollowerStream:
 
     @property
     def lag(self) -> int:
-        """Offsets that are not here, as far as the source has told."""
+        """Offsets that are not here, as far as the source has reported."""
         return max(0, self.follower_log.source_end - self.follower_log.end)
 
     @property
     def lag_seconds(self) -> float:
-        """Age of the oldest record of the source that is not here, as far as the source has told."""
+        """Age of the oldest record of the source that is not here, as far as the source has reported."""
         return self.end_age_ms / 1000 + self._clock.monotonic() - self.end_age_noted if self.lag else 0.0
 
     @property

@@ -47,7 +47,7 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 CONTROL_TOPIC: Final = INTERNAL_PREFIX + "control"
 LEADERS_WAIT_S: Final = 2.0
-"""How long a new topic's leaders are waited for before the leader end is told that there are none yet."""
+"""How long a new topic's leaders are waited for before the leader end is answered that there are none yet."""
 IDLE_S: Final = 0.2
 IDLE_TRIES: Final = 25
 CLOSED_AT_ONCE: Final = 10_000
@@ -131,7 +131,7 @@ class FollowerTopics(Part):
             self.refused[counterpart.local_name] = Reason(refusal.code, str(refusal))
 
     def source_is_gone(self, record: FollowerTopic) -> bool:
-        """Whether the source has no such topic (any more), as far as it has told."""
+        """Whether the source has no such topic (any more), as far as it has reported."""
         return record.link in self._led and record.source_topic not in self._led[record.link]
 
     async def _sources_seen(self, link_name: str, led: frozenset[str], topics: Mapping[str, TopicInfo]) -> None:

@@ -198,7 +198,7 @@ class TransactionVerification(Part):
         return self.enabled
 
     async def _restored(self, former: str | None) -> None:
-        """Return when the brokers tell what was restored."""
+        """Return when the brokers report what was restored."""
 
         async def other() -> bool:
             return await self._context.cluster.cluster_config(TRANSACTION_VERIFICATION) != former

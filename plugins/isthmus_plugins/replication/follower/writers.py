@@ -91,7 +91,7 @@ Writes: TypeAlias = dict[TopicPartition, tuple[FollowerStream, list[Append] | Ma
 
 
 class WriterEnd(Protocol):
-    """What writers tell the follower end that has them."""
+    """What writers need of the follower end that has them."""
 
     batches_appended: int
     bytes_appended: int

@@ -1,7 +1,7 @@
 """Replicates what consumer groups have committed: from this cluster's offsets topic to the coordinators there.
 
 Nouns: source (a partition of the offsets topic, as read), feed (the same, as pushed to one follower end), intake (what
-follower ends were told), followed group (what it wants and has).
+was pushed to follower ends), followed group (what it wants and has).
 
 Builds on: in_doubt, leader, link, partitions.
 """

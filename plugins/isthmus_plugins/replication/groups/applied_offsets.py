@@ -1,7 +1,7 @@
 """How far the coordinators here have what a partition of a source's offsets topic adds up to. Without I/O.
 
-The leader end tells the partition part by part, each *up to* an offset of the log. A part is applied when everything
-that it told is there, or something newer in its place. What is applied is confirmed in the order of the log.
+The leader end pushes the partition part by part, each *up to* an offset of the log. A part is applied when everything
+in it is there, or something newer in its place. What is applied is confirmed in the order of the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Part:
         self.still_open = still_open
         """To be stored before this part counts."""
         self.open = 0
-        """How much of what it told is not there yet."""
+        """How much of it is not there yet."""
 
 
 class AppliedOffsets:
@@ -39,7 +39,7 @@ class AppliedOffsets:
         self._storing = False
         self._parts: deque[_Part] = deque()
         self._open: dict[str, dict[Hashable, deque[_Part]]] = {}
-        """By group, and committed offset (or whatever else is told of it): the parts that told it and wait for it."""
+        """By group, and committed offset (or whatever else is pushed of it): the parts that have it and wait for it."""
 
     def received(
         self,
@@ -48,8 +48,8 @@ class AppliedOffsets:
         stable_offset: int = -1,
         still_open: StillOpen | None = None,
     ) -> None:
-        """A part: what it tells, each a group and a committed offset of it. ``upto`` None: there is more to that
-        offset.
+        """A part has come. ``keys``: what is in it, each a group and a committed offset of it. ``upto`` None: there is
+        more to that offset.
 
         ``stable_offset``: where the first commit of a transaction stands that was open then. ``still_open``: see
         :meth:`to_store`.
@@ -64,8 +64,7 @@ class AppliedOffsets:
                 part.open += 1
 
     def has(self, group: str, what: Hashable, number: int | None = None) -> None:
-        """What part ``number`` and those before it told of a committed offset is there; None: whatever was told so
-        far."""
+        """What part ``number`` and those before it had of a committed offset is there; None: whatever came so far."""
         of_group = self._open.get(group)
         waiting = None if of_group is None else of_group.get(what)
         if of_group is None or waiting is None:
@@ -78,12 +77,12 @@ class AppliedOffsets:
                 del self._open[group]
 
     def resolve(self, group: str, is_there: Callable[[Any], bool]) -> None:
-        """Look at all of a group that is waited for: what was told of it last may be there."""
+        """Look at all of a group that is waited for: what came of it last may be there."""
         for what in [what for what in self._open.get(group, ()) if is_there(what)]:
             self.has(group, what)
 
     def to_store(self) -> tuple[int, StillOpen] | None:
-        """What is to be stored before more is applied: transactions that were open at an offset. Told once.
+        """What is to be stored before more is applied: transactions that were open at an offset. Returned once.
 
         To be followed by :meth:`stored`.
         """

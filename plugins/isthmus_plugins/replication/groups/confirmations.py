@@ -1,4 +1,4 @@
-"""Confirms to the leader ends of synchronous links how far this cluster's coordinators have what they told.
+"""Confirms to the leader ends of synchronous links how far this cluster's coordinators have what those pushed.
 
 What the source's open transactions have committed counts as soon as it is stored here, for a failover.
 """
@@ -59,7 +59,7 @@ class Confirmations:
         return key in self._confirmed
 
     def begin(self, key: SourcePartition, connection: LinkConnection, epoch: int, partitions: int) -> None:
-        """Confirm a partition from now on, which is told from its start.
+        """Confirm a partition from now on; it is pushed from its start.
 
         ``epoch``: the source's leader epoch. ``partitions``: of the source's offsets topic.
         """
@@ -108,7 +108,7 @@ class Confirmations:
         self.report([so_far.key])
 
     def report(self, keys: Iterable[SourcePartition]) -> None:
-        """Tell leader ends how far their commits are here. ``keys``: partitions that may have moved."""
+        """Report to leader ends how far their commits are here. ``keys``: partitions that may have moved."""
         parts: dict[LinkConnection, list[calls.Applied]] = {}
         for key in keys:
             confirmed = self._confirmed.get(key)
@@ -124,7 +124,7 @@ class Confirmations:
                 if entries:
                     self._tasks.start("void", self._pending_offsets.forget(entries))
         for connection, found in parts.items():
-            if not connection.lost:  # or whoever tells next tells all
+            if not connection.lost:  # if it is, whoever pushes next pushes all
                 answer = connection.begin_call(calls.GroupApplied(tuple(found)))
                 self._tasks.start("applied", _answered(connection, answer(CALL_TIMEOUT_S)))
 

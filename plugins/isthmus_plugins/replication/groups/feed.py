@@ -18,7 +18,7 @@ NAMES_MAX: Final = 100_000
 
 
 class LedGroup(NamedTuple):
-    """What a link's status tells of one group that is led."""
+    """What a link's status shows of one group that is led."""
 
     group: str
     remote_group: str

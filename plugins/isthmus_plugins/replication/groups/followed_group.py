@@ -6,7 +6,7 @@ What cannot be done now is pending, with its reason:
 ``BEYOND_FOLLOWER_END``               the commit is ahead of the data, or its topic does not follow (yet)
 ``MEMBERS_SUBSCRIBED``                a deletion that the coordinator refuses while members are there
 ``TOPICS_DIFFER``                     the topic is attached at one end of the link alone, so nothing is done
-``SOURCE_TRUNCATING``                 the source's topic is being truncated, so what groups have there is not told now
+``SOURCE_TRUNCATING``                 the source's topic is being truncated, so what groups have there is not pushed now
 ``TRUNCATING``                        the topic has records that go, so it is not known where its data ends
 ``COORDINATOR_NOT_AVAILABLE``         the group's coordinator moves, loads, or does not answer
 ``TRANSACTION_VERIFICATION_ENABLED``  the brokers verify transactions, so they take no commits in a group's place
@@ -80,7 +80,7 @@ class FollowedGroup:
         self.unknown: set[TopicPartition] = set()
         """Committed offsets whose newest commit at the source cannot be read."""
         self.silent: dict[TopicPartition, Pending] = {}
-        """Committed offsets that are left as they are, since the source does not tell of their topics now; and why."""
+        """Committed offsets that are left as they are, whatever is pushed now; and why."""
         self.silent_by: object = None
         """What that was found by; None: the group has got or lost committed offsets since."""
         self.deleting = False
@@ -111,7 +111,7 @@ class FollowedGroup:
 
     @property
     def source(self) -> tuple[str, int]:
-        """Who tells of it: the link, and the partition of the source's offsets topic."""
+        """Where it is pushed from: the link, and the partition of the source's offsets topic."""
         return self.link, self.source_partition
 
     def want(self, place: TopicPartition, wanted: CommittedOffset | None, since: float) -> None:
@@ -294,8 +294,8 @@ class FollowedGroup:
 
         ``ends``: high watermarks of :attr:`to_commit` and :attr:`to_check`. ``objections``: topics of :meth:`to_plan`
         that do not follow (now), and why. ``log_ends``: of :attr:`to_check`, where topics follow: what is
-        beyond is moved into the data. ``whole``: what is not wanted is not there at the source, as far as has been
-        told.
+        beyond is moved into the data. ``whole``: what is not wanted is not there at the source, as far as it
+        was pushed.
         """
         assert self.has is not None
         commit: dict[TopicPartition, CommittedOffset] = {}

@@ -1,7 +1,7 @@
 """The follower end of group offsets: makes what this cluster's coordinators have what the source's have.
 
-A leader end tells what groups have committed (:class:`~isthmus_plugins.replication.groups.feed.Feed`): that is what is
-*wanted*. What the coordinator *has* is read from it when a group is first told of, every while after, and whenever a
+A leader end pushes what groups have committed (:class:`~isthmus_plugins.replication.groups.feed.Feed`): that is what is
+*wanted*. What the coordinator *has* is read from it when a group is first pushed, every while after, and whenever a
 request's fate is unknown. The difference is what there is to do (:meth:`FollowedGroup.plan`), and most of it is done at
 once; what has to wait is pending, with its reason. Committed offsets of the group in other topics are its own, and
 stay."""
@@ -55,7 +55,7 @@ ANSWERED_AFTER_S: Final = 0.002
 GROUPS_AT_ONCE: Final = 32
 """Coordinator requests under way."""
 PENDING_REPORTED_MAX: Final = 1000
-"""Groups that a leader end is told of, when it asks what is pending."""
+"""Groups in the answer to a leader end that asks what is pending."""
 RETENTION: Final = "offsets.retention.minutes"
 DEFAULT_RETENTION_MINUTES: Final = 7 * 24 * 60
 RENEWALS: Final = 4
@@ -75,7 +75,7 @@ _MEMBERS: Final = frozenset(
 
 
 class GroupFollower(Part):
-    """All groups that follow and are told to this proxy. It commits at whichever broker coordinates them."""
+    """All groups that follow and are pushed to this proxy. It commits at whichever broker coordinates them."""
 
     def __init__(self, context: PluginContext, store: TransactionStore) -> None:
         self._context = context
@@ -111,7 +111,7 @@ class GroupFollower(Part):
         await self._tasks.close()
 
     def groups(self, link_name: str) -> Iterator[FollowedGroup]:
-        """The groups that follow over a link and are told to this proxy."""
+        """The groups that follow over a link and are pushed to this proxy."""
         return self._intake.groups_of(link_name)
 
     def _touched(self, group: FollowedGroup) -> None:
@@ -143,14 +143,14 @@ class GroupFollower(Part):
             self._changed.set()
 
     async def group_pending(self, connection: LinkConnection, question: calls.GroupPending) -> calls.GroupPendingAnswer:
-        """What of what this leader end told is not there yet, by group."""
+        """What this leader end pushed and is not there yet, by group."""
         now = self._clock.monotonic()
         open_groups = (group for group in self._intake.fed_over(connection) if not group.idle)
         reported = islice(open_groups, PENDING_REPORTED_MAX)
         return calls.GroupPendingAnswer({group.group: group.waiting(now) for group in reported})
 
     async def end_group_offsets(self, connection: LinkConnection, question: calls.EndGroupOffsets) -> calls.Done:
-        """The leader end tells no more of these partitions (None: of any). What was done stays."""
+        """The leader end pushes no more of these partitions (None: of any). What was done stays."""
         self._intake.end(connection, None if question.partitions is None else set(question.partitions))
         return calls.Done()
 
@@ -162,7 +162,7 @@ class GroupFollower(Part):
         )
 
     def connection_lost(self, connection: LinkConnection) -> None:
-        """Who told is gone: nothing is done for those groups until somebody tells again."""
+        """Whoever pushed is gone: nothing is done for those groups until somebody pushes them again."""
         self._intake.end(connection, None)
 
     def control_changed(self, state: ControlState) -> None:
@@ -283,7 +283,7 @@ class GroupFollower(Part):
             self._active |= dict.fromkeys(group for group in self._intake.groups() if group.due_at <= now)
 
     def _is_free(self, group: FollowedGroup) -> bool:
-        """Whether nothing is under way for a group, not even from before it was told anew."""
+        """Whether nothing is under way for a group, not even from before it was pushed anew."""
         return not group.busy and (group.link, group.group) not in self._running
 
     def _is_ready(self, group: FollowedGroup, now: float) -> bool:
@@ -314,7 +314,7 @@ class GroupFollower(Part):
         lookup, now = self._context.control.state.lookup, self._clock.monotonic()
         for group in due:
             if self._intake.group(group.link, group.group) is not group:
-                continue  # told anew meanwhile, as another one, to which what was read says nothing
+                continue  # pushed anew meanwhile, as another one, to which what was read says nothing
             offsets = found.get(group.group)
             if offsets is None:
                 group.is_not_answered()

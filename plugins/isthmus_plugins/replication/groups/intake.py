@@ -1,6 +1,6 @@
-"""Takes what leader ends tell of the source's groups: which follow, what each is to have, and what is left as it is.
+"""Takes what leader ends push of the source's groups: which follow, what each is to have, and what is left as it is.
 
-Each partition of a source's offsets topic is told by one leader end at a time, first whole, and then what changed.
+Each partition of a source's offsets topic is pushed by one leader end at a time, first whole, and then what changed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ LOST_REQUEST_MARGIN_S: Final = 2.0
 
 
 class _Feed(NamedTuple):
-    """Who tells of one partition of a source's offsets topic."""
+    """Who pushes one partition of a source's offsets topic."""
 
     connection: LinkConnection
     epoch: int
-    """The source's leader epoch: a leader end that was overtaken tells of an older one."""
+    """The source's leader epoch: a leader end that was overtaken sends an older one."""
     partitions: int
     """Of the source's offsets topic."""
     topics: frozenset[str] | None
-    """The topic namespaces that it tells of, as they are called here; None: it does not say."""
+    """The topic namespaces whose committed offsets it pushes, as they are called here; None: it does not say."""
     held_back: frozenset[str]
-    """Topics that it does not tell of for now."""
+    """Topics whose committed offsets it does not push for now."""
 
 
 class Intake:
-    """All groups that follow and are told to this proxy, and who tells of them."""
+    """All groups that follow and are pushed to this proxy, and who pushes them."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Intake:
         self._groups: dict[tuple[str, str], FollowedGroup] = {}
         """By link and local group."""
         self._unfinished: dict[SourcePartition, set[tuple[str, TopicPartition]]] = {}
-        """Committed offsets named so far by a leader end that is telling a whole partition."""
+        """Committed offsets named so far by a leader end that is pushing a whole partition."""
         self._certain_from: dict[SourcePartition, float] = {}
-        """From when on no request of whoever was told before is carried out any more."""
+        """From when on no request of a proxy that was pushed to before is carried out any more."""
         self.strays_at = 0.0
         """When :meth:`find_strays` is due."""
 
@@ -91,27 +91,27 @@ class Intake:
         return (group for group in self._groups.values() if group.source in mine)
 
     def group(self, link_name: str, name: str) -> FollowedGroup | None:
-        """A group as it is told now: one that was dropped and is told again is another one."""
+        """A group as it is pushed now: one that was dropped and is pushed again is another one."""
         return self._groups.get((link_name, name))
 
     def forget(self, group: FollowedGroup) -> None:
-        """Nothing of a group is the link's any more; one that was told anew meanwhile is another one, and stays."""
+        """Nothing of a group is the link's any more; one that was pushed anew meanwhile is another one, and stays."""
         if self._groups.get((group.link, group.group)) is group:
             del self._groups[group.link, group.group]
 
     def is_whole(self, group: FollowedGroup) -> bool:
-        """Whether all is told that the source has of a group."""
+        """Whether all that the source has of a group was pushed."""
         return group.source not in self._unfinished
 
-    # ---- what is told ----
+    # ---- what is pushed ----
 
     def take(
         self, connection: LinkConnection, partitions: int, topics: frozenset[str] | None, part: calls.OffsetsPart
     ) -> Sequence[FollowedGroup]:
         """Take a part of a partition; the groups for which something may be begun at once.
 
-        ``partitions``: of the source's offsets topic. ``topics``: the topic namespaces that are told of. Raises
-        LinkRejected: the leader end was overtaken, has not told the partition whole, or groups do not follow.
+        ``partitions``: of the source's offsets topic. ``topics``: the topic namespaces that are pushed. Raises
+        LinkRejected: the leader end was overtaken, has not pushed the partition whole, or groups do not follow.
         """
         link_name, now = connection.link_name, self._clock.monotonic()
         key, epoch, whole = (link_name, part.partition), part.epoch, part.whole
@@ -177,7 +177,7 @@ class Intake:
     def _take_whole(
         self, key: SourcePartition, named_now: set[tuple[str, TopicPartition]], end: bool, now: float
     ) -> None:
-        """Committed offsets of a partition that is told whole: what it did not name when it ends is not there any
+        """Committed offsets of a partition that is pushed whole: what was not named when it ends is not there any
         more."""
         named = self._unfinished[key]
         named |= named_now
@@ -198,7 +198,7 @@ class Intake:
         self.strays_at = now
 
     def end(self, connection: LinkConnection, partitions: set[int] | None) -> None:
-        """No more is told of these partitions over a connection (None: of any): their groups follow no more."""
+        """No more is pushed of these partitions over a connection (None: of any): their groups follow no more."""
         for key, feed in list(self._feeds.items()):
             if feed.connection is connection and (partitions is None or key[1] in partitions):
                 del self._feeds[key]
@@ -209,7 +209,7 @@ class Intake:
                     if group.source == key:
                         del self._groups[name]
 
-    # ---- what is not told ----
+    # ---- what is not pushed ----
 
     def lookup_changed(self, lookup: Lookup) -> None:
         """Forget groups that follow no more; have the others read again, since other topics may be the link's now."""
@@ -222,7 +222,7 @@ class Intake:
                 self._touched(group)
 
     def note_silence(self, group: FollowedGroup) -> None:
-        """Have a group's committed offsets left as they are in topics that are not told of now."""
+        """Have a group's committed offsets left as they are in topics that one end alone has, or that are held back."""
         by = self._context.control.state.lookup, self._feeds.get(group.source)
         if group.silent_by == by:
             return
@@ -231,10 +231,10 @@ class Intake:
         group.silence({place: why for place in places if (why := found[place[0]]) is not None}, by)
 
     def _silence(self, group: FollowedGroup, topic: str) -> Pending | None:
-        """Why a group's committed offsets in a topic are left as they are, whatever is told, or not.
+        """Why a group's committed offsets in a topic are left as they are, whatever is pushed; None: they are not.
 
-        One end may have attached or detached topics and the other not, or not yet: what is not told then is not what
-        groups do not have.
+        One end may have attached or detached topics and the other not, or not yet: what is not pushed then may still
+        be committed there.
         """
         following = self._context.control.state.lookup.following(ResourceType.TOPIC, topic)
         feed = self._feeds.get(group.source)
@@ -249,7 +249,7 @@ class Intake:
         return None
 
     async def find_strays(self) -> None:
-        """Groups here that the source does not have, as far as it has told: what they have in its topics is to go."""
+        """Groups here that the source does not have, as far as it was pushed: what they have in its topics is to go."""
         self.strays_at = self._clock.monotonic() + COMPARE_INTERVAL_S
         lookup = self._context.control.state.lookup
         for name in await self._context.cluster.groups():

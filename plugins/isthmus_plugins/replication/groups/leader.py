@@ -222,7 +222,7 @@ class GroupLeader(Part):
         if wanted != self._wanted:
             self._wanted = wanted
             self._sources.clear()
-        # Without a lease another proxy may front these brokers, and tell the same groups.
+        # Without a lease another proxy may front these brokers, and push the same groups.
         if not wanted or self._clock.monotonic() >= self._context.lease_deadline:
             self._sources.clear()
             self._keep_feeds({})
@@ -282,11 +282,11 @@ class GroupLeader(Part):
             feed.wake.set()
 
     async def _end(self, connection: LinkConnection, partitions: tuple[int, ...] | None) -> None:
-        """Tell a follower end that this one tells it no more of these partitions, of all by default."""
+        """Notify a follower end that no more is pushed of these partitions (None: of any)."""
         try:
             await connection.call(calls.EndGroupOffsets(partitions))
         except (LinkRejected, LinkLost, TimeoutError):
-            pass  # it learns it from the connection, or from whoever tells them now
+            pass  # it learns it from the connection, or from whoever pushes them now
 
     # ---- reading ----
 
@@ -431,7 +431,7 @@ class GroupLeader(Part):
     # ---- pushing ----
 
     async def _feed_for_ever(self, feed: Feed) -> None:
-        """Tell one follower end, until its connection ends or the link changes."""
+        """Push to one follower end, until its connection ends or the link changes."""
         while self._in_use(feed):
             feed.wake.clear()
             try:
@@ -462,7 +462,7 @@ class GroupLeader(Part):
             await feed.connection.lost_within(PENDING_INTERVAL_S)
 
     async def _push(self, feed: Feed) -> bool:
-        """Tell what the follower end lacks; False if that was nothing."""
+        """Push what the follower end lacks; False if that was nothing."""
         current = set(self._sources.values())
         withheld = self._withheld(feed)
         for source in [source for source in feed.pushed if source not in current]:
@@ -499,7 +499,7 @@ class GroupLeader(Part):
         return True
 
     def _push_at_once(self, feed: Feed, source: Source) -> bool:
-        """Tell a follower end that confirms what was read just now, if it was told all else; whether it has all of it.
+        """Push what was read just now to a follower end that confirms, if all else was pushed; whether nothing is left.
 
         Clients wait for that. The task that pushes takes its turn where there is more to do.
         """
@@ -554,7 +554,7 @@ class GroupLeader(Part):
             feed.wake.set()
 
     async def _push_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
-        """Tell all that one partition adds up to, but for some topics, in as many calls as it takes."""
+        """Push all that one partition adds up to, but for some topics, in as many calls as it takes."""
         feed.pushed[source] = {}
         feed.held_back[source] = withheld
         feed.fed.pop(source, None)
@@ -607,11 +607,11 @@ class GroupLeader(Part):
     def _upto(
         self, feed: Feed, source: Source, pending: Iterable[tuple[int, OffsetKey]], all_pushed: bool, undone: bool
     ) -> calls.Upto:
-        """What a follower end that confirms is told beside committed offsets: up to where that is all, and what is
+        """What goes beside committed offsets to a follower end that confirms: up to where that is all, and what is
         pending.
 
         ``undone``: transactions may have been aborted, or committed offsets have gone back: those that are open are
-        told, each with where its commits begin."""
+        listed, each with where its commits begin."""
         found_pending: list[calls.Pending] = []
         for producer_id, key in pending:
             found = source.offsets_log.pending_commit(producer_id, key)

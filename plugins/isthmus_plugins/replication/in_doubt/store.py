@@ -46,7 +46,7 @@ PLACE: Final = (TOPIC, 0)
 LANE: Final = "transactions"
 DECISION: Final = "d"
 AGAIN: Final = " (again)"
-"""Behind the name of a proxy that tells a decision from before its start, or one of a partition of which the follower
+"""Behind the name of a proxy that sends a decision from before its start, or one of a partition of which the follower
 lacks what was there then: ends may be later ones, decisions before it unknown. It replaces nothing that is stored."""
 REPLICATION_FACTOR: Final = 3
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -171,7 +171,7 @@ class TransactionStore(Part):
         return (calls.Decide.by(self.on_decide),)
 
     def connection_lost(self, connection: LinkConnection) -> None:
-        """What came over it is told again over another one."""
+        """What came over it is sent again over another one."""
         self._under_way.pop(connection, None)
 
     async def on_decide(self, connection: LinkConnection, question: calls.Decide) -> calls.Done:
@@ -194,7 +194,7 @@ class TransactionStore(Part):
     def _check_follows(self, link_name: str, question: calls.Decide) -> None:
         """Raises LinkRejected where a partition follows no more: a failover may have read all that it will of it.
 
-        It reads when every proxy knows that, so what is told to be durable before is read.
+        It reads when every proxy knows that, so it reads what was answered to be durable before.
         """
         if self._clock.monotonic() > self._context.lease_deadline:
             raise LinkRejected(reasons.NO_LEASE, "this proxy has no lease now")
@@ -384,7 +384,7 @@ class TransactionStore(Part):
 def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stored:
     """What copies of several proxies come to: of a partition's decisions the latest; of its copies the smallest end.
 
-    Older ones are kept as ``earlier``: whoever told the latest one may not have known them.
+    Older ones are kept as ``earlier``: whoever sent the latest one may not have known them.
     """
     found: dict[tuple[int, str, int], dict[tuple[int, int], PlaceDecision]] = {}
     others: dict[tuple[Any, ...], Mapping[str, Any]] = {}

@@ -125,7 +125,7 @@ class Discovery:
                     prepared = self._targets.prepared.get((link.name, topic.name))
                 led |= {LinkPartition(link.name, topic.name, index): prepared for index in fronted}
         pushed = [topic for wanted in mine.values() for _, topic in wanted.values()]
-        # Of a topic that several proxies push, one tells the settings: that of its first partition.
+        # Of a topic that several proxies push, one sends the settings: that of its first partition.
         self._targets.sends = {
             topic.name
             for topic in pushed
@@ -144,5 +144,5 @@ class Discovery:
         return PreparedTopic(remote_topic, False, ReasonCode.SOURCE_TRUNCATING, message, ())
 
     def _fronts(self, leader: int) -> bool:
-        """Whether a partition with this leader is this proxy's to push, or to tell of where it has none."""
+        """Whether a partition with this leader is this proxy's to push, or to report where it has none."""
         return self._context.fronts(leader) if leader >= 0 else self._context.fronted_brokers is None

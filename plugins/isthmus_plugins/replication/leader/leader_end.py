@@ -196,7 +196,7 @@ class LeaderEnd(Part):
             self.resume_tails(stream.key.link)
 
     def _close(self, stream: LeaderStream, why: tuple[str, str] | None = None) -> None:
-        """End a stream; ``why`` (code, message) is told to the follower."""
+        """End a stream; ``why`` (code, message) is sent to the follower."""
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
             self.lag_without_stream.heard(stream)
@@ -415,7 +415,7 @@ class LeaderEnd(Part):
         self.stop_stream(stream, code, message, STOPPED_RETRY_S if waiting else REOPEN_DELAY_S, report=False)
 
     def stop_stream(self, stream: LeaderStream, code: str, message: str, retry_s: float, report: bool = True) -> None:
-        """End a stream for a reason, tell the follower if it does not know, and try again after ``retry_s``."""
+        """End a stream for a reason, notify the follower if it does not know, and try again after ``retry_s``."""
         if stream.key.topic in self._context.control.state.truncations:  # the log that was read is not whole any more
             code = ReasonCode.SOURCE_TRUNCATING
             message = reasons.source_truncating(stream.key.topic, stream.remote_topic)
@@ -444,7 +444,7 @@ class LeaderEnd(Part):
             stream.blocked = end
 
     def doubt(self, stream: LeaderStream, until: int) -> None:
-        """Tell the follower that deletions before ``until`` may be missing, and read on when it has recorded that."""
+        """Report to the follower that it may lack deletions before ``until``, and read on when it has recorded that."""
         stream.doubting = True
         self._tasks.start(f"doubt-{stream.key.topic}-{stream.key.partition}", self._doubt(stream, until))
 

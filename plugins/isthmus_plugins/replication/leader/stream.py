@@ -50,7 +50,7 @@ class Wait(enum.Enum):
     DECISION = "decision"
     """What comes next waits for the decision of its transaction."""
     DELETIONS = "deletions"
-    """The follower is being told of deletions that it may lack."""
+    """Deletions that the follower may lack are being reported to it."""
     LOG_START = "log start"
     """The log's start is being read: it has passed the next offset."""
     END = "end"
@@ -139,7 +139,7 @@ class LeaderStream:
         self.doubted = 0
         """The follower knows that deletions may be missing before this."""
         self.doubting = False
-        """It is being told."""
+        """That is being reported to it."""
         self.next_offset = 0
         """The next offset to read."""
         self.read_from = 0

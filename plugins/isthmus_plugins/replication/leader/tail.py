@@ -78,7 +78,7 @@ _RESOLVE_AGAIN: Final = _GONE | {
 
 
 class TailOwner(Protocol):
-    """What tails ask of, and tell, the leader end that has them."""
+    """What tails ask of, and report to, the leader end that has them."""
 
     may_pass: Callable[[LeaderStream, BatchHeader, Frame, bool], bool]
     offsets_source: OffsetsSource
@@ -120,7 +120,7 @@ class Tail:
         self._busy_read = False
         """Whether a read of busy streams is under way."""
         self._quiet: tuple[float, dict[tuple[bytes, int], tuple[LeaderStream, FetchPartition]]] = (0.0, {})
-        """When the last read of idle streams began, and those of which it had nothing to tell."""
+        """When the last read of idle streams began, and those of which it returned nothing."""
         for lane in Lane:
             self._tasks.start(lane.value, self._read_for_ever(lane))
 
@@ -231,7 +231,7 @@ class Tail:
             self._quiet = asked_at, asked
 
     def _note_quiet(self, stream: LeaderStream) -> None:
-        """What the last read of idle streams says of one of which it told nothing: that its log has not grown."""
+        """What the last read of idle streams says of one of which it returned nothing: that its log has not grown."""
         asked_at, asked = self._quiet
         read, wanted = asked.get((stream.topic_id, stream.key.partition), (None, None))
         if read is stream and wanted is not None and wanted.offset == stream.next_offset and stream.at_end:

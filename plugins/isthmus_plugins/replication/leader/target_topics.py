@@ -22,7 +22,7 @@ from isthmus_plugins.tasks import Tasks
 log = logging.getLogger("isthmus_plugins.replication")
 
 PREPARE_INTERVAL_S: Final = 3.0
-"""How often the target is told of all topics although nothing changed here: it may have lost or moved some."""
+"""How often all topics are sent to the target although nothing changed here: it may have lost or moved some."""
 PREPARE_TIMEOUT_S: Final = 60.0
 NOT_READY: Final = calls.PreparedTopic(False)
 """Of a topic that the target says nothing of."""
@@ -77,7 +77,7 @@ class TargetTopics:
         self.prepared: dict[tuple[str, str], PreparedTopic] = {}
         """By link and topic."""
         self.sends: Set[str] = frozenset()
-        """Topics whose settings are this proxy's to tell."""
+        """Topics whose settings are this proxy's to send."""
 
     def prepare(
         self, link_name: str, wanted: Mapping[str, tuple[NamespaceMapping, TopicInfo]], every: list[str]
@@ -185,7 +185,7 @@ class TargetTopics:
     async def _request(
         self, link_name: str, preparing: _Preparing, mapping: NamespaceMapping, info: TopicInfo
     ) -> calls.WantedTopic:
-        """What the target is told of one topic; with its settings where they changed, or it may have to make it."""
+        """What is sent to the target of one topic; with its settings where they changed, or it may have to make it."""
         prepared = self.prepared.get((link_name, info.name))
         configs = self._unconfigured(preparing, info)
         if configs is None and (prepared is None or not prepared.ready):

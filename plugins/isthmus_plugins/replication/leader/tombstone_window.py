@@ -96,5 +96,5 @@ def hole_end(records: Frame, offset: int, known: int) -> int | None:
                 found = header.next_offset
             expected = header.next_offset
     except BatchError:
-        pass  # it tells when it is to be sent
+        pass  # it is reported when it is to be sent
     return found

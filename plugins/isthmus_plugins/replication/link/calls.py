@@ -770,19 +770,19 @@ class OpenSince(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WholePart:
-    """One of the calls in which a partition is told whole."""
+    """One of the calls that push a partition whole."""
 
     begin: bool
     end: bool = False
     held_back: tuple[str, ...] = ()
-    """Topics that are not told for now."""
+    """Topics whose committed offsets are not pushed for now."""
     confirm: bool = False
     """Whether the follower end is to confirm what its coordinators have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upto:
-    """What is told beside committed offsets where the follower end confirms."""
+    """What goes beside committed offsets where the follower end confirms."""
 
     upto: int | None
     """Up to where in the log that is all; None: there is more up to there."""
@@ -795,7 +795,7 @@ class Upto:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsPart:
-    """What is told of one partition of the source's offsets topic."""
+    """What is pushed of one partition of the source's offsets topic."""
 
     partition: int
     epoch: int
@@ -810,12 +810,12 @@ class OffsetsPart:
 @dataclass(frozen=True, slots=True)
 class GroupOffsetsAnswer:
     holds_back: bool = False
-    """Whether the follower end knows of topics that are not told for now."""
+    """Whether the follower end knows :attr:`WholePart.held_back`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets(Question[GroupOffsetsAnswer]):
-    """The leader end tells what groups have committed: first the whole of each partition, then what changed."""
+    """The leader end pushes what groups have committed: first the whole of each partition, then what changed."""
 
     METHOD = "group_offsets"
 
@@ -823,7 +823,7 @@ class GroupOffsets(Question[GroupOffsetsAnswer]):
     """Of the source's offsets topic."""
     parts: tuple[OffsetsPart, ...]
     topics: tuple[str, ...] | None = None
-    """The topic namespaces that it tells of, by the follower's names."""
+    """The topic namespaces whose committed offsets it pushes, by the follower's names."""
 
 
 class Applied(NamedTuple):
@@ -861,14 +861,14 @@ class GroupPendingAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GroupPending(Question[GroupPendingAnswer]):
-    """The leader end asks what of all that it told is not there yet."""
+    """The leader end asks what of all that it pushed is not there yet."""
 
     METHOD = "group_pending"
 
 
 @dataclass(frozen=True, slots=True)
 class EndGroupOffsets(Question[Done]):
-    """The leader end tells no more of these partitions of the offsets topic; None: of any."""
+    """The leader end pushes no more of these partitions of the offsets topic; None: of any."""
 
     METHOD = "end_group_offsets"
 
@@ -918,12 +918,12 @@ class Decision:
     at: LogPlace
     places: tuple[DecidedPlace, ...]
     again: bool = False
-    """It must not replace what was told of its partitions before."""
+    """It must not replace what was sent of its partitions before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decide(Question[Done]):
-    """The leader end tells decisions, before the markers that carry them out; the answer: they are durable."""
+    """The leader end sends decisions, before the markers that carry them out; the answer: they are durable."""
 
     METHOD = "decide"
     IN_ORDER = True
@@ -968,7 +968,7 @@ class SyncLeaseAnswer:
     group_terms: Mapping[int, Mapping[str, AckTerms]] = field(default_factory=dict)
     """By partition of the offsets topic, and prefix of groups at the follower."""
     groups_of: tuple[NamespaceName, ...] = ()
-    """The namespaces that committed offsets are told of."""
+    """The namespaces whose committed offsets are pushed."""
     lease_ms: int = field(kw_only=True)
     """How long that counts, from when it was asked for."""
     states: Mapping[int, SyncSaid] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from isthmus_plugins.replication.link.connection import LinkConnection
 class Part:
     """One part of replication. By default it does nothing, answers no call of a peer and has nothing to show.
 
-    Parts start in the order of the assembly, and stop in the reverse one. Whatever they are told, they are told in it.
+    Parts start, and are notified, in the order of the assembly. They stop in the reverse one.
     """
 
     def start(self) -> None:

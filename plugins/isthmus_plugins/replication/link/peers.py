@@ -366,7 +366,7 @@ class LinkPeers(Part):
 
 
 class Watched(Receiver):
-    """A receiver that also tells the peers of a connection's end."""
+    """A receiver that also calls ``gone`` when a connection is lost."""
 
     def __init__(self, inner: Receiver, gone: Callable[[], None]) -> None:
         self.on_append = inner.on_append  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
-"""The settings that both clusters of a link have: each tells the other, and the later write counts on both sides.
+"""The settings that both clusters of a link have: each sends its own, and the later write counts on both sides.
 
-That is the mode and the configuration. Addresses are not told: where one cluster reaches the other is its own to know.
+That is the mode and the configuration. Addresses are not sent: where one cluster reaches the other is its own to know.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SharedSettings(Part):
     async def on_merge_settings(
         self, connection: LinkConnection, question: calls.MergeSettings
     ) -> calls.MergeSettingsAnswer:
-        """What the other cluster has; it is told what this one has then. Raises LinkRejected."""
+        """Merge what the other cluster has; the answer is what this one has then. Raises LinkRejected."""
         await self._take(connection, question.settings)
         return calls.MergeSettingsAnswer(_shared(self._link(connection.link_name).settings))
 
@@ -109,7 +109,7 @@ class SharedSettings(Part):
         return due
 
     async def _share(self, link_name: str) -> None:
-        """Tell what is here, and take what comes back."""
+        """Send what is here, and take what comes back."""
         try:
             link, connections = self._context.control.state.links.get(link_name), self._connections(link_name)
             if link is None or not connections:
@@ -158,7 +158,7 @@ class SharedSettings(Part):
 
 
 def _was_set(settings: LinkSettings) -> bool:
-    """Whether there is anything to tell: it is what it was when the link was created."""
+    """Whether there is anything to send; else all is as it was when the link was created."""
     return settings.mode.written != ZERO or bool(settings.config)
 
 

@@ -35,7 +35,7 @@ class LogEndReader:
         await self._tasks.close()
 
     async def read(self, places: Collection[TopicPartition], on_ends: OnEnds) -> None:
-        """Read where partitions end now; returns when those that cannot be read at once are left, told later."""
+        """Read where partitions end now. Those that cannot be read at once come after it has returned."""
         together = [place for place in sorted(set(places)) if place not in self._alone]
         found: Mapping[TopicPartition, int] = {}
         try:

@@ -61,7 +61,7 @@ Described = Mapping[str, tuple[str | None, str | None]]
 
 
 def copied(effective: Mapping[str, str | None]) -> dict[str, str]:
-    """What a source tells of its topic: the effective values."""
+    """What a source sends of its topic's settings: the effective values."""
     return {name: value for name, value in effective.items() if value is not None and name not in NOT_COPIED}
 
 

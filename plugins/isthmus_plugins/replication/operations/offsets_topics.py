@@ -39,7 +39,7 @@ def wanted_copy(form: str, groups: list[str]) -> OffsetsCopy | None:
 
 
 def choice(copy: OffsetsCopy | None) -> calls.CopyChoice | None:
-    """What the other side is told."""
+    """What is sent to the other side."""
     return None if copy is None else calls.CopyChoice(copy.form, copy.groups)
 
 

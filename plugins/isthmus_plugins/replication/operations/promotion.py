@@ -435,7 +435,7 @@ class Promotions:
         followed = record is not None and record.link == promotion.link
         settings = promotion.settings.get(topic)
         if promotion.without_source:
-            # What the source did not tell stays: a default might delete what is here.
+            # What the source did not send stays: a default might delete what is here.
             if settings is None and record is not None and followed:
                 settings = dict(record.settings) or None
             followed = False

@@ -1,4 +1,4 @@
-"""What operators can do with links, and what they are told: :class:`~isthmus_plugins.links.LinkOperations`.
+"""What operators can do with links, and what they are shown: :class:`~isthmus_plugins.links.LinkOperations`.
 
 Both ends of a link have a control log of their own. An operation is decided first where it can be refused for reasons
 that only that side knows (the follower's topics, the other cluster's names), then recorded here; if the second step

@@ -1,6 +1,6 @@
-"""What operators and plugins are told of links: states, reasons and lag of each partition and group.
+"""What operators and plugins are shown of links: states, reasons and lag of each partition and group.
 
-Nouns: status (a picture of one moment), observer (who is told when a state changes).
+Nouns: status (a picture of one moment), observer (who is notified when a state changes).
 
 Builds on: acls, follower, groups, leader, link, partitions, sync.
 """

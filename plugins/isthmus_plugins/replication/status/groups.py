@@ -1,4 +1,4 @@
-"""What operators are told of replicated consumer groups: status and metrics."""
+"""What operators are shown of replicated consumer groups: status and metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GroupStatuses(Part):
         self._sync_of = sync_of
 
     def of(self, link: Link, connected: bool) -> list[GroupStatus]:
-        """Every group of a link that this proxy tells of, or is told of."""
+        """Every group of a link that this proxy pushes, or that is pushed to it."""
         led = [self._led(link, group, connected) for group in self._group_leader.groups(link)]
         lookup = self._context.control.state.lookup
         followed = []

@@ -1,4 +1,4 @@
-"""What operators are told of a link, and of each partition of it that this proxy knows of."""
+"""What operators are shown of a link, and of each partition of it that this proxy knows of."""
 
 from __future__ import annotations
 

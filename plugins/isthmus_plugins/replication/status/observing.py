@@ -1,4 +1,4 @@
-"""Tells link observers in which states links and their partitions are (``isthmus_plugins.observers``)."""
+"""Reports to link observers in which states links and their partitions are (``isthmus_plugins.observers``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARE_MAX: Final = 0.05
 WELL: Final = frozenset({PartitionState.FOLLOWING.value, PartitionState.IN_SYNC.value})
 
 GONE: Final = "Gone"
-"""Told of what this proxy has no more: another one may have it now, or nobody has."""
+"""The state of what this proxy has no more: another one may have it now, or nobody has."""
 
 Key = tuple[str, str, Literal["leader", "follower"] | None, str | None, int]
 Known = tuple[str, str | None, bool]
@@ -29,7 +29,7 @@ Known = tuple[str, str | None, bool]
 
 
 class LinkObserving(Part):
-    """Looks at all states while somebody wants to be told."""
+    """Looks at all states while somebody observes links."""
 
     def __init__(self, observers: LinkObservers, statuses: Callable[[], Iterable[LinkStatus]], clock: Clock) -> None:
         self._clock = clock
@@ -71,7 +71,7 @@ class LinkObserving(Part):
             await asyncio.sleep((self._clock.monotonic() - began) / SHARE_MAX)
 
     def report(self, again: bool) -> None:
-        """Tell what is not as it was told. ``again``: also what is told once a second."""
+        """Report what is not as it was reported. ``again``: also what is reported once a second."""
         reported: dict[Key, Known] = {}
         for status in self._statuses():
             for event in events_of(status):
@@ -86,7 +86,7 @@ class LinkObserving(Part):
 
 
 def events_of(status: LinkStatus) -> Iterator[LinkTold]:
-    """What is to be told of a link: the whole first, then its partitions."""
+    """What is reported of a link: the whole first, then its partitions."""
     link, remote = status.link_name, status.remote_cluster_id
     yield LinkTold(link, remote, None, None, -1, status.state, status.reason, None, None, None, None)
     for each in status.partitions:

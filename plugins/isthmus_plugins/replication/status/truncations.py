@@ -1,4 +1,4 @@
-"""What operators are told of truncations."""
+"""What operators are shown of truncations."""
 
 from __future__ import annotations
 

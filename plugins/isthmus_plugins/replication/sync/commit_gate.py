@@ -1,8 +1,8 @@
 """Answers to commits of offsets that wait until the other side's coordinators have what they ack.
 
 Where a commit stands in the offsets topic, the coordinator does not say: by then the end of the log is enough. It is
-asked for once the other side has been told, whose answer takes longer. They wait :data:`WAIT_S` at most, since the
-group's heartbeats wait behind them, and are answered COORDINATOR_LOAD_IN_PROGRESS then: clients commit again.
+asked for once the commit has been pushed to the other side, whose answer takes longer. Answers wait :data:`WAIT_S` at
+most, since the group's heartbeats wait behind them, and are COORDINATOR_LOAD_IN_PROGRESS then: clients commit again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ log = logging.getLogger("isthmus_plugins.replication")
 
 WAIT_S: Final = 3.0
 STEP_S: Final = 0.1
-"""How exactly it is kept, and how soon a log's end is asked for again that was not told."""
+"""How exactly it is kept, and how soon a log's end is asked for again that was not answered."""
 PUSH_S: Final = 0.002
-"""So long what was committed may take to leave for the other side; it may be another proxy's to tell."""
+"""So long what was committed may take to leave for the other side; it may be another proxy's to push."""
 COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
 """Those of transactions wait while the partition is Out-Of-Sync, too."""
 
@@ -109,7 +109,7 @@ class CommitGate:
     def detached(self, link_name: str, mappings: Iterable[NamespaceMapping], offset: int) -> None:
         """A synchronous link leads groups no more, from an offset of the control log on.
 
-        Nobody tells the other side what they commit now. Until it says In-Sync no more, their commits are refused: this
+        What they commit now is not pushed. Until the other side says In-Sync no more, their commits are refused: this
         proxy grants no leases of before, others grant them until they have applied that, too.
         """
         for held in self._over(link_name):

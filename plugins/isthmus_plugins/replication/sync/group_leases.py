@@ -23,7 +23,7 @@ _KINDS = frozenset({ResourceType.TOPIC, ResourceType.CONSUMER_GROUP})
 
 
 def led_namespaces(mappings: Iterable[NamespaceMapping]) -> tuple[calls.NamespaceName, ...]:
-    """What committed offsets are told of over a link: types, and prefixes at the other end."""
+    """The namespaces whose committed offsets a link pushes: types, and prefixes at the other end."""
     led = [each for each in mappings if each.type in _KINDS and each.role is Role.LEADER]
     return tuple(sorted(calls.NamespaceName(each.type.value, each.remote_prefix) for each in led))
 

@@ -306,7 +306,7 @@ class SyncPartitions:
         )
 
     async def _reach(self, link: Link, keys: Sequence[LinkPartition]) -> None:
-        """Record that the follower had all once: from now on it may be told so, and whoever leaves is Out-Of-Sync."""
+        """Record that the follower had all once: from now on it may get leases, and whoever leaves is Out-Of-Sync."""
         entries = self._entries(keys)
         if not entries:
             return

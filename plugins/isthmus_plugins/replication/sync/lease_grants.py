@@ -82,7 +82,7 @@ class LeaseGrants:
         self._known = known
 
     async def on_sync_lease(self, connection: LinkConnection, question: calls.SyncLease) -> calls.SyncLeaseAnswer:
-        """Grant the follower leases for those of its streams and groups that are in sync, and tell how others are.
+        """Grant the follower leases for those of its streams and groups that are in sync, and report how others are.
 
         Those of ``in_sync_any`` say what their ``terms`` say, in place of: this side has all that is acked. Of groups
         there are such terms by the prefix that they have at the follower.

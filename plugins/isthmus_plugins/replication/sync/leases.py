@@ -75,7 +75,7 @@ class SyncLeases(Part):
         store: TransactionStore,
         reached: Callable[[str, list[tuple[str, str, int]]], None],
     ) -> None:
-        """``reached`` is told of a link's partitions that are In-Sync: (topic, topic id, partition)."""
+        """``reached`` gets a link's partitions that are In-Sync: (topic, topic id, partition)."""
         self._context = context
         self._clock = context.clock
         self._follower_end = follower_end

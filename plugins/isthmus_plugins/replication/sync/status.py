@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from isthmus_plugins.replication.sync.leases import SyncLeases
 
 REPORTED_S = 3.0
-"""How long what the source told of a partition is shown without another word from it."""
+"""How long what the source reported of a partition is shown without another word from it."""
 
 
 def note_led(link: Link, sync_of: Callable[[LinkPartition], SyncStatus], partitions: Iterable[PartitionStatus]) -> None:

@@ -31,7 +31,7 @@ class End:
         self.place = place
         self.offset: int | None = None
         self.reading = 0
-        """The number of the reading that told it."""
+        """The number of the reading that it comes from."""
 
 
 class AbortOrder:

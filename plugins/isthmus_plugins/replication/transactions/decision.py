@@ -1,4 +1,4 @@
-"""One decision to commit of this cluster's transactions, and how it is told to the other side of a link."""
+"""One decision to commit of this cluster's transactions, and how it is sent to the other side of a link."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Decision:
     started_ms: int = 0
     """When its transaction began, by its coordinator's clock."""
     again: bool = False
-    """It was there before this process read the log, and may have been told: its ends may be those of later ones."""
+    """It was there before this process read the log, and may have been sent: its ends may be those of later ones."""
     ends: Mapping[TopicPartition, int] | None = None
     """Where the logs of its partitions ended after it was there: what comes later is another transaction's."""
     confirmed: set[str] = field(default_factory=set)
@@ -82,7 +82,7 @@ def said(
 ) -> calls.Decision:
     """A decision as a call carries it: of its partitions those that the link has, by their names at the other end.
 
-    ``again``: it must not replace what was told of its partitions before.
+    ``again``: it must not replace what was sent of its partitions before.
     """
     assert decision.ends is not None
     places = []

@@ -79,7 +79,7 @@ class GroupsOfDecisions:
         return (over & decision.links) - decision.confirmed
 
     def may_be_needed(self, decision: Decision) -> bool:
-        """Whether a link may need a decision that is not In-Sync, and hence is not told of it without a reason."""
+        """Whether a link that is not In-Sync, and hence gets no decision without a reason, may need this one."""
         unknown = decision.looks_for_groups or decision.groups_unknown
         return unknown and any(map(self.may_lead, decision.places))
 

@@ -125,7 +125,7 @@ class MarkerGate:
         return stream.copy is not None or self._may_pass(stream, header, batch, plain)
 
     def may_pass_of_groups(self, place: OrderedPlace, header: BatchHeader, batch: Frame) -> bool:
-        """The same of the offsets topic: what a marker commits there is told as any other commit, not in its order."""
+        """The same of the offsets topic: what a marker commits is pushed as any other commit, not in its order."""
         return self._may_pass(place, header, batch, header.is_control)
 
     def _may_pass(self, stream: OrderedPlace, header: BatchHeader, batch: Frame, plain: bool) -> bool:
@@ -136,7 +136,7 @@ class MarkerGate:
             return True
         if self._undecided.get(stream, (-1, -1, 0.0))[1] != header.base_offset:
             self._undecided[stream] = header.producer_id, header.base_offset, self._clock.monotonic()
-            self._on_wait()  # it may have been told over another connection, and in vain
+            self._on_wait()  # it may have been sent over another connection, and in vain
         stream.undecided = True
         return False
 
@@ -178,7 +178,7 @@ class MarkerGate:
     async def _catch_up(self, key: LinkPartition) -> None:
         """Read all that is decided by now, so that markers of what other groups decided wait for nobody.
 
-        Of a partition of the offsets topic that is Out-Of-Sync those are told that are about groups of the link.
+        Of a partition of the offsets topic that is Out-Of-Sync those are sent that are about groups of the link.
         """
         upto = self._groups.read_end(key.partition)
         try:

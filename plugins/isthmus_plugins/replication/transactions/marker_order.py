@@ -29,7 +29,7 @@ class SentDecision(Protocol):
     producer_epoch: int
     data_epoch: int
     again: bool
-    """It was there before this process, which may not be the first to tell it."""
+    """It was there before this process, which may not be the first to send it."""
 
     def end_of(self, key: LinkPartition) -> int | None:
         """Its records in a partition stand below this; None: that is not known yet, or nothing stands there."""
@@ -76,7 +76,7 @@ class MarkerOrder:
         recall: Callable[[LinkPartition, int, int], bool] = lambda key, producer_id, epoch: False,
     ) -> None:
         """``floor(partition)``: from where on markers wait; None: none does. ``recall(partition, producer id, epoch)``:
-        have the last decision from before this process told; whether there is one that was not yet."""
+        have the last decision from before this process sent; whether there is one that was not yet."""
         self._floor = floor
         self._recall = recall
         self._known: dict[tuple[LinkPartition, int], list[_Known]] = {}
@@ -84,7 +84,7 @@ class MarkerOrder:
         self._producers: dict[OrderedPlace, _Producers] = {}
         self._waived: dict[LinkPartition, int] = {}
         self._known_upto: dict[LinkPartition, int] = {}
-        """Below this, a marker of whose decision nothing is known carries out one that need not be told."""
+        """Below this, a marker of whose decision nothing is known carries out one that need not be sent."""
 
     def decided(self, key: LinkPartition, decision: SentDecision) -> None:
         """A decision lists a partition that this proxy pushes."""
@@ -132,7 +132,7 @@ class MarkerOrder:
         self._waived[key] = offset
 
     def all_known(self, key: LinkPartition, upto: int) -> None:
-        """All decisions are known that markers below ``upto`` carry out and that have to be told."""
+        """All decisions are known that markers below ``upto`` carry out and that have to be sent."""
         self._known_upto[key] = max(upto, self.known_upto(key))
 
     def known_upto(self, key: LinkPartition) -> int:

@@ -1,6 +1,6 @@
-"""Reads this cluster's transaction log from the leaders of its partitions, whoever fronts them, and tells what changes.
+"""Reads this cluster's transaction log from the leaders of its partitions, whoever fronts them, and reports changes.
 
-What stood there when the reading began is told as the latest state of each transactional id, the rest as it comes.
+What stood there when the reading began is reported as the latest state of each transactional id, the rest as it comes.
 """
 
 from __future__ import annotations

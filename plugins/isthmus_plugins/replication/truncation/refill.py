@@ -33,7 +33,7 @@ class RefillFailed(Exception):
 
 
 class LocalConnection:
-    """In the place of a link's connection: what a stream tells its leader end, it tells who refills."""
+    """In the place of a link's connection: what a stream sends its leader end wakes whoever refills."""
 
     def __init__(self, link_name: str) -> None:
         self.link_name = link_name

@@ -41,7 +41,7 @@ LOOK_INTERVAL_S: Final = 0.5
 RETRY_S: Final = 1.0
 HELD_UP_RETRY_S: Final = 5.0
 SHOWN_AFTER: Final = 3
-"""Attempts of a step that fail before the control log is told what keeps it."""
+"""Attempts of a step that fail before the control log gets what keeps it."""
 DIVERGENCES: Final = frozenset({ReasonCode.TARGET_WRITTEN_BY_OTHERS, ReasonCode.UNEXPECTED_TRUNCATION})
 WAITS: Final = frozenset({ReasonCode.SOURCE_TRUNCATING})
 """What a peer answers that is no failure, and passes."""
@@ -123,7 +123,7 @@ class Truncations(Part):
             self._begun[topic] = self._tasks.start(f"begin-{topic}", work)
 
     def _stuck(self, truncation: Truncation, topic_id: str, why: Reason) -> None:
-        """Tell whoever carries it out that a topic catches up no more, if that is what it does."""
+        """Have it recorded that a topic catches up no more, if that is what it does."""
         topic = truncation.topic
         if not truncation.follows or truncation.new_topic_id != topic_id or truncation.stuck is not None:
             return

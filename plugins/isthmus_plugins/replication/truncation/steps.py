@@ -48,7 +48,7 @@ REFILLED_AT_ONCE: Final = 8
 """Partitions."""
 IDLE_TRIES_MAX: Final = 30
 ENFORCE_TIMEOUT_S: Final = 60.0
-"""How long the other proxies may take to keep clients waiting, before the control log is told."""
+"""How long the other proxies may take to keep clients waiting, before the step fails."""
 POLL_S: Final = 0.1
 CATCH_UP_POLL_S: Final = 0.5
 MESSAGE_BYTES_MAX: Final = "max.message.bytes"
