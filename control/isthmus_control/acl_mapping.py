@@ -16,7 +16,7 @@ DENY for every principal                   the same for each principal that an A
 other resources, wildcard principals       nothing
 =========================================  =============================================================================
 
-What becomes nothing is told, with the reason.
+What becomes nothing is reported, with the reason.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Both sides of a link may change its mirrored settings, also while they cannot re
 diverge on purpose). Each setting is a register; when the sides meet again, the later write wins on both. "Later" is a
 hybrid logical clock (Kulkarni et al. 2014): wall time where clocks agree, a counter where they do not, the cluster id
 where both tie. Merging is commutative, associative and idempotent, so the sides need no order and no memory of what
-they already told each other.
+they already sent each other.
 """
 
 from __future__ import annotations

@@ -438,7 +438,7 @@ class FollowerTopic:
     cluster's own cleaner compacts it while it follows, decided at ``compacts_since_offset``; ``cleaned``: it does, or
     did, so records may be missing here that the source still has. ``doubted``: by partition, before which offset the
     source may have deleted keys of which this topic still has a record; to be compared. ``settings``: what the source
-    has for those settings that are overridden while it follows, as far as it has told.
+    has for those settings that are overridden while it follows, as far as it has sent them.
     """
 
     link: str

@@ -61,7 +61,7 @@ class NamespaceChanged:
 
 @dataclass(frozen=True, slots=True)
 class LinkChanged:
-    """Created, altered or deleted. Mappings are told of on their own."""
+    """Created, altered or deleted. Mappings are reported on their own."""
 
     before: Link | None
     after: Link | None
@@ -69,7 +69,7 @@ class LinkChanged:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceAttached:
-    """Also told when the operator's consent of an attached mapping changed."""
+    """Also reported when the operator's consent of an attached mapping changed."""
 
     link: str
     mapping: NamespaceMapping
@@ -208,7 +208,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A late copy of a command. What came of it was told at ``first_offset``."""
+    """A late copy of a command. What came of it was reported at ``first_offset``."""
 
     first_offset: int
 

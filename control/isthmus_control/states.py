@@ -10,8 +10,8 @@ Synchronous mode, entered from Following and left by the operator alone:
     Following --mode synchronous--> Syncing --in sync--> In-Sync <==in sync / out of sync, lost==> Out-Of-Sync
 
 A partition has the same states and three in which it waits for somebody: *Diverged* (both sides hold different records;
-ends with a truncation), *Refused* (it may not follow), *Stopped* (it could, but not past this point, or was told to
-stop). A lost connection does not end those: they are about the data.
+ends with a truncation), *Refused* (it may not follow), *Stopped* (it could, but not past this point, or an operator
+stopped it). A lost connection does not end those: they are about the data.
 
 Nobody keeps these states: they are made of what ends know whenever somebody asks (``replication/status``), with a
 reason where they need one and with the time of the last word from the other side, so that a state can never look

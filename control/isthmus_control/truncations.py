@@ -17,7 +17,7 @@ begins; each can be done again from its beginning, by any proxy, until the next 
 One proxy, the *owner*, carries it out; who finds that the owner's lease is gone takes over. Commands name their owner,
 so what a process decides that slept through its own end is rejected.
 
-The new topic *succeeds* the old one, up to the cut: so a third cluster, which followed the old one, is told. There it
+The new topic *succeeds* the old one, up to the cut: so a third cluster, which followed the old one, learns it. There it
 begins a truncation as well, whose ``source`` is the succession: the topic there is cut to correspond with the new one,
 and follows that from then on, also where nothing had to be cut.
 """
@@ -87,7 +87,7 @@ CANCELLABLE = frozenset((_P.COMPARING, _P.SALVAGING, _P.SPOOLING))
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """A partition as clients were last told of it."""
+    """A partition as it was last shown to clients."""
 
     leader: int
     leader_epoch: int
@@ -254,7 +254,7 @@ class Truncation:
         return f"{self.topic} is being truncated ({self.phase} on proxy {self.proxy}): {self.reason.message}{trouble}"
 
     def shown_epoch(self, partition: int) -> int:
-        """The leader epoch that clients are told meanwhile: above all that they were told before."""
+        """The leader epoch that clients are shown meanwhile: above all that they were shown before."""
         return self.partitions[partition].leader_epoch + self.epochs_shifted_by + ELECTIONS_MAX
 
     @property

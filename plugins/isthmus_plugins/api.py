@@ -250,7 +250,7 @@ class RequestHook:
 
 
 TAP_REQUEST, TAP_ANSWER, TAP_OWN_ANSWER, TAP_GATED, TAP_MORE = 1, 2, 3, 9, 11
-"""What a tap is told: a request was forwarded, or answered here; an answer: the broker's has come, the proxy gives one
+"""What a tap notes: a request was forwarded, or answered here; an answer: the broker's has come, the proxy gives one
 of its own, the broker's waits at a gate, more first bytes of one have come."""
 TAP_BYTES: Final = 512
 """So many first bytes of a frame are enough for a tap."""
@@ -259,7 +259,7 @@ TAP_PRODUCED_BYTES: Final = 16 * 1024
 
 
 def tap_answer_bytes(key: int) -> int:
-    """How many first bytes a tap is told of an answer; ``key``: API key << 16 | version."""
+    """How many first bytes of an answer a tap notes; ``key``: API key << 16 | version."""
     return TAP_BYTES if key >> 16 else TAP_PRODUCED_BYTES
 
 
@@ -268,14 +268,14 @@ TapNote: TypeAlias = tuple[int, int, float, float, int, bytes]
 version; the frame's first bytes, from its size on and as far as they were there, eight at least.
 
 Of a request at most :data:`TAP_BYTES`, of an answer :func:`tap_answer_bytes`; where an answer will have more, up to
-that many, more is told: behind a head of an answer (:data:`TAP_HEAD`).
+that many, more is noted: behind a head of an answer (:data:`TAP_HEAD`).
 """
 TAP_HEAD: Final = struct.Struct(">ii")
 """Size, as a frame has it, and correlation id: how an answer begins."""
 
 
 class Tap(Protocol):
-    """Is told of all traffic, on the traffic path: it must only take notes."""
+    """Is called for all traffic, on the traffic path: it must only take notes."""
 
     note: Callable[[TapNote], object]
     """Best the ``extend`` of a list: what is called on the traffic path comes into cold caches, and so does every
@@ -287,8 +287,8 @@ class Tap(Protocol):
     def parts(self, session: int, key: int, correlation_id: int, found: Sequence[ScannedPartition]) -> None:
         """All partitions of a Produce request that has several, or of the answer to a Fetch.
 
-        Told where it has more bytes than :data:`TAP_BYTES`, and ``wants_parts`` said so. Of an answer: after its first
-        bytes, and before the next answer."""
+        Called where it has more bytes than :data:`TAP_BYTES`, and ``wants_parts`` said so. Of an answer: after its
+        first bytes, and before the next answer."""
 
     def sent(self, session: int, correlation_id: int) -> None:
         """An answer that waited at a gate goes out."""

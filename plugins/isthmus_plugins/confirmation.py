@@ -58,7 +58,7 @@ KNOWN_MAX: Final = 100_000
 
 
 class Acks(Protocol):
-    """What a confirmer tells of its condition, and asks about those who wait. Called on the loop."""
+    """What a confirmer reports of its condition, and asks about those who wait. Called on the loop."""
 
     def confirmed(self, place: TopicPartition) -> None:
         """More of a partition is confirmed, or less must be."""

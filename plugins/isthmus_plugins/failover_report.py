@@ -35,7 +35,7 @@ class PartitionClaim(_Model):
     """In place of that, where the source's namespaces ask for some of several links alone."""
     degrade_after_ms: int | None = None
     """So long after this side got Out-Of-Sync, transactional and strict producers were acked without it, if nobody
-    changed that after it was told last. None: never."""
+    changed that after it was reported last. None: never."""
     message: str
 
 
@@ -52,7 +52,7 @@ class GroupClaim(_Model):
     """In place of that, where the source's namespaces ask for some of several links alone."""
     degrade_after_ms: int | None = None
     """So long after this side got Out-Of-Sync, commits in transactions, and all of strict namespaces, were acked
-    without it, if nobody changed that after it was told last. None: never."""
+    without it, if nobody changed that after it was reported last. None: never."""
     message: str
 
 
@@ -64,7 +64,7 @@ class FailedOverNamespace(PromotedNamespace):
     """Whatever the source acked before this moment to any group, also one that is not here, is here. None: it is not
     known."""
     settings_kept: list[str] = Field(default=[])
-    """Topics whose source never told its settings: they keep those of a follower."""
+    """Topics whose source never sent its settings: they keep those of a follower."""
 
 
 class FailoverReport(_Model):

@@ -126,8 +126,8 @@ class HeldAnswers:
                 continue
             for partition, code, base_offset in results:
                 if code in (0, DUPLICATE_SEQUENCE_NUMBER):
-                    told = code == 0 and base_offset >= 0
-                    end = base_offset + written.records.get((topic, partition), 1) if told else END_NOT_KNOWN
+                    known = code == 0 and base_offset >= 0
+                    end = base_offset + written.records.get((topic, partition), 1) if known else END_NOT_KNOWN
                     self._wait(answer, (name, partition), (topic, partition), end)
         return self._held(answer, frame)
 
@@ -189,7 +189,7 @@ class HeldAnswers:
                 or confirmed >= waiting[0].end
             ):
                 wait = heapq.heappop(waiting)
-                # Whoever leads now tells: an idempotent producer sends it again, and learns what became of it.
+                # Whoever leads now knows: an idempotent producer sends it again, and learns what became of it.
                 wait.answer.let_go(place, None if wait.epoch == newest else _fenced(place))
 
     def confirmed_all(self) -> None:
@@ -198,7 +198,7 @@ class HeldAnswers:
             self.confirmed(place)
 
     def take_unknown_ends(self) -> dict[TopicPartition, list[Wait]]:
-        """What waits for the end of a batch that the broker has and did not tell: by then, the log's end is enough."""
+        """What waits for ends that the broker did not report, of batches that it has: the log's end is enough then."""
         taken, self._unknown_ends = self._unknown_ends, {}
         return taken
 

@@ -66,13 +66,13 @@ def isthmus_namespace_plugin() -> NamespacePlugin:  # type: ignore[empty-body]
 
 @hookspec
 def isthmus_connection_observers() -> Sequence[ConnectionObserver]:  # type: ignore[empty-body]
-    """Who is told of clients' connections: ``observers.py`` has the contract. Asked once, after
+    """Who is notified of clients' connections: ``observers.py`` has the contract. Asked once, after
     :func:`isthmus_start`."""
 
 
 @hookspec
 def isthmus_link_observers() -> Sequence[LinkObserver]:  # type: ignore[empty-body]
-    """Who is told what this proxy's ends of links do: ``observers.py`` has the contract. Asked once, after
+    """Who is notified of what this proxy's ends of links do: ``observers.py`` has the contract. Asked once, after
     :func:`isthmus_start`."""
 
 

@@ -1,4 +1,4 @@
-"""What operators ask of links, and what they are told: the admin listener's interface to a replication plugin.
+"""What operators ask of links, and what they are answered: the admin listener's interface to a replication plugin.
 
 Field names are those that users of neighbouring systems know (``link_name``, ``partition_mirror_lag`` ...); the states
 are the specification's. All models go over REST as they are, so they are also the schema of ``isthmus status -o json``.
@@ -348,7 +348,7 @@ class AclStatus(_Model):
     role: str
     """The role of this cluster's namespaces."""
     state: str
-    """Following: the follower had all of them when it was last told. Stopped: a cluster refuses (``message``)."""
+    """Following: the follower had all of them after the last push. Stopped: a cluster refuses (``message``)."""
     reason: str | None = None
     message: str | None = None
     bindings: int

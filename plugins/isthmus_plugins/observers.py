@@ -1,9 +1,9 @@
-"""What happens to connections and links, told to plugins that want to know: the contract.
+"""What happens to connections and links, reported to plugins that want to know: the contract.
 
 A plugin hands out observers with the hooks ``isthmus_connection_observers`` and ``isthmus_link_observers``. They are
-told at once, on the proxy's loop, so they must neither block nor await; what they were told never changes afterwards.
-One that raises is logged and counted by nobody else: what it was told of has happened. Only a connection that is opened
-can still be refused.
+notified at once, on the proxy's loop, so they must neither block nor await; what they got never changes afterwards.
+One that raises is logged and counted by nobody else: what it was notified of has happened. Only a connection that is
+opened can still be refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("isthmus_plugins.observers")
 
 
 class ConnectionObserver(Protocol):
-    """Is told of clients' connections."""
+    """Is notified of clients' connections."""
 
     def opened(self, client: Client) -> Close | None:
         """A client has connected; nothing it sends is read before this returns. :class:`~isthmus_plugins.api.Close`:
@@ -26,7 +26,7 @@ class ConnectionObserver(Protocol):
 
     def authenticated(self, client: Client) -> None:
         """``client.principal`` is known, or is another one: the broker has accepted its credentials, or the proxy's
-        TLS listener its certificate. Told after :meth:`opened`; never, where a cluster takes anybody."""
+        TLS listener its certificate. Called after :meth:`opened`; never, where a cluster takes anybody."""
 
     def closed(self, client: Client) -> None:
         """The connection is gone, or was refused."""
@@ -85,24 +85,24 @@ class LinkTold(NamedTuple):
 
 
 class LinkObserver(Protocol):
-    """Is told of what this proxy's ends of links do."""
+    """Is notified of what this proxy's ends of links do."""
 
     @property
     def observes_links(self) -> bool:
-        """Whether it wants to be told now. While nobody does, nothing is prepared."""
+        """Whether it wants to be notified now. While nobody does, nothing is prepared."""
 
     def link_appended(self, event: LinkAppended) -> None: ...
 
     def link_confirmed(self, event: LinkConfirmed) -> None: ...
 
     def link_told(self, event: LinkTold) -> None:
-        """A state has changed, or is told again: everything when an observer begins to want it; then, once a second,
-        each link as a whole, and partitions that lack something or are neither Following nor In-Sync, and once when
-        they lack nothing any more. The state Gone: this proxy has it no more, and another one may."""
+        """A state has changed, or is reported again: everything when an observer begins to want it; then, once a
+        second, each link as a whole, and partitions that lack something or are neither Following nor In-Sync, and once
+        when they lack nothing any more. The state Gone: this proxy has it no more, and another one may."""
 
 
 class LinkObservers:
-    """Those that replication tells. Empty until the plugins have started."""
+    """Those that replication notifies. Empty until the plugins have started."""
 
     def __init__(self) -> None:
         self._all: tuple[LinkObserver, ...] = ()
@@ -111,21 +111,21 @@ class LinkObservers:
         self._all += tuple(observers)
 
     def __bool__(self) -> bool:
-        """Whether somebody wants to be told now."""
+        """Whether somebody wants to be notified now."""
         return any(each.observes_links for each in self._all)
 
     def appended(self, event: LinkAppended) -> None:
-        self._tell(event.link, lambda each: each.link_appended(event))
+        self._notify(event.link, lambda each: each.link_appended(event))
 
     def confirmed(self, event: LinkConfirmed) -> None:
-        self._tell(event.link, lambda each: each.link_confirmed(event))
+        self._notify(event.link, lambda each: each.link_confirmed(event))
 
     def report(self, event: LinkTold) -> None:
-        self._tell(event.link, lambda each: each.link_told(event))
+        self._notify(event.link, lambda each: each.link_told(event))
 
-    def _tell(self, link: str, tell: Callable[[LinkObserver], None]) -> None:
+    def _notify(self, link: str, notify: Callable[[LinkObserver], None]) -> None:
         for each in self._all:
             try:
-                tell(each)
+                notify(each)
             except Exception:
                 log.exception("link observer failed", extra={"link": link})

@@ -1,4 +1,4 @@
-"""What operators are told of plugins: the schema of ``/v1/plugins`` and of ``isthmus plugin list -o json``."""
+"""What operators are shown of plugins: the schema of ``/v1/plugins`` and of ``isthmus plugin list -o json``."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Clock(Protocol):
         """Seconds that never go back, from a beginning that means nothing: for all that waits, or runs out."""
 
     def time(self) -> float:
-        """Seconds since 1970 by the wall clock, which may be wrong or set back: for what people are told."""
+        """Seconds since 1970 by the wall clock, which may be wrong or set back: for what people are shown."""
 
 
 class PluginContext(Protocol):
@@ -75,7 +75,7 @@ class PluginContext(Protocol):
     """Keys of groups' offsets (``[replication] offsets_keyring_file``); None: none."""
 
     link_observers: LinkObservers
-    """Whom replication tells."""
+    """Whom replication notifies."""
 
     @property
     def internal_topic_ids(self) -> Collection[bytes]:
@@ -108,7 +108,7 @@ class PluginContext(Protocol):
         """Return when no client's write that was forwarded before the call can still land."""
 
     def observe(self, tap: Tap | None) -> None:
-        """Have this told of all traffic from now on; None: nobody. There is one at most."""
+        """Have this note all traffic from now on; None: nobody. There is one at most."""
 
     @property
     def lease_deadline(self) -> float:

@@ -55,7 +55,7 @@ class ConnectionClosed(Exception):
 
 
 class Produced(NamedTuple):
-    """What a producer is told of its batch."""
+    """What a producer is answered."""
 
     error_code: int
     base_offset: int
@@ -278,23 +278,23 @@ class Kit:
     async def produce(
         self, topic: str, *values: bytes, partition: int = 0, acks: int = -1, timeout_ms: int = 30_000
     ) -> Produced:
-        """Send one batch, and return what the producer is told when its ack comes."""
+        """Send one batch, and return what the producer is answered when its ack comes."""
         made = [Record(number, 0, None, value) for number, value in enumerate(values)]
         batch = encode_batch(made, BatchHeader(0, 0, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, len(made)))
         data = [{"name": topic, "partition_data": [{"index": partition, "records": batch}]}]
         asked = {"acks": acks, "timeout": timeout_ms, "topic_data": data}
         found: Any = await self.ask(ApiKey.PRODUCE, PRODUCE_VERSION, asked)
-        ((told,),) = (each.partition_responses for each in found.responses)
-        return Produced(int(told.error_code), told.base_offset)
+        ((answered,),) = (each.partition_responses for each in found.responses)
+        return Produced(int(answered.error_code), answered.base_offset)
 
     async def fetch(self, topic: str, partition: int = 0, offset: int = 0) -> list[bytes | None]:
         """The values of the records from an offset on, as a consumer gets them."""
         asked = {"topics": [{"topic": topic, "partitions": [{"partition": partition, "fetch_offset": offset}]}]}
         found: Any = await self.ask(ApiKey.FETCH, FETCH_VERSION, asked)
-        ((told,),) = (each.partitions for each in found.responses)
-        if told.error_code:
-            raise ValueError(f"error {int(told.error_code)}")
-        records = bytes(told.records or b"")
+        ((answered,),) = (each.partitions for each in found.responses)
+        if answered.error_code:
+            raise ValueError(f"error {int(answered.error_code)}")
+        records = bytes(answered.records or b"")
         batches = (records[start:end] for start, end, _ in walk(records))
         return [record.value for batch in batches for record in decode_records(batch) if record.offset >= offset]
 

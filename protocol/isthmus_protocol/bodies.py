@@ -3,7 +3,7 @@
 kio's own native decoder is not used on bytes that came over a network, for what it does with them (0.6.5, measured):
 
 - an array count larger than memory *aborts the process*: six bytes from anybody end the proxy;
-- an unknown tagged field is an error, although KIP-482 tells receivers to skip it, so one newer peer breaks decoding;
+- an unknown tagged field is an error, although KIP-482 has receivers skip it, so one newer peer breaks decoding;
 - so is an error code that it does not list, a boolean other than 0 and 1, and a point in time that Python has no
   datetime for (-1 in a delegation token's or a transaction's answer, which brokers do send).
 
@@ -273,7 +273,7 @@ _FIXED_SIZE: dict[str, Read] = {
 
 def _field_reader(field: Any, flexible: bool, tagged: bool) -> Read:
     kind = classify_field(field)
-    # Of an array, kio's is_optional tells whether its items may be null (a UUID of zeros), not the array itself.
+    # Of an array, kio's is_optional says whether its items may be null (a UUID of zeros), not the array itself.
     nullable = type(None) in get_args(field.type) if kind.is_array else is_optional(field)
     # A tagged value is left out when it is null, so on the wire it never is (KIP-482); strings and arrays may still
     # say so.

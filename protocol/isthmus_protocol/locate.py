@@ -260,7 +260,7 @@ class _LocatorCompiler(_Lines):
         )
 
     def entity_function(self, spec: EntitySpec, wants: tuple[Want, ...]) -> str:
-        """The text of a function that starts at a struct, and is told where that must end at the latest."""
+        """The text of a function that starts at a struct, and gets where that must end at the latest."""
         self._depth = 2
         return self._function(spec, wants, ["def locate(b, p, end):"], "ended(p, len(b), end)")
 

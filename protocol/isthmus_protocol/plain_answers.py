@@ -34,7 +34,7 @@ Look = Callable[[bytes], bytes]
 def pass_plain_produce(version: int) -> Callable[[Look], Look] | None:
     """Wraps a function so that it only gets the Produce answers that may have something to look into.
 
-    Those that tell of appends to one topic, and of nothing else, come back as they are. Some that are plain may get
+    Those that report appends to one topic, and nothing else, come back as they are. Some that are plain may get
     through to the function, no other one comes back. None for versions with topic names, whose length is not fixed.
     """
     spec = message_spec(ApiKey.PRODUCE, version, "response")

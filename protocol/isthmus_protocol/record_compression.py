@@ -13,7 +13,7 @@ import cramjam
 
 from isthmus_protocol.records import BatchTooLarge, Compression, Frame, MalformedBatch, UnsupportedBatch
 
-# What a batch may decompress to. Brokers take batches of 1 MB (message.max.bytes) unless told otherwise; a filler of a
+# What a batch may decompress to. Brokers take batches of 1 MB (message.max.bytes) unless set otherwise; a filler of a
 # million records, the most compressible batch that is made here, holds 10 MB.
 DECOMPRESSED_MAX = 128 << 20
 
@@ -83,7 +83,7 @@ def _gunzip(payload: Frame, limit: int) -> bytes:
             raise UnsupportedBatch(f"a gzip stream of more than {_GZIP_MEMBERS_MAX} members")
         member = zlib.decompressobj(_GZIP)
         try:
-            # One byte more than allowed, to tell a full buffer from one that overflows; 0 would mean no limit.
+            # One byte more than allowed, to distinguish a full buffer from one that overflows; 0 would mean no limit.
             part = member.decompress(rest, left + 1)
         except zlib.error as error:
             raise MalformedBatch(f"not gzip: {error}") from None

@@ -290,7 +290,7 @@ def restamped_header(
     """The 61 bytes that turn `batch` into one of another producer: send them, then `memoryview(batch)[61:]`.
 
     The old CRC is verified before the new one is computed, since a new CRC would bless bytes that were damaged on the
-    way, and nobody after could tell. Raises CorruptBatch, MalformedBatch, UnsupportedBatch.
+    way, and nobody after could find that. Raises CorruptBatch, MalformedBatch, UnsupportedBatch.
     """
     header = whole_header(batch)
     _verify(batch, header)

@@ -63,7 +63,7 @@ def spooled(batch: Frame) -> Iterator[memoryview]:
 def encode_manifest(manifest: Manifest, manifest_id: str) -> list[bytes]:
     """The manifest as values of records, each numbered: some may be written twice, or later than others.
 
-    ``manifest_id`` tells it from one that somebody else began to write.
+    ``manifest_id`` distinguishes it from one that somebody else began to write.
     """
     parts: list[dict[str, Any]] = [
         {

@@ -8,7 +8,7 @@ from isthmus_protocol.records import BatchHeader
 
 
 class AbortedTransactions:
-    """Tells batches of aborted transactions from others, for one partition of one Fetch answer.
+    """Distinguishes batches of aborted transactions from others, for one partition of one Fetch answer.
 
     The answer lists each aborted transaction that overlaps its records by producer id and first offset; it ends with
     the producer's next marker.

@@ -451,7 +451,7 @@ class ProduceOverConnection:
 
         The broker answers for each entry when the in-sync replicas have it.
         """
-        # Entries of one producer share their place in the answer, so each tells of the last of them alone: what was
+        # Entries of one producer share their place in the answer, so each reports the last of them alone: what was
         # really written shows in the log's end.
         entries = [
             {

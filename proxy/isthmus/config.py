@@ -3,7 +3,7 @@
 ::
 
     [proxy]
-    name = "proxy-1"                             # default: the address that clients are told
+    name = "proxy-1"                             # default: the address that clients are given
     [cluster]
     bootstrap_servers = "broker-1:9092,broker-2:9092"
     broker_id = 1                                # sidecar of this broker; absent: all brokers of the cluster
@@ -18,7 +18,7 @@
     [data]
     directory = "/var/lib/isthmus"
 
-Unknown keys and wrong types are errors. Every problem of a file is told at once, each with its key, what was found,
+Unknown keys and wrong types are errors. Every problem of a file is shown at once, each with its key, what was found,
 what is expected and what to do (:class:`Problem`). Paths are relative to the file's directory. Secrets stand in files
 or in the environment (``*_file``, ``*_env``), never in the configuration itself, and no representation of a
 configuration shows them.
@@ -79,7 +79,7 @@ class Problem:
 
 
 class ConfigError(ConfigurationError):
-    """The configuration cannot be used. ``problems`` has at least one; the base class tells of the first."""
+    """The configuration cannot be used. ``problems`` has at least one; the base class shows the first."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         first = problems[0]
@@ -276,7 +276,7 @@ class ClientListenerSection(Section):
     bind: Bind
     """Sidecar: the broker's port. Whole cluster: the port to bootstrap from. Port 0 takes a free one."""
     advertised_host: str | None = Field(default=None, min_length=1)
-    """What clients are told to connect to; None: the host of ``bind``."""
+    """Where clients are to connect to; None: the host of ``bind``."""
     broker_port_base: int | None = Field(default=None, ge=1, le=65535)
     tls_certfile: FilePath | None = None
     tls_keyfile: FilePath | None = None
@@ -288,7 +288,7 @@ class ClientListenerSection(Section):
 
     @property
     def advertised(self) -> str:
-        """The host that clients are told."""
+        """The host that clients are given."""
         return self.advertised_host or self.bind.host
 
     def broker_bind(self, broker_id: int) -> Address:
@@ -356,7 +356,7 @@ class PluginsSection(Section):
 
 
 class ProxyConfig(Section):
-    """Everything a proxy is told."""
+    """The whole configuration of a proxy."""
 
     proxy: ProxySection = Field(default_factory=ProxySection)
     cluster: ClusterSection
@@ -379,7 +379,7 @@ class ProxyConfig(Section):
         return "whole-cluster" if self.cluster.broker_id is None else "sidecar"
 
     def proxy_name(self, client_port: int) -> str:
-        """The configured name, or one made of the address that clients are told; ``client_port`` is the port in use."""
+        """The configured name, or one made of the address that clients get; ``client_port`` is the port in use."""
         return self.proxy.name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{self.client_listener.advertised}-{client_port}")
 
 
@@ -656,7 +656,7 @@ def _read_variable(key: str, variable: str, environment: Mapping[str, str]) -> s
 
 
 def _key_bytes(text: str) -> bytes:
-    """The key in ``text``. Raises ValueError, whose message does not tell the key."""
+    """The key in ``text``. Raises ValueError, whose message does not show the key."""
     text = text.strip()
     try:
         raw = bytes.fromhex(text)

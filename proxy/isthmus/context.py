@@ -153,7 +153,7 @@ class Context:
         await self._gateway.fence()
 
     def observe(self, tap: Tap | None) -> None:
-        """Have this told of all traffic from now on; None: nobody."""
+        """Have this note all traffic from now on; None: nobody."""
         self._gateway.observe(tap)
 
     @property

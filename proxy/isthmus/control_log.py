@@ -14,7 +14,7 @@ What the records mean is decided in :mod:`isthmus_control`, which does no I/O an
 - **Where this proxy may not guess, it halts** (a record of a newer version, records missing, another state than a
   snapshot says, a subscriber that failed): it keeps its last state for reading, and vouches for nothing any more.
 - **Enforcement.** A reservation is enforced here once subscribers know it and ``fence`` has returned: no write that was
-  forwarded before can land after. Then it is told with the next renewal, which is sent at once where somebody waits.
+  forwarded before can land after. Then it is reported with the next renewal, sent at once where somebody waits.
 
 Moments are those of ``time.monotonic``.
 """
@@ -172,7 +172,7 @@ class ControlLog:
         self._fencing = False
         self._snapshotting = False
         self._expiring = False
-        self._superseded_told = False
+        self._superseded_logged = False
 
     # --- What is known
 
@@ -501,8 +501,8 @@ class ControlLog:
     def _after_records(self) -> None:
         assert self._replica is not None
         self._advance_enforced()
-        if self._view.superseded and not self._superseded_told:
-            self._superseded_told = True
+        if self._view.superseded and not self._superseded_logged:
+            self._superseded_logged = True
             log.error("proxy superseded", extra={"proxy": self.name, "incarnation": self.incarnation})
             if self._on_failure is not None:
                 self._on_failure(PeerFault(f"a newer process took over the name {self.name!r}: this one must stop"))

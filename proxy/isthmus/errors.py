@@ -4,8 +4,8 @@ They differ in who must act. A :class:`PeerFault` is logged with the peer's addr
 A :class:`ConfigurationError` ends the process (or refuses the change) with the key and the fix. An :class:`OurBug` is
 logged with a traceback and counted; whatever hit it fails closed.
 
-What clients are told is decided in one place, too: ``error_answer`` turns a :class:`Cause` into a Kafka error code and
-message. It lives in the protocol component, because plugins answer clients as well and know nothing of this one.
+What clients are answered is decided in one place, too: ``error_answer`` turns a :class:`Cause` into a Kafka error code
+and message. It lives in the protocol component, because plugins answer clients as well and know nothing of this one.
 """
 
 from __future__ import annotations

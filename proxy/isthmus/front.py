@@ -1,9 +1,9 @@
 """The front: which brokers this proxy serves clients for, and where.
 
 Whole-cluster mode has one port to bootstrap from and one for each broker; brokers come and go, and so do their ports.
-Sidecar mode has one port for one broker. What clients are told is :class:`Addresses`: this proxy's own ports, and the
+Sidecar mode has one port for one broker. Clients are given :class:`Addresses`: this proxy's own ports, and the
 addresses at which other proxies of the cluster serve the other brokers, as their leases in the control log say. A
-broker that no proxy serves is not told at all.
+broker that no proxy serves is not shown at all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BROKERS_INTERVAL_S: Final = 2.0
 
 
 class Addresses:
-    """What clients are told in place of brokers' own addresses. An ``AddressMap``."""
+    """What clients are given in place of brokers' own addresses. An ``AddressMap``."""
 
     def __init__(self, advertised_host: str) -> None:
         self._host = advertised_host.encode()
@@ -43,7 +43,7 @@ class Addresses:
         self._elsewhere = state.broker_addresses()
 
     def __call__(self, node_id: int, host: bytes, port: int) -> tuple[bytes, int] | None:
-        """None: no proxy serves that broker, and clients are not told of it."""
+        """None: no proxy serves that broker, and clients are not shown it."""
         own = self.ports.get(node_id)
         if own is not None:
             return self._host, own
@@ -86,7 +86,7 @@ class Front:
         return broker_id in self._listeners
 
     def claims(self) -> tuple[BrokerClaim, ...]:
-        """The brokers that this proxy serves now, and the addresses that clients are told."""
+        """The brokers that this proxy serves now, and the addresses that clients are given."""
         return tuple(
             BrokerClaim(broker_id, self._advertised, listener.bind.port)
             for broker_id, listener in sorted(self._listeners.items())

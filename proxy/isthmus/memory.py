@@ -5,7 +5,7 @@ pages behind that hold nothing. glibc returns them when asked (``malloc_trim``).
 of heap or so, so it is asked after many connections, and a moment later.
 
 Left to itself, glibc gives back too early what the next large answer needs again, page by page, each by a page fault.
-So it is told to keep some.
+So it is set to keep some.
 
 Python's collector now and then looks through every object there is, most of which are code and schemas: a pause of
 50 ms or more for all clients. So what is there after the start is left out for good. What comes after is collected
@@ -46,7 +46,7 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def keep_heap() -> None:
-    """Tell glibc how much to keep. Nothing happens where the C library is another one."""
+    """Set how much glibc keeps. Nothing happens where the C library is another one."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""What Prometheus is told, made from the counters that sessions keep anyway.
+"""What Prometheus is shown, made from the counters that sessions keep anyway.
 
 Nothing here runs for a request: the hot path adds to plain integers (:class:`~isthmus.session.dispatch.Route`,
 :class:`~isthmus.histogram.Histogram`, :class:`~isthmus.session.listener.Gateway`), and a scrape turns them into

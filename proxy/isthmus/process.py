@@ -1,4 +1,4 @@
-"""The process: starts the parts in order, serves until it is told to stop, and stops them in reverse.
+"""The process: starts the parts in order, serves until it has to stop, and stops them in reverse.
 
 The order matters. The control state is read before any client is served, so that no reservation is missed; the brokers
 are claimed in the control log before any port accepts, so that one proxy serves a broker; plugins start before clients
@@ -296,7 +296,7 @@ class Process:
         """Return when no client's write to what is reserved now can land any more.
 
         Never, in a process without the plugin that enforces reservations: it vouches for none, and whoever reserves is
-        told that this proxy is waited for.
+        shown that this proxy is waited for.
         """
         assert self._gateway is not None
         assert self._control_log is not None
@@ -336,7 +336,7 @@ class Process:
             await self._client.close()
         await self._admin.stop()
 
-    # ---- what is told ----
+    # ---- what is shown ----
 
     def _plugin_metrics(self) -> Iterable[Metric]:
         return chain.from_iterable(self._hooks.hook.isthmus_metrics() if self._ready else ())

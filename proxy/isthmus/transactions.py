@@ -31,10 +31,10 @@ class OpenTransactions:
         A namespace that follows has the source's transactions, which only the link ends; what is promoted, or was
         detached, may still have some, which end before its reservation does.
         """
-        told = False
+        logged = False
         while open_in := await self._open(state):
-            if not told:
-                told = True
+            if not logged:
+                logged = True
                 log.info("reservation waits for transactions", extra={"partitions": len(open_in), "first": open_in[0]})
             await asyncio.sleep(POLL_INTERVAL_S)
 

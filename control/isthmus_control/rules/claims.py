@@ -58,8 +58,8 @@ def _record(state: ControlState, offset: int, command: c.Command, body: c.Record
         )
         for prefix, terms in each.terms.items():
             _check(terms, f"to groups {prefix!r}*")
-        told = state.group_claim(body.link, body.link_id, each.partition)
-        if supersedes(each.until_ms, None if told is None else told.until_ms, command.at_ms):
+        recorded = state.group_claim(body.link, body.link_id, each.partition)
+        if supersedes(each.until_ms, None if recorded is None else recorded.until_ms, command.at_ms):
             groups[body.link, each.partition] = GroupClaim(body.link_id, each.until_ms, each.partitions, each.terms)
     if after == state.claims and groups == state.group_claims:
         return state, ()

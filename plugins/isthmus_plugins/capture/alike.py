@@ -74,7 +74,7 @@ class Alike:
         return event_of((asked.at, *counts, *times(asked, answer, sent), common))
 
     def learn(self, asked: Note, answer: Note, sent: float | None, event: Event) -> None:
-        """Know exchanges like this one, of which ``event`` is what it says, if that can be told from others."""
+        """Know exchanges like this one, of which ``event`` is what it says, if they can be recognized."""
         read, answered = self._read(asked.first), answer.first
         if read is None or event.common.error_code != 0 or isinstance(event.common.topic, bytes):
             return

@@ -59,7 +59,7 @@ class RequestFacts:
     group_id: str | None = None
     transactional_id: str | None = None
     software: str | None = None
-    """Name and version that an ApiVersions request tells."""
+    """Name and version that an ApiVersions request has."""
     acks: int = NONE
     parts: tuple[PartFacts, ...] = ()
     partial: bool = False
@@ -181,8 +181,8 @@ def _first_error(codes: Iterable[int | None]) -> int:
 def _fetched(facts: ResponseFacts, version: int, first: bytes) -> None:
     scan = FetchScan(version)
     scan.feed(first)
-    told = fetched_facts(version, scan.parts)
-    facts.parts, facts.error_code = told.parts, scan.error_code or told.error_code
+    found = fetched_facts(version, scan.parts)
+    facts.parts, facts.error_code = found.parts, scan.error_code or found.error_code
     facts.partial = not scan.done
 
 

@@ -134,7 +134,7 @@ class Note(NamedTuple):
 
     @property
     def said(self) -> bytes:
-        """What a note says that has no frame's first bytes, and those that are told later."""
+        """What a note says that has no frame's first bytes, and those that come later."""
         return self.first[TAP_HEAD.size :]
 
 

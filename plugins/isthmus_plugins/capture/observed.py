@@ -1,4 +1,4 @@
-"""What the capture plugin is told of connections and links, as notes for the process that makes events of it."""
+"""What the capture plugin observes of connections and links, as notes for the process that makes events of it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class ObservedConnections:
         said = f"{client.address}\0{client.listener}".encode()
         note = told(Kind.OPENED, client.session_id, said, number=client.broker_id)
         self._notes[client.session_id] = [note]
-        self._tell(note)
+        self._note(note)
         return None
 
     def authenticated(self, client: Client) -> None:
         note = told(Kind.PRINCIPAL, client.session_id, (client.principal or "").encode())
         self._notes.setdefault(client.session_id, []).append(note)
-        self._tell(note)
+        self._note(note)
 
     def closed(self, client: Client) -> None:
         self._notes.pop(client.session_id, None)
-        self._tell(told(Kind.CLOSED, client.session_id))
+        self._note(told(Kind.CLOSED, client.session_id))
 
-    def _tell(self, note: TapNote) -> None:
+    def _note(self, note: TapNote) -> None:
         if self.told is not None:
             self.told(note)
 
@@ -62,7 +62,7 @@ class ObservedLinks:
         return self.told is not None
 
     def link_appended(self, event: LinkAppended) -> None:
-        self._tell(
+        self._note(
             (APPENDED, event.link, "follower", event.remote_cluster_id, event.topic, None, None),
             (
                 event.partition,
@@ -81,7 +81,7 @@ class ObservedLinks:
     def link_confirmed(self, event: LinkConfirmed) -> None:
         took_us = _UNKNOWN if event.took_s is None else int(event.took_s * 1e6)
         offsets = (event.base_offset, event.end_offset, _UNKNOWN, _UNKNOWN)
-        self._tell(
+        self._note(
             (CONFIRMED, event.link, "leader", event.remote_cluster_id, event.topic, None, None),
             (event.partition, *offsets, _UNKNOWN, _UNKNOWN, took_us, _UNKNOWN, _UNKNOWN),
         )
@@ -89,12 +89,12 @@ class ObservedLinks:
     def link_told(self, event: LinkTold) -> None:
         ends = (_known(event.source_end), _known(event.follower_end))
         lag_ms = _UNKNOWN if event.lag_s is None else int(event.lag_s * 1000)
-        self._tell(
+        self._note(
             (STATE, event.link, event.role, event.remote_cluster_id, event.topic, event.state, event.reason),
             (event.partition, _UNKNOWN, _UNKNOWN, *ends, _UNKNOWN, _UNKNOWN, _UNKNOWN, _known(event.lag), lag_ms),
         )
 
-    def _tell(self, texts: tuple[str | None, ...], numbers: tuple[int, ...]) -> None:
+    def _note(self, texts: tuple[str | None, ...], numbers: tuple[int, ...]) -> None:
         if self.told is not None:
             self.told(told(Kind.LINK, 0, pack_link(texts, numbers)))
 

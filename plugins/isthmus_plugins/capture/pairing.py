@@ -37,12 +37,12 @@ _NOT_ANSWERED: Final = ResponseFacts()
 
 
 class _Open:
-    """A request that has no answer yet, or of whose answer is not told all."""
+    """A request that has no answer yet, or of whose answer not all is noted."""
 
     answer: Note | None = None
     scanned: tuple[ScannedPartition, ...] = ()
-    """Partitions of a Produce, or fetched ones, as far as they were told apart from first bytes."""
-    told: ResponseFacts | None = None
+    """Partitions of a Produce, or fetched ones, as far as they were noted beside first bytes."""
+    answer_facts: ResponseFacts | None = None
     """What the answer says, where its first bytes do not say all."""
 
     def __init__(self, note: Note, alike: Alike | None) -> None:
@@ -57,9 +57,9 @@ class _Open:
 
     @property
     def awaits_more(self) -> bool:
-        """Whether it is not told yet what there is to tell of its answer."""
+        """Whether more of its answer is to be noted."""
         answer = self.answer
-        if answer is None or self.told is not None:
+        if answer is None or self.answer_facts is not None:
             return False
         size, said = answer.head[0] + 4, len(answer.first)
         if size > TAP_BYTES and answer.key >> 16 == ApiKey.FETCH:
@@ -81,7 +81,7 @@ class _Session:
     """A Produce with acks=0, of which more may come."""
     gated: dict[int, _Open] = field(default_factory=dict)
     cut: _Open | None = None
-    """Of whose answer more is told."""
+    """Of whose answer more is to be noted."""
 
 
 class Pairing:
@@ -153,7 +153,7 @@ class Pairing:
         return () if opened is None else self._events(session, opened, None)
 
     def _cut(self, session: _Session) -> Sequence[Event]:
-        """An answer is complete: all was told of it, or nothing more will be (the next one is there)."""
+        """An answer is complete: all was noted of it, or nothing more will be (the next one is there)."""
         opened, session.cut = session.cut, None
         return () if opened is None else self._events(session, opened, None)
 
@@ -174,8 +174,8 @@ class Pairing:
         partial = len(opened.scanned) < count
         opened.alike = None
         if opened.answer is not None:
-            opened.told = fetched_facts(version, opened.scanned)
-            opened.told.partial = partial
+            opened.answer_facts = fetched_facts(version, opened.scanned)
+            opened.answer_facts.partial = partial
             return self._cut(session) if opened is session.cut else ()
         opened.facts.parts = produced_parts(version, opened.scanned)
         opened.facts.partial = partial
@@ -195,13 +195,13 @@ class Pairing:
         if note.kind == TAP_GATED:
             session.gated[note.head[1]] = opened
             return events
-        told = self._known(opened, None)
-        if not told:
+        found = self._known(opened, None)
+        if not found:
             if opened.awaits_more:
                 session.cut = opened
                 return events
-            told = self._learned(session, opened, None)
-        return [*events, *told] if events else told
+            found = self._learned(session, opened, None)
+        return [*events, *found] if events else found
 
     def _more(self, session: _Session, note: Note) -> Sequence[Event]:
         opened = session.cut
@@ -245,15 +245,15 @@ class Pairing:
         """The events of a request with its answer, whatever they are."""
         asked, facts, answer = opened.note, opened.facts, opened.answer
         api_key, version = asked.key >> 16, asked.key & 0xFFFF
-        told = opened.told or _NOT_ANSWERED
+        said = opened.answer_facts or _NOT_ANSWERED
         response_bytes = NONE
         if answer is not None:
             response_bytes = answer.head[0] + 4
-            told = opened.told or response_facts(api_key, version, answer.first, response_bytes)
-        parts, partial = facts.parts or (NOT_READ,), facts.partial or told.partial
+            said = opened.answer_facts or response_facts(api_key, version, answer.first, response_bytes)
+        parts, partial = facts.parts or (NOT_READ,), facts.partial or said.partial
         if api_key == ApiKey.FETCH:  # what comes back counts: a request may name a thousand, or be of a fetch session
-            parts, partial = (told.parts, told.partial) if told.parts else (parts[:1], partial)
-        answers = {part[:2]: part for part in told.parts}  # by topic and partition
+            parts, partial = (said.parts, said.partial) if said.parts else (parts[:1], partial)
+        answers = {part[:2]: part for part in said.parts}  # by topic and partition
         size, correlation_id = asked.head
         took = times(asked, answer, sent)
         events = []
@@ -277,7 +277,7 @@ class Pairing:
                 facts.group_id,
                 facts.transactional_id,
                 facts.acks,
-                answered.error_code if answered.error_code is not None else told.error_code,
+                answered.error_code if answered.error_code is not None else said.error_code,
                 batch.compression,
                 batch.producer_id,
                 batch.producer_epoch,

@@ -88,10 +88,10 @@ class Recorder:
         """What is captured of which namespace from here on."""
         self._settings = settings
         self._sampling = max((each["sampling"] for each in settings), default=0.0)
-        if self._process is not None:  # one that is started is told as the first thing
-            self._tell_settings()
+        if self._process is not None:  # one that is started gets them as the first thing
+            self._note_settings()
 
-    def _tell_settings(self) -> None:
+    def _note_settings(self) -> None:
         about = {"source": self._source, "namespaces": self._settings, "monotonic_ns": int(monotonic() * 1e9)}
         text = json.dumps({**about, "wall_ns": time_ns()}).encode()
         self.note(told(Kind.SETTINGS, 0, text))
@@ -103,7 +103,7 @@ class Recorder:
             process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
             self._process = process
             begun = self._taken()
-            self._tell_settings()
+            self._note_settings()
             for note in self._connections:
                 self.note(note)
             self._values += begun

@@ -185,7 +185,7 @@ class ReservationPlugin:
         if name is None:
             if part.api_key in _CONFIG_APIS and part.item.resource_type == RESOURCE_TYPE_GROUP:
                 return self._groups.unalterable(part.item.resource_name)
-            if part.topic_id is not None:  # deleted, or newer than what the cluster told us just now
+            if part.topic_id is not None:  # deleted, or newer than what the cluster reported just now
                 return Refusal(UNKNOWN_TOPIC_ID, "no topic of this cluster has that id")
             return None
         reservation = self._lookup.topic_reservation(name)

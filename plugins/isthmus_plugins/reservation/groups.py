@@ -56,7 +56,7 @@ from isthmus_protocol.schema import ApiKey
 log = logging.getLogger("isthmus_plugins.reservation")
 
 CAUSE_REPLICATED: Final = "replicated_group"
-TOLD_MAX: Final = 10_000
+LOGGED_MAX: Final = 10_000
 """Groups whose refusal was logged: a consumer with automatic commits is refused every few seconds."""
 
 COMMITS: Final = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
@@ -81,7 +81,7 @@ class GroupReservations:
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._lookup: Lookup = context.control.state.lookup
-        self._told: set[tuple[int, str]] = set()
+        self._logged: set[tuple[int, str]] = set()
 
     def hooks(self) -> Sequence[RequestHook]:
         return [
@@ -92,7 +92,7 @@ class GroupReservations:
 
     def reservations_changed(self, lookup: Lookup) -> None:
         self._lookup = lookup
-        self._told.clear()
+        self._logged.clear()
 
     # ---- commits ----
 
@@ -137,7 +137,7 @@ class GroupReservations:
 
         verdict = verdict_of(request, head, refuse(head, payload, decide), CAUSE_REPLICATED)
         if verdict is not None:
-            self._tell(request, group.local_name, group.mapping.local_prefix, group.link.name)
+            self._log_once(request, group.local_name, group.mapping.local_prefix, group.link.name)
         return verdict
 
     # ---- joins, and whatever else makes a group ----
@@ -172,7 +172,7 @@ class GroupReservations:
         reservation = self._reserved_here(group)
         if reservation is None:
             return None
-        self._tell(request, group, reservation.prefix, None)
+        self._log_once(request, group, reservation.prefix, None)
         return _refused_whole(request, GROUP_AUTHORIZATION_FAILED, message(group, reservation), CAUSE)
 
     def _reserved_here(self, group: str) -> Reservation | None:
@@ -201,7 +201,7 @@ class GroupReservations:
         reservation = self._lookup.reservation(_GROUP, group)
         if reservation is None:
             return None
-        self._tell(request, group, reservation.prefix, None)
+        self._log_once(request, group, reservation.prefix, None)
         return _refused_whole(request, POLICY_VIOLATION, message(group, reservation), CAUSE)
 
     def _undeletable(self, request: Request, part: Part) -> Refusal | None:
@@ -209,7 +209,7 @@ class GroupReservations:
         reservation = self._lookup.reservation(_GROUP, group)
         if reservation is None:
             return None
-        self._tell(request, group, reservation.prefix, reservation.link)
+        self._log_once(request, group, reservation.prefix, reservation.link)
         return Refusal(POLICY_VIOLATION, message(group, reservation))
 
     def unalterable(self, group: str) -> Refusal | None:
@@ -222,13 +222,13 @@ class GroupReservations:
     def _without_lease(self, request: Request) -> Verdict:
         return _refused_whole(request, COORDINATOR_LOAD_IN_PROGRESS, NO_LEASE_MESSAGE, CAUSE_NO_LEASE)
 
-    def _tell(self, request: Request, group: str, prefix: str, link: str | None) -> None:
+    def _log_once(self, request: Request, group: str, prefix: str, link: str | None) -> None:
         """Log why a group's clients are refused, once for each kind of request."""
-        if (request.api_key, group) in self._told:
+        if (request.api_key, group) in self._logged:
             return
-        if len(self._told) >= TOLD_MAX:
-            self._told.clear()
-        self._told.add((request.api_key, group))
+        if len(self._logged) >= LOGGED_MAX:
+            self._logged.clear()
+        self._logged.add((request.api_key, group))
         log.info(
             "group request refused",
             extra={"api": ApiKey(request.api_key).name.lower(), "group": group, "namespace": prefix, "link": link},

@@ -1,4 +1,4 @@
-"""What clients are told of a reservation, and from topic ids to names: for any kind of reservation."""
+"""What clients are answered about a reservation, and from topic ids to names: for any kind of reservation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOUNS: Final = {
 
 
 def message(name: str, reservation: Reservation) -> str:
-    """What a client is told, in versions that carry a message."""
+    """What a client is answered, in versions that carry a message."""
     if reservation.link is not None:
         why = (
             f"it follows over link {reservation.link}; write to the namespace that leads, or detach it and clear the "

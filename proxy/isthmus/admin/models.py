@@ -31,7 +31,7 @@ class ErrorBody(_Model):
     """Every error, whatever its status."""
 
     error_code: int = Field(examples=[40401])
-    """The HTTP status and two digits that tell codes of one status apart; 00 where ``code`` alone does."""
+    """The HTTP status and two digits that distinguish codes of one status; 00 where ``code`` alone does."""
     code: str = Field(examples=["NOT_FOUND"])
     """A constant, for programs."""
     message: str = Field(examples=["there is no topic namespace 'orders-'"])
@@ -117,7 +117,7 @@ class CreateNamespaceRequest(_Model):
     reserved: bool = False
     """Clients may not write what it holds."""
     reason: str | None = Field(default=None, max_length=REASON_CHARS_MAX)
-    """Told to clients whose writes are refused."""
+    """Sent to clients whose writes are refused."""
     informational: bool = False
     """It cannot be part of a synchronous link."""
     consistency: Consistency = Consistency.AVAILABLE
@@ -199,7 +199,7 @@ class TopicView(_Model):
     source_topic_id: str | None
     recorded_ms: int | None
     overrides: dict[str, str] = Field(default={}, examples=[{"retention.ms": "-1"}])
-    """Settings that it has instead of its source's while it follows; told by `GET /v1/topics/{name}` alone."""
+    """Settings that it has instead of its source's while it follows; shown by `GET /v1/topics/{name}` alone."""
     partitions: list[TopicPartitionView] = []
 
 

@@ -1,4 +1,4 @@
-"""Errors as REST tells them: one shape, and a status for each cause."""
+"""Errors as REST shows them: one shape, and a status for each cause."""
 
 from __future__ import annotations
 

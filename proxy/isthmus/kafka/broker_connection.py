@@ -337,7 +337,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _fail(self, reason: ConnectionLost) -> None:
-        """From now on the connection is lost; everybody who waits is told so."""
+        """From now on the connection is lost; everybody who waits is notified."""
         if self._loss is not None:
             return
         self._loss = reason

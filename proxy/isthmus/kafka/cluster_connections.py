@@ -372,12 +372,12 @@ class ClusterConnections:
         """Let a connection whose authentication ends answer what is under way; the broker closes it then."""
         if connection.is_open:
             self._retiring.add(connection)
-            told = connection.on_lost
+            on_lost = connection.on_lost
 
             def lost(reason: ConnectionLost) -> None:
                 self._retiring.discard(connection)
-                if told is not None:
-                    told(reason)
+                if on_lost is not None:
+                    on_lost(reason)
 
             connection.on_lost = lost
 

@@ -72,7 +72,7 @@ class GroupClient:
         return {group for answer in answers for group in answer}
 
     async def committed(self, groups: Collection[str]) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        """The committed offsets of groups; groups whose coordinator does not tell now are left out."""
+        """The committed offsets of groups; groups whose coordinator does not report them now are left out."""
         found: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         by_coordinator: dict[int, list[str]] = {}
         for group, node_id in (await self._find(groups)).items():

@@ -30,7 +30,7 @@ class PartitionInfo(NamedTuple):
     leader: int
     """Node id; -1 while there is none."""
     leader_epoch: int
-    """-1 where the broker's version does not tell."""
+    """-1 where the broker's version does not report it."""
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
 
@@ -54,7 +54,7 @@ class CreatedTopic(NamedTuple):
     name: str
     topic_id: UUID | None
     partitions: int
-    """-1 where the answer does not tell (an error, or brokers before 2.4)."""
+    """-1 where the answer does not say (an error, or brokers before 2.4)."""
     replication_factor: int
     error: KafkaError | None
 

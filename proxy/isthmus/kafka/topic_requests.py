@@ -161,7 +161,7 @@ class TopicRequests(ClusterConnections):
     ) -> tuple[bytes, Any]:
         """A digest of what the broker says of these resources, and its answer unless the digest is ``known``.
 
-        Telling that nothing changed takes a tenth of what decoding takes. Without synonyms, and not repeated.
+        To find that nothing changed takes a tenth of what decoding takes. Without synonyms, and not repeated.
         """
         # Always the same broker: the defaults of two may differ.
         connection = await (self.to(min(self._brokers)) if self._brokers else self.any())

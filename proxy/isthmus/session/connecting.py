@@ -26,7 +26,7 @@ ATTEMPTS_S: Final = (2.0, 4.0, 8.0, 16.0)
 
 
 class Connector:
-    """Connects sessions to one of the addresses that ``targets`` tells, in turn."""
+    """Connects sessions to one of the addresses that ``targets`` returns, in turn."""
 
     def __init__(self, targets: Callable[[], Sequence[Endpoint]], context: ssl.SSLContext | None) -> None:
         self._targets = targets

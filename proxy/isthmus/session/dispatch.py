@@ -115,7 +115,7 @@ class Route:
         self.on_response: ResponseHook | None = None
         self.stream_response: Callable[[int], ResponseStream] | None = None
         self.tap: Tap | None = None
-        """Told of each request and answer: see :meth:`tell`."""
+        """Notes each request and answer: see :meth:`tell`."""
         self.note: Callable[[TapNote], object] | None = None
         """The tap's: what is asked of a tap on the traffic path is found in one step."""
         self.tap_bytes = tap_answer_bytes(self.key)
@@ -129,7 +129,7 @@ class Route:
         """Spent on a chunk of requests or answers that ends with this API, of one in PROXY_TIME_EACH."""
 
     def tell(self, tap: Tap | None) -> None:
-        """Have this told of each request and answer from here on."""
+        """Have this note each request and answer from here on; None: nobody."""
         self.tap = tap
         self.note = None if tap is None else tap.note
 

@@ -99,7 +99,7 @@ class Downstream(Peer):
         self._in_flight_max = gateway.in_flight_max
         self.throttled = False
         self._produces: TappedProduces | None = None
-        """Made when a tap is to be told of partitions."""
+        """Made when a tap is to note partitions."""
         self._scanning = False
         """The rest of what is streaming goes there."""
         self._full = 0
@@ -205,7 +205,7 @@ class Downstream(Peer):
             self._bound_gated()
 
     def finish_sending(self) -> None:
-        """Tell the client that all its answers have gone out, behind them. What it still sends is read, for nobody."""
+        """Send the client, behind its answers, the end of them. What it still sends is read, for nobody."""
         self._partial = None
         if self._transport.is_closing():
             return
@@ -435,7 +435,7 @@ class Downstream(Peer):
         route.note((TAP_REQUEST, self._session_id, arrived, monotonic(), route.key, frame[:TAP_BYTES]))
 
     def _scan(self, route: Route, correlation_id: int, arrived: float, data: bytes, start: int, end: int) -> None:
-        """Tell of all partitions of a Produce request that is larger than what was told; now, or when it is whole."""
+        """Note all partitions of a Produce request that is larger than what was noted; now, or when it is whole."""
         assert route.tap is not None
         if self._produces is None:
             self._produces = TappedProduces(self._session_id)

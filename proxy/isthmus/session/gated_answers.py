@@ -52,7 +52,7 @@ class Sender(Protocol):
         """Their turn has come."""
 
     def gate_passed(self, tap: Tap, answer: bytes) -> None:
-        """Of this answer the gate has opened, which the tap is told."""
+        """Of this answer the gate has opened, which the tap is to note."""
 
     def gate_opened(self) -> None:
         """A gate has, and what could go out has."""

@@ -116,7 +116,7 @@ class Gateway:
             session.downstream.forget()
 
     def observe(self, tap: Tap | None) -> None:
-        """Have this told of all traffic from now on."""
+        """Have this note all traffic from now on; None: nobody."""
         self.tap = tap
         for route in self.routes.values():
             route.tell(tap)
@@ -135,7 +135,7 @@ class Gateway:
         return session
 
     def refused_at_once(self, client: Client) -> str | None:
-        """Tell that a client has connected. Why it is sent away; None: it may come in."""
+        """Notify observers that a client has connected. Why it is sent away; None: it may come in."""
         refused: str | None = None
         for observer in self.connection_observers:
             try:
@@ -148,13 +148,13 @@ class Gateway:
         return refused
 
     def authenticated(self, client: Client) -> None:
-        """Tell that it is known who a client is."""
-        self._tell(client, lambda observer: observer.authenticated(client))
+        """Notify observers that it is known who a client is."""
+        self._notify(client, lambda observer: observer.authenticated(client))
 
-    def _tell(self, client: Client, tell: Callable[[ConnectionObserver], None]) -> None:
+    def _notify(self, client: Client, notify: Callable[[ConnectionObserver], None]) -> None:
         for observer in self.connection_observers:
             try:
-                tell(observer)
+                notify(observer)
             except Exception:
                 log.exception("connection observer failed", extra={"session": client.session_id})
 
@@ -163,7 +163,7 @@ class Gateway:
         if session.has_unanswered_write():
             self.write_lost_at = monotonic()
         self.sessions.discard(session)
-        self._tell(session.client, lambda observer: observer.closed(session.client))
+        self._notify(session.client, lambda observer: observer.closed(session.client))
         self.closed_by_cause[cause] += 1
         self._trimmer.closed()
         if cause == "broker closed" and session.pending:
@@ -252,7 +252,7 @@ class Listener:
         self._unreachable = Rarely(self._log_unreachable)
 
     async def start(self) -> None:
-        """Bind the port, which ``bind`` then tells. Raises OSError. Clients come in after :meth:`accept`."""
+        """Bind the port, which ``bind`` then has. Raises OSError. Clients come in after :meth:`accept`."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: Downstream(self.gateway, self),

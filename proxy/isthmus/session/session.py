@@ -20,7 +20,7 @@ States (every edge is in ``TRANSITIONS``, and tested)::
         |                                 |  \\--client gone, writes unanswered--> SETTLING --last answer--> CLOSED
         +---- fault, either side lost ----+--------------------------------------------------------------> CLOSED
 
-*LINGERING*: the client has been told that no answer comes any more; what it still sends is dropped, until it closes. A
+*LINGERING*: the client has been sent the end of its answers; what it still sends is dropped, until it closes. A
 socket that is closed while bytes of a client are unread is reset, and answers that have not left it are lost with it.
 
 *SETTLING*: the client is gone, but the broker has writes of it that it has not answered. The upstream connection stays
@@ -334,7 +334,7 @@ def _nothing() -> None:
 
 
 class _Passed:
-    """A response hook that tells a fence, behind the hook that was there before."""
+    """A response hook that notifies a fence, and then calls the hook that was there before."""
 
     __slots__ = ("inner", "passed")
 

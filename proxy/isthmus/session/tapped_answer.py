@@ -1,4 +1,4 @@
-"""An answer that a tap is told of, and of which its first bytes, as they came, do not say all."""
+"""An answer that a tap notes, and of which its first bytes, as they came, do not say all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TappedAnswer:
-    """Tells the tap more first bytes of one as they come and, of a Fetch, all partitions."""
+    """Has the tap note more first bytes of one as they come and, of a Fetch, all partitions."""
 
     __slots__ = ("_correlation_id", "_route", "_scan", "_seen", "_session", "_size")
 
@@ -34,20 +34,20 @@ class TappedAnswer:
     def feed(self, data: bytes) -> bool:
         """Take the next bytes from the broker, which may reach into the next answer; whether more are wanted.
 
-        The first ones were told."""
-        tap, seen, told = self._route.tap, self._seen, self._route.tap_bytes
+        The first ones were noted."""
+        tap, seen, noted = self._route.tap, self._seen, self._route.tap_bytes
         if tap is None:
             return False
         if len(data) > self._size - seen:
             data = data[: self._size - seen]
         self._seen += len(data)
-        if 0 < seen < told:
-            more = TAP_HEAD.pack(0, self._correlation_id) + data[: told - seen]
+        if 0 < seen < noted:
+            more = TAP_HEAD.pack(0, self._correlation_id) + data[: noted - seen]
             now = monotonic()
             tap.note((TAP_MORE, self._session, now, now, self._route.key, more))
         if self._scan is not None and not self._scanned(self._scan, data):
             self._scan = None
-        return self._seen < self._size and (self._seen < told or self._scan is not None)
+        return self._seen < self._size and (self._seen < noted or self._scan is not None)
 
     def _scanned(self, scan: FetchScan, data: bytes) -> bool:
         """Whether there is more to be found."""

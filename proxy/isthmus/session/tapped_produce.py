@@ -1,4 +1,4 @@
-"""A Produce request that a tap is told of, and of which it does not see all in the first bytes."""
+"""A Produce request that a tap notes, and of which it does not see all in the first bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TappedProduces:
         self._key = self._correlation_id = 0
 
     def begin(self, tap: Tap, key: int, correlation_id: int, at: float, data: bytes, start: int, end: int) -> bool:
-        """Take a request that was told, ``data[start:end]`` as far as it is there; whether more is wanted of it."""
+        """Take a request that was noted, ``data[start:end]`` as far as it is there; whether more is wanted of it."""
         if data.startswith(self._lone_head, start + _BEHIND_IDS):
             return False
         if not tap.wants_parts(self._session, at, correlation_id):

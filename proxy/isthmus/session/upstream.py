@@ -195,9 +195,9 @@ class Upstream(Peer):
                 pending.popleft()
             note = of.note
             if note is not None and own is None and not gated:
-                told = of.tap_bytes
-                whole = end - position == available <= told
-                first = data if whole else data[position : min(end, position + told)]
+                noted = of.tap_bytes
+                whole = end - position == available <= noted
+                first = data if whole else data[position : min(end, position + noted)]
                 note((TAP_ANSWER, self._session_id, arrived, monotonic(), of.key, first))
                 if size + 4 > TAP_BYTES or size + 4 > len(first):
                     self._note_rest(of, correlation_id, forwarded, size, data[position:end])
@@ -236,7 +236,7 @@ class Upstream(Peer):
             self._note_rest(of, correlation_id, forwarded, size, frame)
 
     def _note_rest(self, of: Route, correlation_id: int, forwarded: float, size: int, data: bytes) -> None:
-        """Tell a tap what an answer's first bytes did not say: of those that are there, and as more come."""
+        """Have a tap note what an answer's first bytes did not say: of those that are there, and as more come."""
         tapped = TappedAnswer(of, self._session_id, correlation_id, forwarded, size)
         if tapped.feed(data):
             self._tapped = tapped
