@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     """What a consumer of the chosen isolation may read ends here."""
 
 
-class Position(NamedTuple):
+class CommittedOffset(NamedTuple):
     """What a group has committed."""
 
     offset: int
@@ -106,9 +106,9 @@ class Cluster:
         with self._errors("list groups"):
             return [str(each.groupId()) for each in self._admin.listConsumerGroups().all().get()]
 
-    def positions(self, groups: Sequence[str]) -> dict[str, dict[Place, Position]]:
+    def committed_offsets(self, groups: Sequence[str]) -> dict[str, dict[Place, CommittedOffset]]:
         """What groups have committed."""
-        found: dict[str, dict[Place, Position]] = {}
+        found: dict[str, dict[Place, CommittedOffset]] = {}
         spec = self._java.org.apache.kafka.clients.admin.ListConsumerGroupOffsetsSpec
         with self._errors("read what groups have committed"):
             for at in range(0, len(groups), GROUPS_AT_ONCE):
@@ -117,7 +117,7 @@ class Cluster:
                 for name in chunk:
                     committed = answer.partitionsToOffsetAndMetadata(name).get()
                     found[name] = {
-                        (str(each.getKey().topic()), int(each.getKey().partition())): Position(
+                        (str(each.getKey().topic()), int(each.getKey().partition())): CommittedOffset(
                             int(each.getValue().offset()), str(each.getValue().metadata())
                         )
                         for each in committed.entrySet()

@@ -1,7 +1,7 @@
 """Two sides' consumer groups compared by what they have committed.
 
-Groups go on committing meanwhile, and copies of positions arrive a moment later: a side that is where the other was
-when last looked at is not behind, and a position beyond the other side's data waits for that data.
+Groups go on committing meanwhile, and copies of committed offsets arrive a moment later: a side that is where the
+other was when last looked at is not behind, and a committed offset beyond the other side's data waits for that data.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from pyspark.sql import functions as f
 POSITIONS_SCHEMA: Final = (
     "group_id string, topic string, partition int, offset bigint, metadata string, before array<bigint>"
 )
-"""Names as on the left side. ``before``: the offsets that the same position had when it was looked at earlier."""
+"""Names as on the left side. ``before``: what the same group had committed there when it was looked at earlier."""
 ENDS_SCHEMA: Final = "topic string, partition int, left_end bigint, right_end bigint"
 SCHEMA: Final = "group_id string, topic string, partition int, finding string, left_offset bigint, right_offset bigint"
-"""``finding`` is NULL where the positions are equal."""
+"""``finding`` is NULL where the committed offsets are equal."""
 
 MISSING_LEFT, MISSING_RIGHT = "not committed on the left", "not committed on the right"
 OFFSET, METADATA, WAITING = "committed offset differs", "committed metadata differs", "waits for data"
 _PLACE: Final = ("topic", "partition")
-_POSITION: Final = ("group_id", *_PLACE)
+_KEY: Final = ("group_id", *_PLACE)
 
 
 def positions(left: DataFrame, right: DataFrame, ends: DataFrame) -> DataFrame:
-    """Each position of either side, with what is found: the columns of :data:`SCHEMA`.
+    """Each committed offset of either side, with what is found: the columns of :data:`SCHEMA`.
 
     ``left``, ``right``: :data:`POSITIONS_SCHEMA`; ``ends``: :data:`ENDS_SCHEMA`, high watermarks.
     """
     sides = [
-        each.select(*_POSITION, *(f.col(name).alias(f"{side}_{name}") for name in ("offset", "metadata", "before")))
+        each.select(*_KEY, *(f.col(name).alias(f"{side}_{name}") for name in ("offset", "metadata", "before")))
         for side, each in (("left", left), ("right", right))
     ]
-    both = sides[0].join(sides[1], list(_POSITION), "full_outer").join(f.broadcast(ends), list(_PLACE), "left")
+    both = sides[0].join(sides[1], list(_KEY), "full_outer").join(f.broadcast(ends), list(_PLACE), "left")
     ours, theirs = f.col("left_offset"), f.col("right_offset")
     moved = _has_been(ours, "right_before") | _has_been(theirs, "left_before")
     finding = (
@@ -45,7 +45,7 @@ def positions(left: DataFrame, right: DataFrame, ends: DataFrame) -> DataFrame:
         .when(theirs.isNull(), MISSING_RIGHT)
         .otherwise(OFFSET)
     )
-    return both.select(*_POSITION, finding.alias("finding"), "left_offset", "right_offset")
+    return both.select(*_KEY, finding.alias("finding"), "left_offset", "right_offset")
 
 
 def _has_been(offset: Column, before: str) -> Column:
@@ -53,6 +53,6 @@ def _has_been(offset: Column, before: str) -> Column:
 
 
 def _waits(ahead: Column, behind: Column, end: str) -> Column:
-    """Whether a position is beyond the data of the side that is behind."""
+    """Whether a committed offset is beyond the data of the side that is behind."""
     further = (ahead > f.coalesce(f.col(end), f.lit(0))) & (behind.isNull() | (behind < ahead))
     return f.coalesce(further, f.lit(False))
