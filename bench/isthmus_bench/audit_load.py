@@ -1,4 +1,4 @@
-"""A Spark session that audits two clusters as often as it is told: a child of ``isthmus bench audit``."""
+"""A Spark session that audits two clusters as often as it is asked to: a child of ``isthmus bench audit``."""
 
 from __future__ import annotations
 

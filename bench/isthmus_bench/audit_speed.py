@@ -142,8 +142,8 @@ def verdicts_of(figures: Sequence[Figure]) -> list[Verdict]:
 
 def headline(report: Report) -> str:
     """What was measured on what, in one line."""
-    told = report.machine
-    return f"audit, warm, medians; {told['cores']} cores, {told['processor']}, Python {told['Python']}"
+    host = report.machine
+    return f"audit, warm, medians; {host['cores']} cores, {host['processor']}, Python {host['Python']}"
 
 
 def tables(report: Report) -> Iterator[Table]:

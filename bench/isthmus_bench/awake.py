@@ -41,7 +41,7 @@ _PR_SET_TIMERSLACK: Final = 29
 
 
 def can_poll() -> bool:
-    """Whether idle cores can be told to poll."""
+    """Whether idle cores can be set to poll."""
     try:
         governor = GOVERNOR.read_text().strip()
     except OSError:

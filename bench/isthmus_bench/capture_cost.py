@@ -270,11 +270,11 @@ def _p999_us(samples: Sequence[Sample]) -> float:
 
 def headline(report: Report) -> str:
     """What was measured on what, in one line."""
-    told = report.machine
+    host = report.machine
     return (
         f"{report.rate:,} Produce requests/s of 100 bytes, medians of {len(report.on)} rounds, "
         f"{report.captured_bytes / 1e6:.1f} MB captured; "
-        f"{told['cores']} cores ({told['idle cores']} when idle), {told['processor']}, Python {told['Python']}"
+        f"{host['cores']} cores ({host['idle cores']} when idle), {host['processor']}, Python {host['Python']}"
     )
 
 

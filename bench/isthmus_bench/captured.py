@@ -93,12 +93,12 @@ def generate(to: Path, events: int, seed: int, plant: bool, say: Say, *, file_by
     say(f"{events:,} events take {needed / 1e9:.2f} GB of {free / 1e9:.1f} GB that are free")
     if needed > free:
         raise GeneratorError(f"{to} has {free / 1e9:.1f} GB free, {events:,} events take {needed / 1e9:.1f} GB")
-    written, began, told = Written(), time.monotonic(), time.monotonic()
+    written, began, said = Written(), time.monotonic(), time.monotonic()
     for stream in _streams(events, seed, plant):
         for block in _write(to, stream, file_bytes, written):
             written.events += block
-            if time.monotonic() > told + 2:
-                told = time.monotonic()
+            if time.monotonic() > said + 2:
+                said = time.monotonic()
                 say(f"{written.events:,} of {events:,} events, {written.bytes / 1e9:.2f} GB")
         written.planted += stream.planted
     written.seconds = round(time.monotonic() - began, 3)
@@ -278,16 +278,16 @@ class Stream:
         time_us = int(rows["time_us"][again])
         rows[again] = row
         rows["time_us"][again], rows["base_offset"][again] = time_us, self._offsets[place]
-        told = {
+        common = {
             "topic": self.tables["topic"][int(row["topic"])],
             "partition": int(row["partition"]),
             "producer_id": int(row["producer_id"]),
         }
         twice = {"base_sequence": int(row["base_sequence"]), "base_offset": int(self._offsets[place])}
-        self.planted.append({"what": "duplicate", **told, **twice, "other_offset": int(row["base_offset"])})
+        self.planted.append({"what": "duplicate", **common, **twice, "other_offset": int(row["base_offset"])})
         self._offsets[place] += int(row["records"])
         key = int(row["client_id"]) * (TOPICS * PARTITIONS) + place
-        self.planted.append({"what": "gap", **told, "base_sequence": int(self._sequences[key]), "records": 10})
+        self.planted.append({"what": "gap", **common, "base_sequence": int(self._sequences[key]), "records": 10})
         self._sequences[key] += 10
 
     def _strays(self, rows: Rows) -> None:

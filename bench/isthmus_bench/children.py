@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts beside itself: they tell their port, serve, and end with their starter.
+"""Processes that a benchmark starts beside itself: they report their port, serve, and end with their starter.
 
 A child writes one line of JSON on its standard output when it is ready, and ends when its standard input does, so
 nothing is left behind, however its starter ends.
@@ -36,7 +36,7 @@ class Child:
             [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.said = self.read()
-        """What it told when it was ready."""
+        """What it wrote when it was ready."""
         self.port: int = self.said.get("port", 0)
 
     @property
@@ -87,7 +87,7 @@ class Child:
 
 
 def serve(start: Callable[[], Awaitable[int]]) -> None:
-    """A child's main part: start a server, tell its port, go on until standard input ends."""
+    """A child's main part: start a server, report its port, go on until standard input ends."""
     import uvloop
 
     async def main() -> None:
@@ -120,11 +120,11 @@ def tree_cpu_seconds(pid: int) -> float:
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            told = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text().rpartition(")")[2].split()
         except OSError:  # it ended meanwhile
             continue
-        parents.setdefault(int(told[1]), []).append(int(path.parent.name))
-        ticks[int(path.parent.name)] = sum(map(int, told[11:15]))
+        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+        ticks[int(path.parent.name)] = sum(map(int, fields[11:15]))
     total, left = 0, [pid]
     while left:
         each = left.pop()

@@ -35,7 +35,7 @@ BrokerOption = Annotated[int, typer.Option("--broker", help="The broker's id; id
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_shown() -> Iterator[None]:
     """Errors that the user can act on end as a message and exit status 1."""
     try:
         yield
@@ -148,7 +148,7 @@ def start(
             chosen[key] = value
     if settings:
         chosen["settings"] = _settings(settings)
-    with _told():
+    with _errors_shown():
         home = _home(directory)
         if "/" not in name and (home / name / STATE_FILE).is_file():
             cluster = _start_again(name, directory, chosen, port)
@@ -196,7 +196,7 @@ def stop(
 
         isthmus cluster stop --name a --keep-data
     """
-    with _told():
+    with _errors_shown():
         cluster = _attach(name, directory)
         cluster.keep_data(keep_data)
         kept = cluster.directory
@@ -216,7 +216,7 @@ def status(
 
         isthmus cluster status --name a -o json
     """
-    with _told():
+    with _errors_shown():
         if name is not None:
             show(_described(_attach(name, directory)), output, _lines)
         else:
@@ -232,7 +232,7 @@ def kill(broker: BrokerOption, name: NameOption = "kafka", directory: DirOption 
 
         isthmus cluster kill --name a --broker 2
     """
-    with _told():
+    with _errors_shown():
         _attach(name, directory).kill(broker)
     typer.echo(f"broker {broker} of {name} is killed")
 
@@ -245,7 +245,7 @@ def stop_broker(broker: BrokerOption, name: NameOption = "kafka", directory: Dir
 
         isthmus cluster stop-broker --name a --broker 2
     """
-    with _told():
+    with _errors_shown():
         _attach(name, directory).stop_broker(broker)
     typer.echo(f"broker {broker} of {name} is stopped")
 
@@ -258,7 +258,7 @@ def start_broker(broker: BrokerOption, name: NameOption = "kafka", directory: Di
 
         isthmus cluster start-broker --name a --broker 2
     """
-    with _told():
+    with _errors_shown():
         _attach(name, directory).start_broker(broker)
     typer.echo(f"broker {broker} of {name} is ready")
 
@@ -271,7 +271,7 @@ def restart(broker: BrokerOption, name: NameOption = "kafka", directory: DirOpti
 
         isthmus cluster restart --name a --broker 2
     """
-    with _told():
+    with _errors_shown():
         _attach(name, directory).restart(broker)
     typer.echo(f"broker {broker} of {name} is ready")
 
@@ -284,7 +284,7 @@ def pause(broker: BrokerOption, name: NameOption = "kafka", directory: DirOption
 
         isthmus cluster pause --name a --broker 2
     """
-    with _told():
+    with _errors_shown():
         _attach(name, directory).pause(broker)
     typer.echo(f"broker {broker} of {name} is paused")
 
@@ -297,7 +297,7 @@ def resume(broker: BrokerOption, name: NameOption = "kafka", directory: DirOptio
 
         isthmus cluster resume --name a --broker 2
     """
-    with _told():
+    with _errors_shown():
         _attach(name, directory).resume(broker)
     typer.echo(f"broker {broker} of {name} goes on")
 
@@ -316,6 +316,6 @@ def tool(
 
         isthmus cluster tool kafka-topics --bootstrap-server 127.0.0.1:19192 --list
     """
-    with _told():
+    with _errors_shown():
         found = java_tool(version, name)
     os.execve(found.argv[0], [*found.argv, *(arguments or ())], found.env)  # its input, output and exit status are ours

@@ -46,10 +46,10 @@ class Compilers:
         for pid in self._pids:
             for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
                 try:
-                    told = stat.read_text()
+                    text = stat.read_text()
                 except OSError:  # it ended meanwhile
                     continue
-                head, _, rest = told.rpartition(")")
+                head, _, rest = text.rpartition(")")
                 if head.partition("(")[2].startswith(_NAMES):
                     fields = rest.split()
                     found[pid, int(stat.parent.name)] = int(fields[11]) + int(fields[12])

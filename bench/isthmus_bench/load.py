@@ -267,7 +267,7 @@ def _frames(load: Load, target: Target) -> tuple[list[bytes], int]:
 
 
 def drive(load: Load, target: Target, pid: int | None) -> dict[str, Any]:
-    """Run a load. ``pid``: whose CPU time to tell. Raises LoadError."""
+    """Run a load. ``pid``: whose CPU time to report. Raises LoadError."""
     frames, answer_bytes = _frames(load, target)
     latencies = array("q")
     flows = {}

@@ -4,7 +4,7 @@ Contestants copy from cluster A to cluster B, each topics of its own, in turns, 
 machine does besides hits all alike; figures are medians over the rounds, and ratios are formed within a round first. A
 turn is, for each contestant:
 
-1. a topic is filled at A, and the contestant told to copy it: the link by attaching a namespace, MirrorMaker 2 by
+1. a topic is filled at A, and the contestant asked to copy it: the link by attaching a namespace, MirrorMaker 2 by
    being started. *First record* is the time from there until a record is on B;
 2. the *catch-up*: records/s, MB/s and CPU from when a part of the backlog is there (compilers have warmed up) on;
 3. the *lag* at several rates, a few seconds later: from the ack of a batch at A until a consumer of B has it.
@@ -251,7 +251,7 @@ class Report:
         return asdict(self)
 
 
-def catch_up_of(told_at: float, samples: Sequence[Sequence[float]], total: int, record_bytes: int) -> CatchUp:
+def catch_up_of(asked_at: float, samples: Sequence[Sequence[float]], total: int, record_bytes: int) -> CatchUp:
     """From samples (time, records on the target, CPU time in s) of a backlog of ``total`` records."""
     first = next(at for at, there, _ in samples if there)
     warm = next(index for index, sample in enumerate(samples) if sample[1] >= total * WARM_SHARE)
@@ -260,7 +260,7 @@ def catch_up_of(told_at: float, samples: Sequence[Sequence[float]], total: int, 
     (begin, begin_records, begin_cpu), (end, end_records, end_cpu) = samples[warm], samples[-1]
     seconds, records, cpu = max(end - begin, FOLLOW_INTERVAL_S), end_records - begin_records, end_cpu - begin_cpu
     mb = max(records, 1) * record_bytes / 1e6
-    return CatchUp(first - told_at, records / seconds, mb / seconds, cpu * 1000 / mb, cpu / seconds)
+    return CatchUp(first - asked_at, records / seconds, mb / seconds, cpu * 1000 / mb, cpu / seconds)
 
 
 def medians(samples: Sequence[Figures]) -> Figures:
@@ -338,7 +338,7 @@ class Contestant(Protocol):
 
     @abstractmethod
     def begin(self, topic: str) -> float:
-        """Have the topic copied; returns at once, with the time at which it was told to."""
+        """Have the topic copied; returns at once, with the time at which it was asked to."""
 
     @abstractmethod
     def begun(self) -> None:
@@ -379,9 +379,9 @@ class LinkContestant(Contestant):
         self._topic = topic
         self._http.post("/v1/namespaces", json={"type": "topic", "prefix": topic}).raise_for_status()
         body = {"type": "topic", "local": topic, "remote": topic, "role": "leader"}
-        told_at = time.monotonic()
+        asked_at = time.monotonic()
         self._attached = self._pool.submit(self._http.post, f"/v1/links/{self._link}/mappings", json=body)
-        return told_at
+        return asked_at
 
     def begun(self) -> None:
         self._attached.result().raise_for_status()
@@ -432,9 +432,9 @@ class MirrorContestant(Contestant):
             settings=self._settings,
             say=self._say,
         )
-        told_at = time.monotonic()
+        asked_at = time.monotonic()
         self._running = running.__enter__()
-        return told_at
+        return asked_at
 
     def begun(self) -> None:
         assert self._running is not None
@@ -574,8 +574,8 @@ class Bench:
         size = {"partitions": partitions, "batches": batches, "records": records, "record_bytes": record_bytes}
         total = self._load.ask(do="fill", target=asdict(source), **size)["records"]
         try:
-            told_at, samples = self._follow(contestant, topic, partitions, total, interval_s)
-            yield catch_up_of(told_at, samples, total, record_bytes)
+            asked_at, samples = self._follow(contestant, topic, partitions, total, interval_s)
+            yield catch_up_of(asked_at, samples, total, record_bytes)
         finally:
             contestant.end()
             _delete(source)
@@ -584,8 +584,8 @@ class Bench:
     def _follow(
         self, contestant: Contestant, topic: str, partitions: int, total: int, interval_s: float
     ) -> tuple[float, list[list[float]]]:
-        """Have a topic copied that holds ``total`` records: when it was told to, and what was seen from then on."""
-        told_at = contestant.begin(topic)
+        """Have a topic copied that holds ``total`` records: when that was asked, and what was seen from then on."""
+        asked_at = contestant.begin(topic)
         self._load.tell(
             do="follow",
             target=asdict(self._topic(self._b, contestant.target_topic(topic))),
@@ -601,7 +601,7 @@ class Bench:
         except Exception as error:
             error.add_note(f"{contestant.name} said:\n{contestant.log()}")
             raise
-        return told_at, samples
+        return asked_at, samples
 
     def small(self, kind: str, topic: str) -> Small:
         """Small batches, written by several producers, then copied by the link."""
@@ -615,12 +615,12 @@ class Bench:
         several = self._load.ask(do="small", **size, producers=plan.small_producers, seconds=plan.small_s)
         total = alone["batches"] + several["batches"]
         try:
-            told_at, samples = self._follow(link, topic, 1, total, SMALL_FOLLOW_INTERVAL_S)
+            asked_at, samples = self._follow(link, topic, 1, total, SMALL_FOLLOW_INTERVAL_S)
         finally:
             link.end()
             _delete(source)
             _delete(target)
-        copied = catch_up_of(told_at, samples, total, 1)
+        copied = catch_up_of(asked_at, samples, total, 1)
         return Small(
             several["batches_per_s"],
             alone["batches_per_s"],

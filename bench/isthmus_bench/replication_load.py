@@ -129,7 +129,7 @@ def fill(
 
 
 def _wait_until_led(client: RawClient, versions: Mapping[int, int], topic: str, partitions: int) -> None:
-    """A broker takes up the partitions of a new topic a moment after it has told of them."""
+    """A broker takes up the partitions of a new topic a moment after it has shown them."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while None in ends(client, versions, topic, partitions):
         if time.monotonic() > deadline:

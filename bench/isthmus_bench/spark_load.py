@@ -1,4 +1,4 @@
-"""A Spark session that runs the latency job as often as it is told: a child of ``isthmus bench spark``."""
+"""A Spark session that runs the latency job as often as it is asked to: a child of ``isthmus bench spark``."""
 
 from __future__ import annotations
 

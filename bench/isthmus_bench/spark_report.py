@@ -14,8 +14,8 @@ from isthmus_bench.tables import Table, number
 
 def headline(report: Report) -> str:
     """What was measured on what, in one line."""
-    told = report.machine
-    return f"latency job, warm, medians; {told['cores']} cores, {told['processor']}, Python {told['Python']}"
+    host = report.machine
+    return f"latency job, warm, medians; {host['cores']} cores, {host['processor']}, Python {host['Python']}"
 
 
 def tables(report: Report) -> Iterator[Table]:

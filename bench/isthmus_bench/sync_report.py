@@ -19,10 +19,10 @@ DEFAULT_BUFFERS: Final = "Kafka's defaults (send and receive 100 KiB, replica 64
 
 def headline(report: Report) -> str:
     """What was measured on what, in one line."""
-    told = report.machine
-    cores = f"{told['cores']} cores ({told['idle cores']} when idle; each site's: {told['cores of each site']})"
+    host = report.machine
+    cores = f"{host['cores']} cores ({host['idle cores']} when idle; each site's: {host['cores of each site']})"
     return (
-        f"Kafka {report.version}; {cores}, {told['memory']}, {told['kernel']}, Python {told['Python']}; "
+        f"Kafka {report.version}; {cores}, {host['memory']}, {host['kernel']}, Python {host['Python']}; "
         f"medians of {report.rounds} rounds of {report.seconds:g} s; 1 KB records, one a request, acks=all"
     )
 

@@ -153,7 +153,7 @@ class Forwarder:
             **{f"p{share:g}_late_us": percentile(late, share) / 1000 if late else 0.0 for share in (50, 99)},
         }
 
-    def told(self, command: dict[str, Any]) -> dict[str, float]:
+    def obey(self, command: dict[str, Any]) -> dict[str, float]:
         """Do what standard input asks for."""
         if command["do"] == "delay":
             self._delay_ns = command["ns"]
@@ -174,7 +174,7 @@ class Forwarder:
                 command = os.read(commands, 4096)
                 if not command:
                     return
-                print(json.dumps(self.told(json.loads(command))), flush=True)
+                print(json.dumps(self.obey(json.loads(command))), flush=True)
 
 
 def be_prompt() -> None:

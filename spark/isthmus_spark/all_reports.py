@@ -44,7 +44,7 @@ def make_all(spark: SparkSession, capture: Path, to: Path) -> Iterator[tuple[Pat
     for name, made_of in _made(spark, capture, to):
         found[name] = made_of
         yield to / f"{name}.html", made_of
-    cells = [[Link(f"{name}.html", name), _ASKS[name], told] for name, told in found.items()]
+    cells = [[Link(f"{name}.html", name), _ASKS[name], made_of] for name, made_of in found.items()]
     section = Section("Of captured traffic", "Each page says what it means, and what to do.", ("", "", "found"), cells)
     index = to / "index.html"
     Report("Reports", {"capture": str(capture), "Spark": spark.version}, [section]).write(index)

@@ -149,8 +149,8 @@ def report(
     from isthmus_spark.all_reports import make_all
 
     with started("report", capture, master) as spark:
-        for page, told in make_all(spark, capture, to):
-            typer.echo(f"{page}  {told}")
+        for page, found in make_all(spark, capture, to):
+            typer.echo(f"{page}  {found}")
 
 
 def _latency_lines(rows: Rows) -> Iterator[str]:

@@ -179,8 +179,8 @@ def _with_ivy(ivy: Path, jars: JarSet, cache: Path, work: Path, environment: Map
     if done.returncode == 0:
         return None
     said = [line.strip() for line in done.stdout.splitlines()]
-    telling = [line for line in said if re.search(r"could not|not found|exception|error", line, re.IGNORECASE)]
-    return "\n  ".join(dict.fromkeys((telling or said)[:5]))
+    failures = [line for line in said if re.search(r"could not|not found|exception|error", line, re.IGNORECASE)]
+    return "\n  ".join(dict.fromkeys((failures or said)[:5]))
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def bars(rows: Sequence[tuple[str, Sequence[float]]], legend: Sequence[str], uni
         begin = left + 120 * at
         out.append(f'<rect x="{begin}" y="2" width="12" height="12" fill="{COLOURS[at % len(COLOURS)]}"/>')
         out.append(f'<text x="{begin + 17}" y="13">{escape(name)}</text>')
-    for row, ((name, parts), told) in enumerate(zip(rows, sums, strict=True)):
+    for row, ((name, parts), total) in enumerate(zip(rows, sums, strict=True)):
         y, x = 24 + 22 * row, float(left)
         out.append(label(name, left - 8, y + 13, left - 8, "end"))
         for at, part in enumerate(parts):
@@ -136,5 +136,5 @@ def bars(rows: Sequence[tuple[str, Sequence[float]]], legend: Sequence[str], uni
                 f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="16" fill="{COLOURS[at % len(COLOURS)]}"/>'
             )
             x += wide
-        out.append(f'<text x="{x + 6:.1f}" y="{y + 13}">{escape(told)}</text>')
+        out.append(f'<text x="{x + 6:.1f}" y="{y + 13}">{escape(total)}</text>')
     return "".join([*out, "</svg>"])

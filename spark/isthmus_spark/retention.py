@@ -1,7 +1,7 @@
 """Deletes Parquet that is too old, or more than is to be kept: whole hours, the oldest first.
 
 For each batch that has some of them: write its list without their files, sync it, rename it over the old one; only then
-may the files go. So a reader is told of a file by a list, or it is gone. What a killed process leaves is files that no
+may the files go. So a reader finds a file in a list, or it is gone. What a killed process leaves is files that no
 list has; who comes after deletes them. The block files that a batch was made of stay in its list, so what retention
 took is not taken over again. A batch goes when it has no file left, and none of its block files is there any more.
 """

@@ -29,7 +29,7 @@ FAREWELL_S: Final = 0.2
 Place = tuple[int, int]
 """Partition and offset."""
 Advance = Callable[[int], None]
-"""Is told how many records more there are."""
+"""Gets how many records more there are."""
 
 
 async def create_topic(bootstrap: str, replicas: int) -> None:
@@ -78,9 +78,9 @@ async def latencies(
         for number in range(WARM_UP + records):
             value = b"%s %d" % (name, number)
             sent = time.perf_counter()
-            told = await producer.send_and_wait(TOPIC, value, partition=number % PARTITIONS)
+            ack = await producer.send_and_wait(TOPIC, value, partition=number % PARTITIONS)
             took_ms.append((time.perf_counter() - sent) * 1000)
-            acked[told.partition, told.offset] = value
+            acked[ack.partition, ack.offset] = value
             advance(1)
     finally:
         await producer.stop()
@@ -127,15 +127,15 @@ async def read_from(bootstrap: str, starts: Mapping[int, int]) -> dict[Place, by
 
 
 async def write_once(bootstrap: str, value: bytes) -> tuple[Place | None, str | None]:
-    """Try to write one record. Returns where it is, or what the client was told instead."""
+    """Try to write one record. Returns where it is, or the client's error."""
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all")
     await producer.start()
     try:
-        told = await producer.send_and_wait(TOPIC, value)
+        ack = await producer.send_and_wait(TOPIC, value)
     except KafkaError as error:
         return None, f"{type(error).__name__}: {error}"
     else:
-        return (told.partition, told.offset), None
+        return (ack.partition, ack.offset), None
     finally:
         await producer.stop()
 
@@ -186,7 +186,7 @@ class LastWriter:
                 value = b"last %d" % number
                 future = await producer.send(TOPIC, value, partition=number % PARTITIONS)
                 self.sent += 1
-                future.add_done_callback(partial(self._told, value))
+                future.add_done_callback(partial(self._answered, value))
                 await asyncio.sleep(PAUSE_S)
         finally:
             with suppress(TimeoutError):
@@ -194,7 +194,7 @@ class LastWriter:
                     await producer.stop()  # waits for acks, which nobody gives any more
             await producer.client.close()
 
-    def _told(self, value: bytes, future: asyncio.Future[Any]) -> None:
+    def _answered(self, value: bytes, future: asyncio.Future[Any]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
         self._into[future.result().partition, future.result().offset] = value

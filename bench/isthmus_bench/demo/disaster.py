@@ -72,35 +72,35 @@ class Failover:
         self._target = target
 
     def run(self, acked: dict[Place, bytes], starts: Mapping[int, int]) -> dict[str, Any]:
-        """Tell it. ``acked``: what was acked from the offsets ``starts`` on. Returns what was found."""
-        tell = self._telling
-        tell.step("While a producer writes to A, all of A is killed: kill -9 of its broker(s) and its proxy")
+        """Kill, fail over, compare. ``acked``: what was acked from offsets ``starts`` on. Returns what was found."""
+        say = self._telling
+        say.step("While a producer writes to A, all of A is killed: kill -9 of its broker(s) and its proxy")
         killed_at = self._kill(acked)
 
-        tell.step("Failover: B becomes writable, without A")
+        say.step("Failover: B becomes writable, without A")
         report = self._fail_over()
         took_s = time.monotonic() - killed_at
-        tell.line(f"isthmus link failover {self._link} --url {self._target.url}")
+        say.line(f"isthmus link failover {self._link} --url {self._target.url}")
         for namespace in report["namespaces"]:
             for claim in namespace["claims"]:
                 until = claim["in_sync_until_ms"]
                 said = f"all that A acked until {moment(until)} is here" if until else claim["message"]
-                tell.line(f"{claim['topic']}-{claim['partition']}: ends at {claim['end']:,}; {said}")
-        tell.line(f"{took_s:.1f} s after the kill")
+                say.line(f"{claim['topic']}-{claim['partition']}: ends at {claim['end']:,}; {said}")
+        say.line(f"{took_s:.1f} s after the kill")
 
-        tell.step("Every record that was acked since the comparison is looked for in B, at the offset of its ack")
+        say.step("Every record that was acked since the comparison is looked for in B, at the offset of its ack")
         found = asyncio.run(clients.read_from(self._target.bootstrap, starts))
         missing = [place for place, value in acked.items() if found.get(place) != value]
-        tell.line(
+        say.line(
             f"{len(acked):,} acked, {len(acked) - len(missing):,} found at their offsets, {len(missing):,} MISSING"
         )
         more = len(found) - (len(acked) - len(missing))
         if more:
-            tell.line(f"{more:,} more are there: A died before it could ack them")
+            say.line(f"{more:,} more are there: A died before it could ack them")
         for partition, offset in sorted(missing)[:10]:
-            tell.line(f"MISSING: partition {partition}, offset {offset}: {acked[partition, offset]!r}")
+            say.line(f"MISSING: partition {partition}, offset {offset}: {acked[partition, offset]!r}")
         written, refusal = asyncio.run(clients.write_once(self._target.bootstrap, b"B is the one to write to now"))
-        tell.line(
+        say.line(
             f"a write through B: {refusal}"
             if written is None
             else f"a write through B is acked: partition {written[0]}, offset {written[1]:,}"
@@ -116,8 +116,8 @@ class Failover:
 
     def _kill(self, acked: dict[Place, bytes]) -> float:
         """Kill the source under load. Returns when that was."""
-        tell = self._telling
-        with tell.progress("acked", WRITTEN_MIN) as advance:
+        say = self._telling
+        with say.progress("acked", WRITTEN_MIN) as advance:
             writer = LastWriter(self._proxy.bootstrap, acked, WRITTEN_MIN, advance)
             writer.start()
             try:
@@ -131,8 +131,8 @@ class Failover:
                 self._proxy.kill()  # is gone when this returns
             finally:
                 writer.stop()
-        tell.line(f"kill -9 {' '.join(map(str, pids))}")
-        tell.line(f"the producer had sent {writer.sent:,} records, {writer.acked:,} of them were acked")
+        say.line(f"kill -9 {' '.join(map(str, pids))}")
+        say.line(f"the producer had sent {writer.sent:,} records, {writer.acked:,} of them were acked")
         return killed_at
 
     def _fail_over(self) -> dict[str, Any]:

@@ -126,9 +126,9 @@ class Demo:
         if not self._keep:
             failover = Failover(say, LINK, (a, proxy_a), proxy_b).run(modes.acked, ends)
 
-        page = None if traffic is None else self._tell_of_traffic(traffic)
+        page = None if traffic is None else self._show_traffic(traffic)
         if self._keep:
-            self._tell_how_to_try(proxy_a, proxy_b)
+            self._show_how_to_try(proxy_a, proxy_b)
         return {
             "equal": report["equal"],
             "write_refused": refusal is not None,
@@ -142,8 +142,8 @@ class Demo:
             "proxies": {each.name: {"bootstrap": each.bootstrap, "url": each.url} for each in (proxy_a, proxy_b)},
         }
 
-    def _tell_of_traffic(self, traffic: TrafficReport) -> str | None:
-        """Wait for the report, and tell of it. Returns where it is; None: Spark is not installed."""
+    def _show_traffic(self, traffic: TrafficReport) -> str | None:
+        """Wait for the report, and show it. Returns where it is; None: Spark is not installed."""
         say = self._telling
         say.step("A report of the traffic that was captured before, made by Spark meanwhile")
         rows = traffic.finish()
@@ -157,7 +157,7 @@ class Demo:
         say.line(page or "not made: it needs the extra `spark`")
         return page
 
-    def _tell_how_to_try(self, proxy_a: ProxyProcess, proxy_b: ProxyProcess) -> None:
+    def _show_how_to_try(self, proxy_a: ProxyProcess, proxy_b: ProxyProcess) -> None:
         say = self._telling
         say.step("To try by hand: all of it is left up, and nothing is killed")
         say.line(f"isthmus status --url {proxy_a.url}")

@@ -8,7 +8,7 @@ Two things come of a throwaway broker that is formatted, started and used for a 
   verifying them. On two cores a broker opens its port after 0.9 s instead of 2.0, for 1.4 s of CPU time instead of 2.5,
   and takes 45 MB less memory; tools start in half the time.
 
-Clusters run without an archive, too, only more slowly; so a failure to make one is told and not raised.
+Clusters run without an archive, too, only more slowly; so a failure to make one is reported and not raised.
 """
 
 from __future__ import annotations

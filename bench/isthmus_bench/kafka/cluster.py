@@ -578,8 +578,8 @@ def telling_lines(log: str) -> str:
     """Of a broker's log, the lines that say why it failed."""
     lines = [line for line in log.splitlines() if line.strip() and not line.startswith("\tat ")]
     signs = (" ERROR ", " FATAL ", "Exception", "Error:")
-    telling = [line for line in lines if any(sign in line for sign in signs)]
-    return "\n  ".join((telling or lines)[-8:]) or "its log is empty"
+    failures = [line for line in lines if any(sign in line for sign in signs)]
+    return "\n  ".join((failures or lines)[-8:]) or "its log is empty"
 
 
 def _first_error(error: ValidationError) -> str:

@@ -231,7 +231,7 @@ def _with_ivy(
 
 
 def _run(command: list[str], environment: dict[str, str], arriving: Path, say: Say) -> str | None:
-    """None, or what the command said when it failed. Tells from time to time how many jars came to ``arriving``."""
+    """None, or what the command said when it failed. Says from time to time how many jars came to ``arriving``."""
     started, there = time.monotonic(), _count_jars(arriving)
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         with subprocess.Popen(
@@ -252,8 +252,8 @@ def _run(command: list[str], environment: dict[str, str], arriving: Path, say: S
             return None
         output.seek(0)
         said = [line.strip() for line in output]
-    telling = [line for line in said if re.search(r"could not|not found|exception", line, re.IGNORECASE)]
-    return "\n  ".join(["failed:", *dict.fromkeys((telling or said)[:5])])
+    failures = [line for line in said if re.search(r"could not|not found|exception", line, re.IGNORECASE)]
+    return "\n  ".join(["failed:", *dict.fromkeys((failures or said)[:5])])
 
 
 def _count_jars(directory: Path) -> int:

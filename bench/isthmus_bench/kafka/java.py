@@ -47,7 +47,7 @@ class Java:
     executable: Path
     major: int
     build: str
-    """Tells this very build from others: a class data archive serves only the one that made it."""
+    """Distinguishes this very build from others: a class data archive serves only the one that made it."""
     bundled: bool
     """From PyPI: it brings a list of trusted certificates of its own and does not read the system's."""
 

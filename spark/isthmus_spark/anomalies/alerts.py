@@ -195,21 +195,21 @@ class Alerts:
                 return attempt()
             except Py4JJavaError as error:
                 causes = _causes(error.java_exception)
-                told = f"{self._topic}: {causes[-1]}"
+                failure = f"{self._topic}: {causes[-1]}"
                 self.close()
                 if any(name in cause for cause in causes for name in _FENCED):
                     raise AlertsError(
                         "another process runs this query with the same checkpoint, and took over"
                     ) from error
                 if any(name in cause for cause in causes for name in _FOR_GOOD):
-                    raise AlertsError(f"alerts cannot be written to topic {told}") from error
+                    raise AlertsError(f"alerts cannot be written to topic {failure}") from error
                 if time.monotonic() > until:
                     raise AlertsError(
-                        f"alerts cannot be written to topic {told}; tried for {GIVE_UP_S:.0f} s"
+                        f"alerts cannot be written to topic {failure}; tried for {GIVE_UP_S:.0f} s"
                     ) from error
-                self._say(f"alerts cannot be written to topic {told}; trying again")
+                self._say(f"alerts cannot be written to topic {failure}; trying again")
                 if self._ending.wait(RETRY_S):
-                    raise AlertsError(f"ended while alerts could not be written to topic {told}") from error
+                    raise AlertsError(f"ended while alerts could not be written to topic {failure}") from error
 
 
 def _causes(exception: Any) -> list[str]:

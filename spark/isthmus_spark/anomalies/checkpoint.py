@@ -34,8 +34,8 @@ class Checkpoint:
             self._write(IDENTITY, json.dumps(known))
         different = [name for name, value in wanted.items() if known.get(name) != value]
         if different:
-            told = ", ".join(f"{name} {known.get(name)!r} (now: {wanted[name]!r})" for name in different)
-            raise CheckpointError(f"the checkpoint in {directory} is one of {told}: name a new directory")
+            differences = ", ".join(f"{name} {known.get(name)!r} (now: {wanted[name]!r})" for name in different)
+            raise CheckpointError(f"the checkpoint in {directory} is one of {differences}: name a new directory")
         self.query: str = known["query"]
         """Its name for ever, and its transactional id."""
 

@@ -72,7 +72,7 @@ COMMON: Final = (5, 14, 15, 27, 46, 51, 70, 71, 74, 75, 79)
 """Codes that belong to normal traffic: coordinators and leaders that begin, rebalances, new members, retries that the
 broker knew, fetch sessions that end, leader epochs that change."""
 _API_VERSIONS: Final = 18
-"""Clients ask for more than a broker has, and are told so with an error."""
+"""Clients ask for more than a broker has, and are answered with an error."""
 
 _ADVICE: Final = {
     SLOW: "See its disks, its request queue, and the followers that its topics wait for (acks=all); or move leaders.",

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a query: what this process read and wrote. Counters begin at 0 when it is started."""
+"""What Prometheus is shown of a query: what this process read and wrote. Counters begin at 0 when it is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The query: events in, alerts out, until it is told to end."""
+"""The query: events in, alerts out, until it is asked to end."""
 
 from __future__ import annotations
 
@@ -210,8 +210,8 @@ def _reason(text: str) -> str:
     """The query's failure without its plan and the calls it came through; of a loss, what to do."""
     lines = text.split("=== Streaming Query ===")[0].splitlines()
     lines = [line.strip() for line in lines if line.strip() and not re.match(r"\s+(at |File |\^)", line)]
-    told = "\n".join(lines if len(lines) <= 8 else [*lines[:3], "...", *lines[-4:]])
+    said = "\n".join(lines if len(lines) <= 8 else [*lines[:3], "...", *lines[-4:]])
     if re.search(_DATA_LOST, text, re.IGNORECASE):
-        told += "\nRecords were deleted before they were read: raise the topic's retention.ms, and begin anew in a new "
-        told += "checkpoint directory; what was deleted is not judged."
-    return told
+        said += "\nRecords were deleted before they were read: raise the topic's retention.ms, and begin anew in a new "
+        said += "checkpoint directory; what was deleted is not judged."
+    return said

@@ -6,7 +6,7 @@ is forgotten with a half-life. State is what :mod:`json` can write, with texts a
 watermark is forgotten.
 
 What is found does not depend on the order in which a batch's events came, nor on how they are cut into batches beyond
-the moment it is told: sequences are compared by what was acked, not by when.
+the moment it is reported: sequences are compared by what was acked, not by when.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _compared(batches: list[list[int]], row: Acked) -> Iterator[Finding]:
         if known[0] == row.sequence:
             if row.offset not in (known[1], *known[4:]):
                 yield _found(DUPLICATE, row, known, row.records)
-                known.append(max(known[1], row.offset))  # not told again
+                known.append(max(known[1], row.offset))  # not reported again
                 known[1] = min(known[1], row.offset)  # what comes next is compared with this
             known[3] = max(known[3], row.at_us)
             return

@@ -2,8 +2,8 @@
 
 A partition's *episode* is the time in which it is not Following or In-Sync, or lacks records that are older than a
 second, together with what is unknown of it inside. Episodes that reach a limit count; those of a link that overlap are
-one incident. The leader end knows the source's end during a cut. The follower's view counts where the leader end told
-nothing: it was not captured, or had fallen silent.
+one incident. The leader end knows the source's end during a cut. The follower's view counts where the leader end
+reported nothing: it was not captured, or had fallen silent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def incidents(pieces: DataFrame, limits: Limits = Limits()) -> DataFrame:
     """The columns of :data:`SCHEMA`, the first one first. ``pieces``: of :func:`isthmus_spark.jobs.link_states.pieces`.
 
     ``ended``, ``rto_s``: null while it is not over at the capture's end. ``unseen_s``: of so many seconds in it, or
-    right before it, nobody told. ``rpo_offsets``, ``rpo_ms``: what the follower lacked at worst; ``rpo_is`` says
+    right before it, nothing is known. ``rpo_offsets``, ``rpo_ms``: what the follower lacked at worst; ``rpo_is`` says
     whether that is all, at least so much, or unknown. ``at_risk_offsets``, ``at_risk_ms``: of that, what may have been
     acked without the follower. While a partition is In-Sync, nothing is.
     """
@@ -109,7 +109,7 @@ def episodes(partitions: DataFrame, limits: Limits) -> DataFrame:
 
 
 def _blind(partitions: DataFrame) -> DataFrame:
-    """By link: when the leader end told nothing of some partition."""
+    """By link: when the leader end reported nothing of some partition."""
     leader = f.col("role") != "follower"
     ends = partitions.groupBy(*LINK).agg(
         f.min(f.when(leader, f.col("begun"))).alias("first"), f.max("ended").alias("end"), f.min("begun").alias("start")

@@ -1,8 +1,9 @@
-"""What was told of each partition of each link, as pieces of time without holes: its state, what it lacked, or unknown.
+"""What was reported of links' partitions, as pieces of time without holes: a state, what was lacking, or unknown.
 
-A proxy tells a state when it changes, and a bad one, or one that lags, once a second. So a bad state counts as long as
-it is told. A good one counts for as long as its proxy is heard of: by what it tells of any link, or by a request that
-it captured. What a process says first (NOT_CONNECTED_YET) is no proof of what was before. The rest is *unknown*.
+A proxy reports a state when it changes, and a bad one, or one that lags, once a second. So a bad state counts as long
+as it is reported. A good one counts for as long as its proxy is heard of: by what it reports of any link, or by a
+request that it captured. What a process says first (NOT_CONNECTED_YET) is no proof of what was before. The rest is
+*unknown*.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ BAD: Final = ("Out-Of-Sync", "Disconnected", "Stopped", "Refused", "Diverged")
 STATES: Final = (*GOOD, UNKNOWN, "Syncing", "Catching Up", *BAD)
 """Each worse than the one before."""
 GONE: Final = "Gone"
-"""A proxy has it no more. That counts where no other proxy has told of it since."""
+"""A proxy has it no more. That counts where no other proxy has reported it since."""
 NEW_PROCESS: Final = "NOT_CONNECTED_YET"
-TOLD_EACH_S: Final = 1
+REPORTED_EACH_S: Final = 1
 SILENCE_S: Final = 5
-"""What is told once a second and is not for so long, is not known. Writers of captures have the lowest priority."""
+"""What is reported once a second and is not for so long, is not known. Writers of captures have the lowest priority."""
 SLICES: Final = 400
 """Of the whole time, for plots."""
 KEY: Final = ("cluster", "link", "role", "topic", "partition")
@@ -56,12 +57,12 @@ SLICE_SCHEMA: Final = (
 def pieces(links: DataFrame, seen: DataFrame | None = None) -> DataFrame:
     """The columns of :data:`PIECES`. ``seen``: :data:`SEEN` of whatever else was captured.
 
-    ``topic`` is null in what is told of a link as a whole, by each proxy for itself. ``last``: up to the capture's end.
+    ``topic`` is null in what each proxy reports of a link as a whole. ``last``: up to the capture's end.
     """
     signs = _signs(links, seen)
     end = signs.agg(f.max("sign").alias("end"))
     whole = f.col("topic").isNull()
-    told = links.where("kind = 'state'").select(
+    reported = links.where("kind = 'state'").select(
         *KEY,
         f.when(f.col("role") == "follower", f.col("remote_cluster")).otherwise(f.col("cluster")).alias("source"),
         f.when(f.col("role") == "follower", f.col("cluster")).otherwise(f.col("remote_cluster")).alias("target"),
@@ -73,7 +74,7 @@ def pieces(links: DataFrame, seen: DataFrame | None = None) -> DataFrame:
     order = Window.partitionBy(*KEY, "teller").orderBy("time", "state")
     moved = (f.col("state") == GONE) & ~f.lag("proxy").over(order).eqNullSafe(f.col("proxy"))
     following = (
-        told.withColumn("moved", moved)
+        reported.withColumn("moved", moved)
         .where("not moved")
         .select("*", *(f.lead(name).over(order).alias(f"next_{name}") for name in ("time", "proxy", "reason")))
         .crossJoin(f.broadcast(end))
@@ -81,7 +82,7 @@ def pieces(links: DataFrame, seen: DataFrame | None = None) -> DataFrame:
         .where(f.col("state") != GONE)
     )
     heard = f.greatest(f.coalesce("heard", "time"), f.col("time"))
-    told_on = (
+    reported_on = (
         f.col("next_time").isNotNull()
         & f.col("next_proxy").eqNullSafe(f.col("proxy"))
         & ~f.coalesce(f.col("next_reason").startswith(NEW_PROCESS), f.lit(False))
@@ -89,11 +90,11 @@ def pieces(links: DataFrame, seen: DataFrame | None = None) -> DataFrame:
     good = whole | f.col("state").isin(*GOOD)
     known_until = (
         f.when(~good, f.when(_silent("time", "until"), f.col("time")).otherwise(f.col("until")))
-        .when(told_on, f.col("until"))
+        .when(reported_on, f.col("until"))
         .otherwise(f.when(_micros("until") - f.unix_micros(heard) > SILENCE_S * 10**6, heard).otherwise(f.col("until")))
     )
-    # One that lags is told each second: where that ends, and its state does not, it lags no more.
-    level = f.least(f.col("time") + f.expr(f"interval {TOLD_EACH_S} second"), f.col("known_until"))
+    # One that lags is reported each second: where that ends, and its state does not, it lags no more.
+    level = f.least(f.col("time") + f.expr(f"interval {REPORTED_EACH_S} second"), f.col("known_until"))
     silent = good & _silent("time", "until") & ((f.col("lag") > 0) | (f.col("lag_ms") > 0))
     parts = f.array(
         _piece("state", "time", f.when(silent, f.col("level")).otherwise(f.col("known_until")), "lag", "lag_ms"),
@@ -199,13 +200,13 @@ def _signs(links: DataFrame, seen: DataFrame | None) -> DataFrame:
     )
 
 
-def _heard(told: DataFrame, signs: DataFrame) -> DataFrame:
+def _heard(reported: DataFrame, signs: DataFrame) -> DataFrame:
     """With ``heard``: the last sign of the proxy before ``until``."""
-    names = told.columns
-    both = told.select("*", f.col("until").alias("at"), f.lit(None).cast("timestamp").alias("sign")).unionByName(
+    names = reported.columns
+    both = reported.select("*", f.col("until").alias("at"), f.lit(None).cast("timestamp").alias("sign")).unionByName(
         signs.select("cluster", "proxy", "sign", f.col("sign").alias("at")), allowMissingColumns=True
     )
-    # Nulls first: what is told at the same moment is no sign of before.
+    # Nulls first: what is reported at the same moment is no sign of before.
     before = Window.partitionBy("cluster", "proxy").orderBy("at", f.col("sign").asc_nulls_first())
     return (
         both.withColumn("heard", f.last("sign", ignorenulls=True).over(before))

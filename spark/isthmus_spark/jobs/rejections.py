@@ -1,6 +1,6 @@
 """Who is refused what: writes to follower topics and reserved namespaces, missing access, fenced producers.
 
-What the proxy refused is told from what the broker refused by the time at the broker: there is none.
+What the proxy refused is distinguished from what the broker refused by the time at the broker: there is none.
 """
 
 from __future__ import annotations

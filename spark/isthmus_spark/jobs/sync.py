@@ -99,7 +99,7 @@ def measured(events: DataFrame) -> DataFrame:
 
 
 def append_times(links: DataFrame) -> DataFrame:
-    """How long followers took to append: ``slot`` (0 to :data:`APPENDS`), ``append_us``; empty if nothing was told."""
+    """How long followers took to append: ``slot`` (0 to :data:`APPENDS`), ``append_us``; empty if none was reported."""
     counted = (
         links.where("kind = 'appended' and took_us >= 0")
         .groupBy(bucket(f.col("took_us")).alias("bucket"))
