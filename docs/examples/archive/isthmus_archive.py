@@ -4,8 +4,8 @@
 
 Records of the namespace's topics are copied into files, one for each partition, as the brokers have them. Producers are
 acked when their records are on that disk: a record that was acked is in the archive, whatever happens to the cluster.
-When the archive does not keep up for ``limit_s``, producers are told REQUEST_TIMED_OUT, and try again. Its metric says
-how much it has of each partition.
+When the archive does not keep up for ``limit_s``, producers are answered REQUEST_TIMED_OUT, and try again. Its metric
+says how much it has of each partition.
 """
 
 from __future__ import annotations
