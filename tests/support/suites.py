@@ -165,6 +165,7 @@ class _Notes:
             [f"{len(self._before)} tests of this slice passed before (--again runs them, too)"] if self._before else []
         )
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: object) -> None:
         """Workers of xdist choose as their controller does, whatever passes meanwhile."""
         node.workerinput["passed_before"] = self._before  # type: ignore[attr-defined]

@@ -85,9 +85,9 @@ class FollowerEnd(Part):
         self._tasks.start("expiration", self._read_expiration_for_ever())
 
     async def stop(self) -> None:
-        await self._tasks.close()
-        for writers in self._writers.values():
+        for writers in self._writers.values():  # first: what they append has streams begin tasks
             await writers.stop()
+        await self._tasks.close()
 
     def answers(self) -> Sequence[Answering]:
         return (

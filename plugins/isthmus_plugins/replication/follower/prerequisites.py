@@ -156,8 +156,9 @@ class Prerequisites:
     async def _trim(self, stream: FollowerStream) -> None:
         """Delete what the source has expired: a follower has no retention of its own."""
         follower_log = stream.follower_log
-        while (before := follower_log.trim_to) is not None:
+        while (before := follower_log.trim_to) is not None and not follower_log.ended:
             try:
+                self._check_lease()
                 log_start = await self._context.cluster.delete_records(stream.topic, stream.partition, before)
                 follower_log.trimmed(log_start)
                 stream.trouble = None
@@ -168,6 +169,11 @@ class Prerequisites:
                     extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
                 )
                 await asyncio.sleep(RETRY_S)
+
+    def _check_lease(self) -> None:
+        """Raise BrokerUnavailable where another proxy may look after the partition by now."""
+        if self._context.clock.monotonic() > self._context.lease_deadline:
+            raise BrokerUnavailable("this proxy has no lease now")
 
     async def _uncompact(self, stream: FollowerStream) -> None:
         """Have a topic take records without a key, which its source has from before it was compacted.
@@ -183,11 +189,17 @@ class Prerequisites:
                     return
                 if record.compacts:
                     body = CompactFollowerTopic(stream.topic, stream.topic_id, False, record.compacts_since_offset)
-                    await control.append(body)
+                    outcome = await control.append(body)
+                    if isinstance(outcome, Rejected):
+                        stream.follower_log.stop(StopReason(ReasonCode.INTERNAL_ERROR, outcome.message))
+                        return
                     log.info("follower topic compaction", extra={"topic": stream.topic, "compacts": False})
                     continue
                 policy = (await cluster.topic_configs(stream.topic))[CLEANUP_POLICY][0]
                 if is_compacted({CLEANUP_POLICY: policy}):
+                    self._check_lease()
+                    if stream.follower_log.ended:  # what a promotion sets stays
+                        return
                     await cluster.alter_topic_configs(stream.topic, {CLEANUP_POLICY: OVERRIDES[CLEANUP_POLICY]})
                 await asyncio.sleep(SETTINGS_SPREAD_S)
                 stream.follower_log.takes_keyless()

@@ -21,6 +21,7 @@ from isthmus_protocol.error_codes import (
     ILLEGAL_GENERATION,
     NOT_COORDINATOR,
     UNKNOWN_MEMBER_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
 )
 
 log = logging.getLogger("isthmus_plugins.replication")
@@ -30,7 +31,11 @@ DROP_S: Final = 1.0
 NO_EXPIRY_OF_ITS_OWN: Final = -1
 NOT_A_MEMBER: Final = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID})
 """The group has members."""
-COORDINATOR_MOVES: Final = frozenset({COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR})
+PASSING: Final = frozenset({COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR, UNKNOWN_TOPIC_OR_PARTITION})
+"""The coordinator moves, or has not heard yet that the topic was made anew.
+
+COORDINATOR_NOT_AVAILABLE is not among them: so answers one that verifies transactions, for good.
+"""
 
 OffsetsOfGroups: TypeAlias = Mapping[str, Mapping[int, tuple[int, str]]]
 """By group and partition: (offset, metadata)."""
@@ -66,9 +71,9 @@ class GroupOffsets:
     async def commit(self, truncation: Truncation, offsets: OffsetsOfGroups) -> None:
         """Commit in the groups' place. Raises HeldUp, NotOwner, BrokerUnavailable."""
         cluster = self._context.cluster
-        if offsets:
-            await self._ownership.confirm(truncation)
         for group, by_partition in sorted(offsets.items()):
+            # For each, since who slept meanwhile would put it back where the next owner has moved it.
+            await self._ownership.confirm(truncation)
             wanted = {
                 (truncation.topic, partition): CommittedOffset(offset, metadata)
                 for partition, (offset, metadata) in by_partition.items()
@@ -77,7 +82,7 @@ class GroupOffsets:
             if any(answer.error_code in NOT_A_MEMBER for answer in refused.values()):
                 refused = await cluster.commit_offsets(group, wanted)
             for (_, partition), answer in refused.items():
-                if answer.error_code in COORDINATOR_MOVES:
+                if answer.error_code in PASSING:
                     raise BrokerUnavailable(f"the coordinator of group {group} answers {answer.error_name}")
                 raise HeldUp(
                     ReasonCode.POSITIONS_NOT_RESTORED,
@@ -101,9 +106,14 @@ class GroupOffsets:
                 wanted.setdefault(group, {})[partition] = (end, metadata)
                 if end < offset:
                     moved.append(MovedOffset(group, partition, offset, end))
-        while missing := await self._missing(truncation, wanted):
+        while True:
+            if wanted:
+                # A coordinator that has not heard yet of the deletion still has what it is about to drop.
+                await asyncio.sleep(DROP_S)
+            missing = await self._missing(truncation, wanted)
+            if not missing:
+                break
             await self.commit(truncation, missing)
-            await asyncio.sleep(DROP_S)
         for each in moved:
             log.warning(
                 "group position moved to the cut",

@@ -186,8 +186,10 @@ class Truncations(Part):
     async def _run(self, topic: str, topic_id: str) -> None:
         """Go on with a truncation until it is over or somebody else's."""
         failures = damaged = 0
+        last: Truncation | None = None
         try:
             while (truncation := self._ownership.now(topic, topic_id)) is not None:
+                last = truncation
                 try:
                     if truncation.owner != self._context.incarnation:
                         await self._ownership.take_over(topic, topic_id)
@@ -195,8 +197,6 @@ class Truncations(Part):
                     if self._clock.monotonic() > self._context.lease_deadline:
                         return
                     await self._steps.carry_out(truncation)
-                    if truncation.phase is TruncationPhase.CLEANING:
-                        self._has_ended(truncation)
                     failures = damaged = 0
                 except (
                     HeldUp,
@@ -216,6 +216,9 @@ class Truncations(Part):
                     if damaged >= SHOWN_AFTER:
                         await self._steps.spool_lost(truncation)
                     await asyncio.sleep(HELD_UP_RETRY_S if isinstance(error, HeldUp) else RETRY_S)
+            # Its end may have been recorded without an answer.
+            if last is not None and last.phase is TruncationPhase.CLEANING and last.owner == self._context.incarnation:
+                self._has_ended(last)
         except NotOwner as error:
             log.info("truncation left to another proxy", extra={"topic": topic, "detail": str(error)})
         except BrokerUnavailable as error:

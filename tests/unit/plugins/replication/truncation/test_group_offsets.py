@@ -297,3 +297,31 @@ def test_who_is_taken_over_while_it_waits_leaves_the_rest_to_the_next_owner() ->
         assert "behind" not in scene.committed
 
     on_scene(work)
+
+
+def test_what_the_coordinator_drops_late_is_given_back_although_all_was_there_at_first() -> None:
+    async def work(scene: Scene) -> None:
+        scene.has("g", 5, "m")  # of the old topic: the coordinator has not heard yet that it was deleted
+        asyncio.get_running_loop().call_later(DROP_S / 2, scene.cluster.offsets.pop, "g")
+        await scene.group_offsets.restore(given_back(scene), {"g": {0: (5, "m")}})
+        await asyncio.sleep(2 * DROP_S)
+        assert scene.committed == {"g": {PLACE: (5, "m")}}
+
+    on_scene(work)
+
+
+def test_who_is_taken_over_between_two_groups_does_not_put_the_second_one_back() -> None:
+    async def work(scene: Scene) -> None:
+        slept = scene.at(P.SPOOLING)
+
+        def next_owner_is_done(group: str) -> None:
+            if group == "a":
+                scene.take_over()
+                scene.has("b", CUT)
+
+        scene.on_commit(next_owner_is_done)
+        with pytest.raises(NotOwner):
+            await scene.group_offsets.commit(slept, {group: {0: (CUT + 2, "")} for group in ("a", "b")})
+        assert scene.committed["b"] == {PLACE: (CUT, "")}
+
+    on_scene(work)

@@ -466,3 +466,23 @@ def test_a_spool_that_stays_damaged_is_lost_and_gone_on_without() -> None:
         assert over.positions_lost
 
     on_scene(work)
+
+
+def test_a_truncation_whose_end_was_recorded_but_not_answered_counts() -> None:
+    async def work(scene: Scene) -> None:
+        proxy = scene.proxy()
+        proxy.steps.on_step = at_once
+        scene.begin(proxy.context.incarnation)
+        scene.at(P.CLEANING)
+        append = scene.control.append
+
+        async def unanswered(body: Body) -> Outcome:
+            await append(body)
+            raise BrokerUnavailable("the control log did not answer")
+
+        scene.control.append = unanswered  # type: ignore[method-assign]
+        await asyncio.sleep(LATER_S)
+        assert scene.over
+        assert proxy.truncations.ended == {LINK: 1}
+
+    on_scene(work)
