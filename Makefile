@@ -55,8 +55,8 @@ test-failovers: DEV = 1
 test-failovers: $(VENV)/.ready  ## A transactional application survives twenty kills of its whole cluster (ISTHMUS_FAILOVERS, ISTHMUS_SEED)
 	ISTHMUS_FAILOVERS=$${ISTHMUS_FAILOVERS:-20} $(SUITE) failovers tests/acceptance/test_failover_application.py
 
-test-fuzz: $(VENV)/.ready  ## The link simulated with thousands of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)
-	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-5000} $(SUITE) all -n 2 tests/sim/test_replication.py
+test-fuzz: $(VENV)/.ready  ## Everything that is simulated, with hundreds of seeds (ISTHMUS_SIM_SEEDS, ISTHMUS_SIM_FIRST_SEED)
+	ISTHMUS_SIM_SEEDS=$${ISTHMUS_SIM_SEEDS:-300} $(SUITE) all -n 2 tests/sim
 
 bench-look: $(VENV)/.ready  ## One short look at what a change costs, side by side with direct clients; the noise is printed
 	$(RUN)/isthmus bench passthrough --quick

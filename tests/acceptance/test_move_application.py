@@ -40,6 +40,7 @@ def restart(side: Side) -> None:
     side.proxy.start()
 
 
+@pytest.mark.one_in_ci("stories", of="faults of committed offsets")
 @pytest.mark.parametrize("move", range(MOVES))
 def test_nothing_is_lost_and_nothing_is_done_twice(link: Linked, move: int, tmp_path: Path) -> None:
     rng = random.Random(SEED + move)

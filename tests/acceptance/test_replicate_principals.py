@@ -164,6 +164,7 @@ def test_principals_may_do_the_same_on_the_target(link: Linked) -> None:
     soon(link.b, {local})
 
 
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_renamed_principals_killed_proxies_and_detaching(link: Linked) -> None:
     link.attach()
     grant(link.a, acl(link.local + "one"), acl(link.local + "two"))

@@ -61,7 +61,7 @@ def committed(side: Side, group: str, topic: str) -> int | None:
     return groups.offsets(side, group).get((topic, 0))
 
 
-@pytest.mark.one_in_ci("stories")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 @pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])
 def test_the_last_of_a_chain_is_cut_with_the_middle(chain: Chain, killed: bool) -> None:
     topic = unique("t")

@@ -19,7 +19,7 @@ LONG_S: Final = 120.0
 """From this time on the target has three brokers, too: its partitions move."""
 
 pytestmark = [
-    pytest.mark.one_in_ci("faults", of="random faults"),
+    pytest.mark.one_in_ci("faults", of="faults of records"),
     pytest.mark.brokers,
     pytest.mark.timeout(SECONDS + 600),
 ]

@@ -23,7 +23,7 @@ LONG_S: Final = 120.0
 """From this time on the link is cut for half a minute, too."""
 
 pytestmark = [
-    pytest.mark.one_in_ci("faults", of="random faults"),
+    pytest.mark.one_in_ci("faults", of="faults of records"),
     pytest.mark.brokers,
     pytest.mark.timeout(SECONDS + LONG_CUT_S + 600),
 ]

@@ -43,6 +43,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     subprocess.run(["umount", "--lazy", str(made.path)], check=True)
 
 
+@pytest.mark.one_in_ci("stories", of="faults of records")
 def test_a_full_disk_of_the_target(disk: Disk, kafka: KafkaCluster, kafka_cluster: Clusters) -> None:
     full = kafka_cluster(name="full", directory=disk.path / "cluster")
     with linked(kafka, full) as link:

@@ -96,7 +96,7 @@ def test_shared_clusters_are_apart(kafka_pair: tuple[KafkaCluster, KafkaCluster]
     assert topic not in AdminClient(second.librdkafka_properties()).list_topics(timeout=10).topics
 
 
-@pytest.mark.one_in_ci("stories", of="brokers of a cluster die")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_three_brokers_survive_a_kill_of_the_first(kafka_cluster: Clusters) -> None:
     cluster = kafka_cluster(brokers=3, settings={"min.insync.replicas": "2"})
     client, topic = cluster.librdkafka_properties(), unique("killed-")
@@ -119,7 +119,7 @@ def test_three_brokers_survive_a_kill_of_the_first(kafka_cluster: Clusters) -> N
     assert consume(client, topic, 2) == ["before", "while one is dead"]
 
 
-@pytest.mark.one_in_ci("stories", of="brokers of a cluster die")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_three_brokers_come_back_after_all_were_killed(kafka_cluster: Clusters) -> None:
     cluster = kafka_cluster(brokers=3)
     for broker_id in cluster.broker_ids:
@@ -142,7 +142,7 @@ def test_two_brokers_and_settings_of_one(kafka_cluster: Clusters) -> None:
     assert "broker.rack=far" in described
 
 
-@pytest.mark.one_in_ci("stories", of="brokers of a cluster die")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_a_paused_broker_is_fenced_and_comes_back(kafka_cluster: Clusters) -> None:
     cluster = kafka_cluster(brokers=3)
     cluster.pause(3)

@@ -142,7 +142,7 @@ def fail_over(pair: Linked, *more: str) -> Any:
     return until("failed over", lambda: pair.b.proxy.cli("link", "failover", pair.name, *more))
 
 
-@pytest.mark.one_in_ci("stories", of="failovers")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_what_was_acked_is_there_after_the_source_was_killed(link: Linked) -> None:
     with pytest.raises(ProxyFailed, match="SOURCE_REACHABLE"):
         link.b.proxy.cli("link", "failover", link.name)
@@ -215,7 +215,7 @@ def test_what_was_acked_is_there_after_the_source_was_killed(link: Linked) -> No
         link.a.produce(link.local + "t", [b"it follows now"], PLAIN)
 
 
-@pytest.mark.one_in_ci("stories", of="failovers")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_a_failover_that_is_killed_goes_on(link: Linked) -> None:
     opened(link, b"never committed")
     link.a.proxy.kill()

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.brokers, pytest.mark.timeout(120)]
 GROUPS = 8
 
 
-@pytest.mark.one_in_ci("stories", of="groups over several proxies")
+@pytest.mark.one_in_ci("stories", of="faults of committed offsets")
 def test_groups_of_every_coordinator_arrive_and_a_killed_proxy_goes_on(
     kafka_three: KafkaCluster, kafka: KafkaCluster
 ) -> None:

@@ -176,7 +176,7 @@ def cut_connections(scene: Scene, topic: str) -> None:
 Fault = Callable[[Scene, str], None]
 
 
-@pytest.mark.one_in_ci("stories")
+@pytest.mark.one_in_ci("stories", of="faults of records")
 @pytest.mark.parametrize(
     "fault",
     [

@@ -34,7 +34,7 @@ def test_enrolment_token(kafka_pair: tuple[KafkaCluster, KafkaCluster], tmp_path
         from_a.cli("link", "delete", name)
 
 
-@pytest.mark.one_in_ci("stories", of="life of sidecars")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 @pytest.mark.parametrize("sidecars_lead", [True, False])
 def test_sidecars(kafka_three: KafkaCluster, kafka: KafkaCluster, sidecars_lead: bool) -> None:
     """Three brokers with a proxy each on one side, one proxy on the other, in both roles."""

@@ -202,7 +202,7 @@ def kill_a_leader(scene: Scene, side: Side, committers: Committers) -> None:
 Move = Callable[[Scene, Side, Committers], None]
 
 
-@pytest.mark.one_in_ci("stories", of="offsets and their leaders")
+@pytest.mark.one_in_ci("stories", of="faults of committed offsets")
 @pytest.mark.parametrize("move", [move_by_election, kill_a_leader], ids=lambda move: str(move.__name__))
 @pytest.mark.parametrize("where", ["source", "target"])
 def test_committed_offsets_and_copy_follow(scene: Scene, where: str, move: Move) -> None:
@@ -231,7 +231,7 @@ def test_committed_offsets_and_copy_follow(scene: Scene, where: str, move: Move)
     }
 
 
-@pytest.mark.one_in_ci("stories", of="offsets and their leaders")
+@pytest.mark.one_in_ci("stories", of="faults of committed offsets")
 def test_committed_offsets_that_nobody_changes_outlive_the_retention(scene: Scene) -> None:
     b = scene.pair.b
     until("the retention of all is over", lambda: not committed_offsets(b, scene.own, [scene.own]), 90, 0.3)

@@ -183,7 +183,7 @@ def test_whole_cluster_serves_every_broker_and_bootstraps_from_every_port(three:
         assert {each["broker_id"] for each in proxy.get("/v1/status")["process"]["brokers"]} == {1, 2, 3}
 
 
-@pytest.mark.one_in_ci("stories", of="restarts under load")
+@pytest.mark.one_in_ci("stories", of="faults of records")
 def test_sidecars_together_serve_the_cluster(three: KafkaCluster) -> None:
     topic = create_topic(three)
     with sidecars(three) as proxies:
@@ -228,7 +228,7 @@ def test_a_broker_that_comes_later_gets_a_port(three: KafkaCluster) -> None:
         assert sum(map(len, read(advertised(proxy.bootstrap)[3], topic).values())) == 60
 
 
-@pytest.mark.one_in_ci("stories", of="restarts under load")
+@pytest.mark.one_in_ci("stories", of="faults of records")
 def test_broker_restarts_under_load(three: KafkaCluster) -> None:
     topic = create_topic(three)
     with whole_cluster(three) as proxy:
@@ -244,7 +244,7 @@ def test_broker_restarts_under_load(three: KafkaCluster) -> None:
         load.check(proxy.bootstrap)
 
 
-@pytest.mark.one_in_ci("stories", of="restarts under load")
+@pytest.mark.one_in_ci("stories", of="faults of records")
 def test_proxy_restarts_under_load(three: KafkaCluster) -> None:
     topic = create_topic(three)
     with sidecars(three) as proxies:

@@ -42,7 +42,7 @@ def enabled(link: Linked) -> list[bool | None]:
     return [link.b.link(link.name, proxy)["transaction_verification"]["enabled"] for proxy in link.b.proxies]
 
 
-@pytest.mark.one_in_ci("stories", of="life of sidecars")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_the_consent_holds_whichever_proxy_goes(link: Linked) -> None:
     local, remote = unique("consent-") + "-", unique("consent-far-") + "-"
     link.attach(local, remote, "--disable-transaction-verification")
@@ -69,7 +69,7 @@ def enabled_of(link: Linked, number: int) -> bool | None:
     return found
 
 
-@pytest.mark.one_in_ci("stories", of="life of sidecars")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_settings_topics_made_again_and_promotion(link: Linked) -> None:
     local, remote = unique("life-") + "-", unique("life-far-") + "-"
     link.attach(local, remote)

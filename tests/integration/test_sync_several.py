@@ -101,7 +101,7 @@ def several(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> Iterator[Several]:
         a.cli("link", "delete", found.other)
 
 
-@pytest.mark.one_in_ci("stories", of="several synchronous links")
+@pytest.mark.one_in_ci("stories", of="faults of records")
 def test_acks_wait_for_every_link_and_one_that_stands_still_leaves_alone(several: Several) -> None:
     a, b, c, topic = several.a, several.b, several.c, several.all_of
     for number in range(20):
@@ -132,7 +132,7 @@ def transact(topic: str, producer: Producer) -> None:
     producer.commit_transaction(60)
 
 
-@pytest.mark.one_in_ci("stories", of="several synchronous links")
+@pytest.mark.one_in_ci("stories", of="faults of records")
 def test_one_of_a_set_is_enough_and_a_link_that_is_away_for_long_is_not_waited_for(several: Several) -> None:
     a, b, c, any_of, degrading = several.a, several.b, several.c, several.any_of, several.degrading
     told = until("B says what acks mean", lambda: (b.partition(several.link.name, any_of) or {})["sync"]["any_of"])
@@ -168,7 +168,7 @@ def test_one_of_a_set_is_enough_and_a_link_that_is_away_for_long_is_not_waited_f
     assert min(ends[1:]) >= ends[0] - 1, "acked, and its records are not on both sides"
 
 
-@pytest.mark.one_in_ci("stories", of="several synchronous links")
+@pytest.mark.one_in_ci("stories", of="faults of records")
 def test_commits_of_groups_wait_for_one_of_a_set_and_not_for_ever(several: Several) -> None:
     a, b, c = several.a, several.b, several.c
     chosen, waiting = (topic.removesuffix("t") + "group" for topic in (several.any_of, several.degrading))

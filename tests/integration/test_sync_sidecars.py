@@ -17,7 +17,7 @@ GROUPS = 8
 TRANSACTIONS = 3
 
 
-@pytest.mark.one_in_ci("stories", of="groups over several proxies")
+@pytest.mark.one_in_ci("stories", of="faults of committed offsets")
 def test_committed_offsets_in_transactions_are_confirmed_whoever_fronts_which_coordinator(
     kafka_three: KafkaCluster, kafka: KafkaCluster
 ) -> None:

@@ -32,7 +32,7 @@ def committed(link: Linked, group: str, topic: str) -> int | None:
     return groups.offsets(link.b, group).get((topic, 0))
 
 
-@pytest.mark.one_in_ci("stories", of="faults of a truncation")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked) -> None:
     rng = random.Random()
     source, target = link.local + "killed", link.remote + "killed"
@@ -67,7 +67,7 @@ def test_a_proxy_that_is_killed_at_any_step_goes_on_where_it_was(link: Linked) -
     assert link.verify()["equal"]
 
 
-@pytest.mark.one_in_ci("stories", of="faults of a truncation")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_a_spool_that_somebody_deletes_is_made_up_for_by_the_source(link: Linked) -> None:
     source, target = link.local + "spooled", link.remote + "spooled"
     link.a.create_topic(source, config={"retention.ms": "-1"})
@@ -97,7 +97,7 @@ def test_a_spool_that_somebody_deletes_is_made_up_for_by_the_source(link: Linked
     assert link.verify()["equal"]
 
 
-@pytest.mark.one_in_ci("stories", of="faults of a truncation")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_nothing_is_cut_while_there_is_no_room_for_salvage(kafka_pair: tuple[KafkaCluster, KafkaCluster]) -> None:
     proxy = whole(kafka_pair[1])
     directory = proxy.directory / f"{proxy.name}-data"
@@ -127,7 +127,7 @@ def test_nothing_is_cut_while_there_is_no_room_for_salvage(kafka_pair: tuple[Kaf
         assert link.verify()["equal"]
 
 
-@pytest.mark.one_in_ci("stories", of="faults of a truncation")
+@pytest.mark.one_in_ci("stories", of="faults of steps")
 def test_a_source_that_lost_records_by_an_unclean_election_is_followed_down(kafka: KafkaCluster) -> None:
     with KafkaCluster(name="unclean", brokers=3) as lossy, linked(lossy, kafka) as link:
         link.attach()

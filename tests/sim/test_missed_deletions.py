@@ -160,6 +160,7 @@ def test_a_follower_loses_a_key_that_was_deleted_while_it_was_away(
     run(work(), monkeypatch)
 
 
+@pytest.mark.one_in_ci("stories")
 @pytest.mark.parametrize("seed", range(5))
 def test_a_copy_that_takes_long_misses_nothing(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:

@@ -25,7 +25,7 @@ from support.replicas import Replicas
 from isthmus_plugins.cluster import TransactionMarkers
 from isthmus_protocol.records import TRANSACTIONAL_BIT
 
-SEEDS: Final = int(os.environ.get("ISTHMUS_SIM_SEEDS", "80"))
+SEEDS: Final = int(os.environ.get("ISTHMUS_SIM_SEEDS", "40"))
 """``make test-fuzz`` runs thousands."""
 FIRST_SEED: Final = int(os.environ.get("ISTHMUS_SIM_FIRST_SEED", "0"))
 STEPS: Final = 30

@@ -45,7 +45,7 @@ TOPIC, REMOTE = "local-t", "remote-t"
 PARTITIONS = 2
 STATE_PARTITIONS = 2
 PRODUCE_VERSION, END_TXN_VERSION = 9, 4
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "25"))
+SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "12"))
 
 
 @dataclass

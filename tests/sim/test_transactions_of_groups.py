@@ -37,7 +37,7 @@ from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Transaction, Tra
 STATE_PARTITIONS = 2
 TXN_OFFSET_COMMIT_VERSION, END_TXN_VERSION = 3, 4
 RECORDS = 2000
-SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "25"))
+SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "12"))
 PLACE = (OFFSETS_TOPIC, 0)
 FAR = ("remote-t", 0)
 COORDINATOR_LOAD_IN_PROGRESS = 14

@@ -334,6 +334,7 @@ def test_a_secured_cluster_is_read_with_a_file_of_properties(
         properties_file(spark_kafka, tmp_path / "none")
 
 
+@pytest.mark.one_in_ci("stories", of="commands of jobs")
 def test_the_command_tells_and_writes_a_report(spark_kafka: SparkSession, kafka_pair: Pair, tmp_path: Path) -> None:
     topic, report = unique("told-"), tmp_path / "audit.html"
     left, right = kafka_pair

@@ -240,6 +240,7 @@ def test_slices_have_the_worst_state_of_any_partition(spark: SparkSession) -> No
     assert (second(found[0]["begun"]), second(found[-1]["ended"])) == (0, 400)
 
 
+@pytest.mark.one_in_ci("stories", of="commands of jobs")
 def test_the_command_reads_files_and_writes_a_report(spark: SparkSession, tmp_path: Path) -> None:
     events = [
         told("Following", 0),

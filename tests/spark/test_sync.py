@@ -200,6 +200,7 @@ def simulated(rate: int, rtt_us: int, seconds: int = 5) -> tuple[list[dict[str, 
     return requests, events
 
 
+@pytest.mark.one_in_ci("stories", of="the model of acks")
 @pytest.mark.parametrize("rate", [50, 500, 2000])
 def test_the_model_reproduces_what_was_measured_and_foretells_what_was_not(spark: SparkSession, rate: int) -> None:
     seconds = 20 if rate < 100 else 3
@@ -246,6 +247,7 @@ def test_the_command_replays_files_and_writes_a_report(spark: SparkSession, tmp_
     assert spark.read.parquet(str(tmp_path / "sync.parquet")).count() == len(found["what_if"])
 
 
+@pytest.mark.one_in_ci("stories", of="commands of jobs")
 def test_all_reports_of_a_capture_without_link_events(tmp_path: Path) -> None:
     requests_file(tmp_path / "capture" / "topic=pay-" / "1.capture", request(0), request(1))
     told = run("report", tmp_path / "capture", "--to", tmp_path / "reports")

@@ -101,6 +101,7 @@ def quietest(found: DataFrame, when: str, column: str) -> float:
     return min(row[column] for row in chosen) / 1000
 
 
+@pytest.mark.one_in_ci("stories", of="the model of acks")
 def test_what_is_foretold_comes_true(scene: Scene, spark: SparkSession) -> None:
     pair, topic = scene.pair, scene.topic
     pair.a.proxy.cli("namespace", "create", scene.prefix)
