@@ -185,6 +185,8 @@ def test_commits_of_groups_wait_for_one_of_a_set_and_not_for_ever(several: Sever
         (namespace,) = b.proxy.cli(*asked)["namespaces"]
         return next((each for each in namespace["group_claims"] if each["group"] == group), None)
 
+    for topic in (several.any_of, several.degrading):  # what is committed beyond a log's end waits at B for the data
+        a.produce(topic, [b"x"] * 20)
     with member(a, chosen, several.any_of) as fast, member(a, waiting, several.degrading) as slow:
         fast.commit({(several.any_of, 0): 0})
         slow.commit({(several.degrading, 0): 0})

@@ -70,8 +70,18 @@ def transaction(cluster: KafkaCluster | Servers, topic: str, records: Sequence[R
         producer.produce(topic, partition=0, **each)
     assert producer.flush(30) == 0
     if commit is not None:
+        end = log_end(cluster, topic)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        until("the marker is written", lambda: log_end(cluster, topic) > end)  # which the ack does not wait for
     return producer
+
+
+def log_end(cluster: KafkaCluster | Servers, topic: str) -> int:
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": unique("end-")})
+    try:
+        return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), 30)[1])
+    finally:
+        consumer.close()
 
 
 def commit(cluster: KafkaCluster | Servers, group: str, topic: str, offset: int, metadata: str | None = None) -> None:
