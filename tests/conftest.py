@@ -8,12 +8,14 @@ import pytest
 
 pytest_plugins = ("support.suites", "support.kafka", "support.proxies", "support.wan")
 
-BUGS = frozenset({"write failed", "batch not prepared"})
-"""What a follower end says of an exception that it does not know. It goes on as well as it can: nobody would notice."""
+BUGS = frozenset({"answer not understood", "task failed", "batch not prepared", "read not taken"})
+"""What is logged of an exception that nobody knows. It is got over as well as it can be: no test would notice."""
 
 
 @pytest.fixture(autouse=True)
-def no_bug_is_got_over(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def no_bug_is_got_over(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
+    if request.node.get_closest_marker("fails_on_purpose"):
+        return
     found = [record for record in caplog.get_records("call") if record.getMessage() in BUGS]
     assert not found, found[0].exc_text or found[0].exc_info

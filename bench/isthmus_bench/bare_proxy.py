@@ -19,6 +19,7 @@ from isthmus_bench.children import serve, server_tls
 from isthmus_control.control_state import ControlState
 from isthmus_plugins.api import RequestHook
 from isthmus_plugins.reservation import ReservationPlugin
+from isthmus_plugins.tasks import Supervision
 
 
 def reservation_hooks() -> list[RequestHook]:
@@ -43,7 +44,7 @@ async def start(target: Endpoint, hooks: list[RequestHook], tls: ssl.SSLContext 
     def address(node_id: int, host: bytes, broker_port: int) -> tuple[bytes, int]:
         return b"127.0.0.1", port
 
-    gateway = Gateway(compile_routes(hooks, address), Limits())
+    gateway = Gateway(compile_routes(hooks, address), Limits(), Supervision())
     listener = Listener(gateway, 1, Endpoint("127.0.0.1", 0), lambda: [target], tls)
     await listener.start()
     await listener.accept()

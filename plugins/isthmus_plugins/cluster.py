@@ -169,6 +169,9 @@ class ClusterApi(Protocol):
     Every method raises :class:`BrokerUnavailable` and, where the broker refuses for good, :class:`KafkaRefused`.
     """
 
+    def throttled(self) -> str | None:
+        """What quotas of the cluster keep this proxy waiting for, in words; None: nothing."""
+
     async def topics(self) -> Mapping[str, TopicInfo]:
         """All topics, read now."""
 

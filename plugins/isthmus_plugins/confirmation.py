@@ -128,7 +128,7 @@ class AckGate:
         self._context = context
         self._clock = context.clock
         self.confirmer = confirmer
-        self._tasks = Tasks(f"acks-{confirmer.name}")
+        self._tasks = Tasks(f"acks-{confirmer.name}", context.supervision)
         self.held = HeldAnswers(
             confirmer, context.clock.monotonic, confirmer.name, confirmer.limit_s, confirmer.lets_go
         )
@@ -144,7 +144,7 @@ class AckGate:
         confirmer.bound(self)
 
     def start(self) -> None:
-        self._tasks.start("watch", self._watch_for_ever())
+        self._tasks.keep("watch", self._watch_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -253,15 +253,12 @@ class AckGate:
     async def _watch_for_ever(self) -> None:
         """Whatever waits is looked at again and again, since time alone may let it go."""
         while True:
-            await self._waits.wait()
-            self._waits.clear()
             while self.held.waits:
                 await asyncio.sleep(STEP_S)
-                try:
-                    self.look()
-                except Exception:  # a bug must not hold the acks of others for ever
-                    log.exception("acks not looked at", extra={"confirmer": self.confirmer.name})
+                self.look()
             self._idle.set()
+            await self._waits.wait()
+            self._waits.clear()
 
     def look(self) -> None:
         """Answer what has waited for too long; let go what needs to wait no longer."""

@@ -72,7 +72,7 @@ class NamespaceHost:
         self._context = context
         self._plugins = plugins
         self._on_hooks = on_hooks
-        self._tasks = Tasks("namespace-plugins")
+        self._tasks = Tasks("namespace-plugins", context.supervision)
         self._lookup: Lookup | None = None
         self.running: dict[Key, Running] = {}
         self.failures: Counter[tuple[str, str]] = Counter()

@@ -16,6 +16,7 @@ from isthmus_control.sealing import Sealed
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import ClusterApi
 from isthmus_plugins.observers import LinkObservers
+from isthmus_plugins.tasks import Supervision
 
 
 class ControlApi(Protocol):
@@ -73,6 +74,9 @@ class PluginContext(Protocol):
 
     offsets_keyring_file: Path | None
     """Keys of groups' offsets (``[replication] offsets_keyring_file``); None: none."""
+
+    supervision: Supervision
+    """What of the background work fails."""
 
     link_observers: LinkObservers
     """Whom replication notifies."""

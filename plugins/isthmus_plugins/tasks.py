@@ -1,36 +1,93 @@
-"""Tasks with a name and an owner.
+"""Tasks with a name and an owner, and what becomes of those that fail.
 
 A bare ``asyncio.create_task`` may be garbage collected in mid-flight and loses its exception; the linter bans it. An
 owner creates one :class:`Tasks`, starts its work there, and closes it when it goes: every task ends before its owner.
+
+Work that nobody else looks at is *kept* (:meth:`Tasks.keep`): where it fails it begins anew after a while, and until it
+has run well for as long again it is in the process's :class:`Supervision`, which status, metrics and readiness show.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
 
 log = logging.getLogger("isthmus.tasks")
 
+RETRY_MIN_S: Final = 0.5
+RETRY_MAX_S: Final = 5.0
+RECOVERED_S: Final = 10.0
+"""So long a task that has failed must run without another failure to count as well again; more where it waits more."""
+
+
+@dataclass(slots=True)
+class FailingTask:
+    """Work that fails, and is tried again."""
+
+    name: str
+    """``owner/name``"""
+    error: str
+    since: float
+    """Seconds of the loop's clock: its first failure since it was well."""
+    failures: int
+    """Since then."""
+
+    def describe(self, now: float) -> str:
+        """One line for an operator."""
+        times = "once" if self.failures == 1 else f"{self.failures} times in {now - self.since:.0f} s"
+        return f"background work {self.name} fails and is tried again ({times}): {self.error}"
+
+
+class Supervision:
+    """Which background work of a process fails now, and how often each has failed since the start."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        self._failing: dict[object, FailingTask] = {}
+
+    @property
+    def failing(self) -> list[FailingTask]:
+        """By name: what has failed, and has not run well since."""
+        return sorted(self._failing.values(), key=lambda each: each.name)
+
+    def failed(self, work: object, name: str, error: BaseException, now: float) -> None:
+        """Note a failure of ``work`` (whatever stands for it; several may have one name), which is tried again."""
+        self.failures[name] += 1
+        failing = self._failing.get(work)
+        if failing is None:
+            failing = self._failing[work] = FailingTask(name, "", now, 0)
+        failing.error = f"{type(error).__name__}: {error}"
+        failing.failures += 1
+
+    def well(self, work: object) -> None:
+        """Work has run for long enough, has ended, or is not to be done any more."""
+        if (failing := self._failing.pop(work, None)) is not None:
+            log.info("task recovered", extra={"task": failing.name, "failures": failing.failures})
+
 
 class Tasks:
-    """The running tasks of one owner.
+    """The running tasks of one owner. Cancellation is no failure."""
 
-    A task that fails is logged with its name at once; ``on_failure`` (called with the name and the exception) lets the
-    owner turn the failure into a state. Cancellation is not a failure.
-    """
+    __slots__ = ("_closing", "_on_failure", "_owner", "_supervision", "_tasks")
 
-    __slots__ = ("_closing", "_on_failure", "_owner", "_tasks")
-
-    def __init__(self, owner: str, on_failure: Any = None) -> None:
+    def __init__(
+        self, owner: str, supervision: Supervision, on_failure: Callable[[str, BaseException], None] | None = None
+    ) -> None:
+        """``on_failure``, called with the name and the exception of a task that was started and failed, lets the owner
+        turn that into a state of its own.
+        """
         self._owner = owner
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._supervision = supervision
         self._on_failure = on_failure
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
 
     def start(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run ``work`` as the task ``owner/name``."""
+        """Run ``work`` once, as the task ``owner/name``: for what somebody waits for, or starts again."""
         if self._closing:
             work.close()
             raise RuntimeError(f"{self._owner} is closing: {name} cannot start")
@@ -39,6 +96,36 @@ class Tasks:
         task.add_done_callback(self._done)
         return task
 
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Run ``work`` as the task ``owner/name`` until it returns; where it fails, run it again after a while."""
+        return self.start(name, self._kept(f"{self._owner}/{name}", work))
+
+    async def _kept(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        loop = asyncio.get_running_loop()
+        token = object()
+        pause = RETRY_MIN_S
+        try:
+            while True:
+                began, well_after = loop.time(), max(RECOVERED_S, pause)
+                recovery = loop.call_later(well_after, self._supervision.well, token)
+                try:
+                    await work()
+                except Exception as error:
+                    if loop.time() - began >= well_after:
+                        pause = RETRY_MIN_S
+                    self._supervision.failed(token, name, error, loop.time())
+                    log.error(
+                        "task failed", extra={"task": name, "error": repr(error), "again_s": pause}, exc_info=error
+                    )
+                else:
+                    return
+                finally:
+                    recovery.cancel()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RETRY_MAX_S)
+        finally:
+            self._supervision.well(token)
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
@@ -46,6 +133,7 @@ class Tasks:
         error = task.exception()
         if error is None:
             return
+        self._supervision.failures[task.get_name()] += 1
         log.error("task failed", extra={"task": task.get_name(), "error": repr(error)}, exc_info=error)
         if self._on_failure is not None:
             self._on_failure(task.get_name(), error)

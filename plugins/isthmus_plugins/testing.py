@@ -29,6 +29,7 @@ from isthmus_plugins.cluster import Fetched, FetchPartition, PartitionInfo, Topi
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.namespace_plugins import NamespacePlugin
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.error_codes import UNKNOWN_TOPIC_OR_PARTITION
@@ -231,6 +232,7 @@ class Kit:
             SimpleNamespace(
                 **{**defaults, **context},
                 cluster=self.broker,
+                supervision=Supervision(),
                 control=self._control,
                 known_topic_name=self._topic_name,
                 topic_name=self._resolved,

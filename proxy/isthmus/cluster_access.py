@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 from uuid import UUID
 
-from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
+from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, OurBug, RequestTimedOut, UnsupportedVersion
 from isthmus.kafka import results
 from isthmus.kafka.acls import AclClient
 from isthmus.kafka.broker_connection import BrokerConnection
@@ -39,14 +41,17 @@ from isthmus_plugins.cluster import (
     TransactionMarkers,
 )
 from isthmus_protocol import peeks
-from isthmus_protocol.error_codes import UNKNOWN_TOPIC_ID
+from isthmus_protocol.error_codes import NETWORK_EXCEPTION, THROTTLING_QUOTA_EXCEEDED, UNKNOWN_TOPIC_ID
 from isthmus_protocol.messages import build_request
 from isthmus_protocol.record_requests import fetch_body, produce_body
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.throttling import throttle_ms
 from isthmus_protocol.wire import Frame, MalformedFrame
 
 POSITION_DEADLINE_S: Final = 10.0
 """How long positions in logs are asked for while leaders move: whoever needs them asks again."""
+THROTTLED_MAX_S: Final = 60.0
+"""A read that quotas hold up for longer fails: whoever waits for it is to know."""
 PRODUCE_VERSION_MAX: Final = 11
 """Later ones add partitions to transactions implicitly, and name topics by id."""
 MARKERS_VERSION_MAX: Final = 1
@@ -61,6 +66,9 @@ CLUSTER_WIDE: Final = ""
 OFFSETS_RETENTION: Final = "offsets.retention.minutes"
 TOPIC_SOURCE: Final = 1
 """ConfigSource of a topic's own settings."""
+
+
+log = logging.getLogger("isthmus.cluster")
 
 
 class _Errors:
@@ -81,6 +89,12 @@ class _Errors:
             if error.retriable or is_stale_metadata(error):
                 raise BrokerUnavailable(str(error)) from error
             raise KafkaRefused(error.code, error.name, error.message or "") from error
+        if isinstance(error, Exception) and not isinstance(
+            error, TimeoutError | OurBug | BrokerUnavailable | KafkaRefused
+        ):
+            # It is all made of what a broker said: an answer that nobody foresaw must not end who asked.
+            log.error("answer not understood", extra={"error": repr(error)}, exc_info=error)
+            raise BrokerUnavailable(f"a broker's answer was not understood: {error!r}") from error
 
 
 _ERRORS: Final = _Errors()
@@ -98,6 +112,19 @@ class ClusterAccess:
         """All topics as last read, by the client and for plugins."""
 
     # ---- topics ----
+
+    def throttled(self) -> str | None:
+        """What quotas of the cluster keep this proxy waiting for, in words; None: nothing."""
+        asked: dict[str, list[str]] = {}
+        for address, api_key in self._client.throttled():
+            asked.setdefault(address, []).append(ApiKey(api_key).name)
+        if not asked:
+            return None
+        where = "; ".join(f"broker {address} on {', '.join(apis)}" for address, apis in asked.items())
+        return (
+            f"quotas throttle this proxy: {where}. Raise what applies to its user, or to client id "
+            f"{self._client.client_id} (kafka-configs --entity-type clients)"
+        )
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         """All topics, read now."""
@@ -516,11 +543,15 @@ class FetchOverConnection:
         read_committed: bool = False,
         only_changes: bool = False,
     ) -> list[Fetched]:
-        """Read each of the partitions from its offset on. Raises BrokerUnavailable."""
+        """Read each of the partitions from its offset on; ``only_changes``: those of which there is something new.
+
+        Waits while a quota throttles this connection. Raises BrokerUnavailable.
+        """
         wanted = {(each.topic_id, each.partition): each for each in partitions}
         isolation = READ_COMMITTED if read_committed else READ_UNCOMMITTED
         with _ERRORS:
             version = self.connection.version(ApiKey.FETCH)
+            throttled_s = 0.0
             while True:
                 asked = (
                     self._session.request(wanted) if only_changes else SessionRequest(*NO_SESSION, by_topic(wanted), {})
@@ -549,9 +580,20 @@ class FetchOverConnection:
                 error = as_error(error_code or 0)
                 if error is not None:
                     raise error
+                if only_changes:
+                    self._session.answered(session_id or 0)
+                answered = sum(len(fetched) for _, fetched in found)
+                if not answered and (throttled_ms := throttle_ms(ApiKey.FETCH, version, frame)):
+                    # It has read nothing, which says nothing of the logs (KIP-219).
+                    throttled_s += throttled_ms / 1000
+                    if throttled_s > THROTTLED_MAX_S:
+                        where = self.connection.address
+                        raise KafkaError(THROTTLING_QUOTA_EXCEEDED, f"a quota has had {where} read nothing for so long")
+                    await asyncio.sleep(throttled_ms / 1000)
+                    continue
+                if answered < len(wanted) and not only_changes:
+                    raise KafkaError(NETWORK_EXCEPTION, f"{self.connection.address} answers without some partitions")
                 break
-            if only_changes:
-                self._session.answered(session_id or 0)
         return [
             Fetched(
                 topic_id,

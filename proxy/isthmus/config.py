@@ -32,6 +32,7 @@ import difflib
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -40,6 +41,7 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -272,12 +274,24 @@ class ClusterSection(Section):
         return _as_text(self.bootstrap_servers)
 
 
+def _by_number(value: object) -> object:
+    """A table by numbers: all keys of TOML are text."""
+    if not isinstance(value, dict):
+        return value
+    return {int(key) if isinstance(key, str) and key.isdecimal() else key: each for key, each in value.items()}
+
+
+BrokerPorts = Annotated[dict[int, Annotated[int, Field(ge=1, le=65535)]], BeforeValidator(_by_number)]
+
+
 class ClientListenerSection(Section):
     bind: Bind
     """Sidecar: the broker's port. Whole cluster: the port to bootstrap from. Port 0 takes a free one."""
     advertised_host: str | None = Field(default=None, min_length=1)
     """Where clients are to connect to; None: the host of ``bind``."""
     broker_port_base: int | None = Field(default=None, ge=1, le=65535)
+    broker_ports: BrokerPorts = Field(default_factory=dict)
+    """By node id: ports of brokers that are not at the base plus their id."""
     tls_certfile: FilePath | None = None
     tls_keyfile: FilePath | None = None
     tls_client_cafile: FilePath | None = None
@@ -294,15 +308,19 @@ class ClientListenerSection(Section):
     def broker_bind(self, broker_id: int) -> Address:
         """Where broker ``broker_id`` is served in whole-cluster mode.
 
-        At ``broker_port_base + broker_id``. The base is the bootstrap port plus one if not set, so that broker 0 comes
-        right behind the bootstrap port. Where the bootstrap port is a free one, so is this. Raises
-        :class:`ConfigError` where the sum is no port.
+        At its port of ``broker_ports``, else at ``broker_port_base + broker_id``. The base is the bootstrap port plus
+        one if not set, so that broker 0 comes right behind the bootstrap port. Where the bootstrap port is a free one,
+        so is this. Raises :class:`ConfigError` where the sum is no port.
         """
+        if broker_id in self.broker_ports:
+            return Address(self.bind.host, self.broker_ports[broker_id])
         if self.broker_port_base is None and self.bind.port == 0:
             return Address(self.bind.host, 0)
         port = (self.broker_port_base or self.bind.port + 1) + broker_id
         if port > 65535:
-            fix = f"choose a base of at most {65535 - broker_id}"
+            fix = f"add [client_listener.broker_ports] with a port of its own: {broker_id} = 19100"
+            if broker_id < 65535:
+                fix = f"choose a base of at most {65535 - broker_id}, or {fix}"
             problem = Problem(
                 "client_listener.broker_port_base", f"port {port} for broker {broker_id}", "65535 or less", fix
             )
@@ -497,11 +515,11 @@ def _fix_unknown(section: type[BaseModel], path: list[str], name: str) -> str:
     if name in _secret_names(section):
         return f"secrets stand in a file or in the environment: use {name}_file or {name}_env"
     known = list(section.model_fields)
-    if close := difflib.get_close_matches(name, known, 1, 0.6):
-        return f"did you mean {'.'.join([*path, close[0]])}?"
     for other in ProxyConfig.model_fields:
         if name in _section_at([other]).model_fields and other not in path:
             return f"did you mean {other}.{name}?"
+    if close := difflib.get_close_matches(name, known, 1, 0.6):
+        return f"did you mean {'.'.join([*path, close[0]])}?"
     return f"known {'keys' if path else 'tables'} here: {', '.join(known)}"
 
 
@@ -575,6 +593,15 @@ def _listener_rules(config: ProxyConfig) -> Iterator[Problem]:
     if config.cluster.broker_id is not None and clients.broker_port_base is not None:
         fix = "remove it, or remove cluster.broker_id to front all brokers"
         yield Problem("client_listener.broker_port_base", "a value", "none for the sidecar of one broker", fix)
+    if config.cluster.broker_id is not None and clients.broker_ports:
+        fix = "remove it, or remove cluster.broker_id to front all brokers"
+        yield Problem("client_listener.broker_ports", "a table", "none for the sidecar of one broker", fix)
+    for port in sorted({port for port in clients.broker_ports.values() if port == clients.bind.port}):
+        yield Problem("client_listener.broker_ports", str(port), "another port than bind", "choose another port")
+    if twice := sorted(port for port, count in Counter(clients.broker_ports.values()).items() if count > 1):
+        yield Problem(
+            "client_listener.broker_ports", f"port {twice[0]} twice", "a port for each", "choose another port"
+        )
     for name in ("tls_keyfile", "tls_client_cafile"):
         if getattr(clients, name) is not None and clients.tls_certfile is None:
             yield _certificate_missing("client_listener", "tls_certfile", name)

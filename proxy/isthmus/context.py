@@ -22,6 +22,7 @@ from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.process import Clock, LinkListenerSpec
+from isthmus_plugins.tasks import Supervision
 
 
 class Control:
@@ -70,6 +71,7 @@ class Context:
         link_client_tls: ssl.SSLContext | None,
         data_directory: Path | None,
         offsets_keyring_file: Path | None,
+        supervision: Supervision,
     ) -> None:
         self.proxy_name = proxy_name
         self.incarnation = control_log.incarnation
@@ -80,6 +82,7 @@ class Context:
         self.link_client_tls = link_client_tls
         self.data_directory = data_directory
         self.offsets_keyring_file = offsets_keyring_file
+        self.supervision = supervision
         self.link_listener: LinkListenerSpec | None = None
         self.link_observers = LinkObservers()
         self.fronted_brokers = front.brokers

@@ -51,7 +51,7 @@ from isthmus_control.leases import LeaseView
 from isthmus_control.model import INTERNAL_PREFIX, BrokerClaim
 from isthmus_control.outcome import Accepted, Change, Duplicate, Outcome, Rejected, Rejection
 from isthmus_control.replica import Applied, Halted, Replica
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.error_codes import (
     INVALID_REPLICATION_FACTOR,
     OFFSET_OUT_OF_RANGE,
@@ -141,6 +141,7 @@ class ControlLog:
         client: ClusterClient,
         name: str,
         *,
+        supervision: Supervision,
         incarnation: str | None = None,
         fence: Callable[[], Awaitable[None]] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
@@ -156,7 +157,7 @@ class ControlLog:
         self._client = client
         self._fence = fence
         self._on_failure = on_failure
-        self._tasks = Tasks(f"control log of {name}", self._task_failed)
+        self._tasks = Tasks(f"control log of {name}", supervision, self._task_failed)
         self._view = LeaseView(self.incarnation)
         self._replica: Replica | None = None
         self._topic_id: uuid.UUID | None = None

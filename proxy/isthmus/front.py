@@ -20,7 +20,7 @@ from isthmus.kafka.client import ClusterClient
 from isthmus.session.listener import Endpoint, Gateway, Listener
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import BrokerClaim
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 
 log = logging.getLogger("isthmus.front")
 
@@ -61,6 +61,7 @@ class Front:
         gateway: Gateway,
         addresses: Addresses,
         client_tls: ssl.SSLContext | None,
+        supervision: Supervision,
     ) -> None:
         self._config = config
         self._client = client
@@ -68,7 +69,9 @@ class Front:
         self._client_tls = client_tls
         self._listeners: dict[int, Listener] = {}
         self._addresses = addresses
-        self._tasks = Tasks("front")
+        self._tasks = Tasks("front", supervision)
+        self.unserved: dict[int, str] = {}
+        """Brokers that have no port here, and why."""
         self._accepting = False
         self._advertised = config.client_listener.advertised
         self.on_change: Callable[[], None] = lambda: None
@@ -102,7 +105,11 @@ class Front:
     # ---- life ----
 
     async def bind(self) -> None:
-        """Bind every port; clients that connect wait until :meth:`serve`. Raises ConfigurationError."""
+        """Bind every port; clients that connect wait until :meth:`serve`.
+
+        Raises ConfigurationError where the port to bootstrap from cannot be bound, or that of a sidecar; one broker's
+        of a whole cluster leaves that :attr:`unserved`, and is tried again.
+        """
         broker_id = self._config.cluster.broker_id
         bind = self._config.client_listener.bind
         if broker_id is not None:
@@ -122,7 +129,7 @@ class Front:
         for listener in self._listeners.values():
             await listener.accept()
         if self.brokers is None:
-            self._tasks.start("brokers", self._watch_brokers())
+            self._tasks.keep("brokers", self._watch_brokers)
 
     async def stop(self) -> None:
         """Listen no more. Sessions go on."""
@@ -156,11 +163,19 @@ class Front:
 
     async def _follow_brokers(self) -> bool:
         """Listen for brokers that are new. Those that are gone keep their port: they may be restarting."""
-        new = [broker_id for broker_id in sorted(self._client.brokers) if broker_id not in self._listeners]
-        for broker_id in new:
-            bind = self._config.client_listener.broker_bind(broker_id)
-            await self._listen(broker_id, Endpoint(bind.host, bind.port))
-        return bool(new)
+        brokers = sorted(self._client.brokers)
+        unserved, served = {}, False
+        for broker_id in (broker_id for broker_id in brokers if broker_id not in self._listeners):
+            try:
+                bind = self._config.client_listener.broker_bind(broker_id)
+                await self._listen(broker_id, Endpoint(bind.host, bind.port))
+                served = True
+            except ConfigurationError as error:  # no reason to serve the others less
+                unserved[broker_id] = str(error)
+                if self.unserved.get(broker_id) != str(error):
+                    log.error("broker not served", extra={"broker": broker_id, "detail": str(error)})
+        self.unserved = unserved
+        return served
 
     async def _watch_brokers(self) -> None:
         while True:
@@ -168,7 +183,7 @@ class Front:
             try:
                 await self._client.refresh(())
                 changed = await self._follow_brokers()
-            except (PeerFault, ConfigurationError) as error:
+            except PeerFault as error:
                 log.warning("brokers not followed", extra={"detail": str(error)})
                 continue
             if changed:

@@ -20,6 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from isthmus.histogram import Histogram
+from isthmus_protocol.schema import ApiKey
 
 if TYPE_CHECKING:
     from isthmus.session.dispatch import Route
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from isthmus.session.listener import Gateway
     from isthmus_control.control_state import ControlState
     from isthmus_plugins.confirmation import AckGate
+    from isthmus_plugins.tasks import Supervision
 
 log = logging.getLogger("isthmus.metrics")
 
@@ -46,12 +48,15 @@ class LeaseView:
 class MetricsSource:
     """Where the numbers come from. Parts that the process does not have yet are None, and their families absent."""
 
+    supervision: Supervision
     gateway: Gateway | None = None
     control_state: Callable[[], ControlState] | None = None
     lease: Callable[[], LeaseView] | None = None
     plugin_metrics: Callable[[], Iterable[Metric]] | None = None
     """All plugins' families (the hook ``isthmus_metrics``)."""
     ack_gates: Callable[[], Sequence[AckGate]] = tuple
+    throttled_s: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """By a broker's address and API."""
     plugin_failures: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By plugin and what became of the request, how often a hook of a namespace failed."""
 
@@ -69,12 +74,14 @@ class ProxyCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         source = self._source
+        yield from _tasks(source.supervision)
         if source.gateway is not None:
             yield from _connections(source.gateway)
             yield from _requests(source.gateway.routes.values())
             yield from _gates(source.gateway.gates)
             yield _unconfirmed(source.ack_gates())
             yield _failures(source.plugin_failures)
+        yield _throttled(source.throttled_s)
         if source.control_state is not None:
             yield from _control(source.control_state())
         if source.lease is not None:
@@ -209,6 +216,29 @@ def _failures(failures: Mapping[tuple[str, str], int]) -> Metric:
     )
     for (plugin, policy), count in sorted(failures.items()):
         family.add_metric((plugin, policy), count)
+    return family
+
+
+def _tasks(supervision: Supervision) -> Iterator[Metric]:
+    failures = CounterMetricFamily(
+        "isthmus_task_failures", "Failures of background work, which begins anew after a while", labels=("task",)
+    )
+    for name, count in sorted(supervision.failures.items()):
+        failures.add_metric((name,), count)
+    yield failures
+    yield _gauge(
+        "isthmus_tasks_failing", "Background work that fails now: its latest run failed", len(supervision.failing)
+    )
+
+
+def _throttled(throttled_s: Mapping[tuple[str, int], float]) -> Metric:
+    family = CounterMetricFamily(
+        "isthmus_cluster_throttled_seconds",
+        "For how long quotas of the cluster kept this proxy's own requests waiting, by broker and API",
+        labels=("broker", "api"),
+    )
+    for (address, api_key), seconds in sorted(throttled_s.items()):
+        family.add_metric((address, ApiKey(api_key).name.lower()), seconds)
     return family
 
 

@@ -44,6 +44,7 @@ from isthmus_plugins.api import RequestHook
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.tasks import Supervision
 
 log = logging.getLogger("isthmus.process")
 
@@ -101,12 +102,14 @@ class Process:
         self._context: Context | None = None
         self._front: Front | None = None
         self._gateway: Gateway | None = None
-        self._source = metrics.MetricsSource(plugin_metrics=self._plugin_metrics)
+        self._supervision = Supervision()
+        self._source = metrics.MetricsSource(self._supervision, plugin_metrics=self._plugin_metrics)
         self._services = AdminServices(
             name=config.proxy.name or "",
             describe=self.describe,
             not_ready=self._not_ready,
             registry=metrics.make_registry(self._source),
+            supervision=self._supervision,
             version=VERSION,
         )
         admin = config.admin_listener.bind
@@ -146,12 +149,14 @@ class Process:
             ) from error
         assert client.cluster_id is not None
         addresses = Addresses(config.client_listener.advertised)
-        gateway = self._gateway = Gateway(compile_routes((), addresses), limits, session_tls(config))
+        gateway = self._gateway = Gateway(compile_routes((), addresses), limits, self._supervision, session_tls(config))
         self._transactions = OpenTransactions(client)
-        front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config))
+        front = self._front = Front(config, client, gateway, addresses, client_listener_tls(config), self._supervision)
         await front.bind()
         name = self._services.name = config.proxy_name(front.bootstrap.port)
-        control_log = self._control_log = ControlLog(client, name, fence=self._fence, on_failure=self._must_stop)
+        control_log = self._control_log = ControlLog(
+            client, name, supervision=self._supervision, fence=self._fence, on_failure=self._must_stop
+        )
         try:
             await control_log.start()
         except PeerFault as error:
@@ -174,6 +179,7 @@ class Process:
             link_dial_tls(config),
             config.data.directory,
             config.replication.offsets_keyring_file,
+            self._supervision,
         )
         if RESERVATION_PLUGIN in config.plugins.enabled:
             gateway.vouches_until = lambda: control_log.lease_deadline
@@ -209,6 +215,7 @@ class Process:
         self._services.links = self._hooks.hook.isthmus_link_operations()
         self._services.plugins = self._namespace_host
         self._source.gateway = gateway
+        self._source.throttled_s = client.throttled_s
         self._source.ack_gates = lambda: [*self._ack_gates, *host.gates]
         self._source.plugin_failures = host.failures
         self._source.control_state = lambda: control_log.state
@@ -279,7 +286,7 @@ class Process:
 
     def _brokers_changed(self) -> None:
         assert self._gateway is not None
-        self._gateway.tasks.start("claim", self._claim_until_done())
+        self._gateway.tasks.keep("claim", self._claim_until_done)
 
     async def _claim_until_done(self) -> None:
         """Claim brokers that came while the proxy runs. Another proxy may front them: then it is tried again."""
@@ -347,7 +354,10 @@ class Process:
         if not self._ready:
             return ["the proxy is starting"]
         lease = self._lease()
-        return [] if lease.vouching else [lease.reason or "no lease"]
+        reasons = [] if lease.vouching else [lease.reason or "no lease"]
+        if self._front is not None:
+            reasons += [f"broker {number} is not served: {why}" for number, why in sorted(self._front.unserved.items())]
+        return reasons + [each.describe(monotonic()) for each in self._supervision.failing]
 
     def _lease(self) -> metrics.LeaseView:
         control_log = self._control_log
@@ -369,6 +379,8 @@ class Process:
             warnings.append(
                 "secrets of links are not sealed in the control log: set cluster.control_key_file on all proxies"
             )
+        if self._context is not None and (throttled := self._context.cluster.throttled()) is not None:
+            warnings.append(throttled)
         return ProcessDescription(
             mode=self.config.mode,
             bootstrap=str(front.bootstrap) if front is not None and front.claims() else None,

@@ -25,7 +25,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import BrokerClaim
 from isthmus_control.model import ResourceType as Kind
 from isthmus_control.outcome import Accepted, Change, LeaseChanged, NamespaceChanged, Outcome, Rejected, Rejection
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.record_codec import Record, encode_batch
 
 pytestmark = pytest.mark.brokers
@@ -90,7 +90,7 @@ class Proxy:
 @asynccontextmanager
 async def proxy(cluster: KafkaCluster, name: str, *, release: bool = True, **more: Any) -> AsyncIterator[Proxy]:
     async with client_of(cluster) as client:
-        one = Proxy(ControlLog(client, name, **more))
+        one = Proxy(ControlLog(client, name, supervision=Supervision(), **more))
         try:
             await one.log.start()
             yield one
@@ -105,7 +105,10 @@ def namespace(prefix: str, reserved: bool = False) -> c.CreateNamespace:
 def test_two_proxies_make_it_at_once_and_agree(broker: KafkaCluster) -> None:
     async def run() -> None:
         async with empty(broker) as client, client_of(broker) as one_client, client_of(broker) as two_client:
-            one, two = Proxy(ControlLog(one_client, "one")), Proxy(ControlLog(two_client, "two"))
+            one, two = (
+                Proxy(ControlLog(one_client, "one", supervision=Supervision())),
+                Proxy(ControlLog(two_client, "two", supervision=Supervision())),
+            )
             await asyncio.gather(one.log.start(), two.log.start())
             entries = (await client.describe_configs(ResourceType.TOPIC, [TOPIC]))[TOPIC].entries
             assert {name: entries[name].value for name in control_log._settings(1)} == control_log._settings(1)
@@ -396,7 +399,7 @@ def test_kill_freeze_and_restart_of_brokers(kafka_cluster: Clusters) -> None:
                     while len(accepted) < target:
                         await one.log._change(1.0)
 
-            tasks = Tasks("test")
+            tasks = Tasks("test", Supervision())
             writers = [tasks.start(each.log.name, write(each)) for each in (one, two)]
             await progress()
             leader = (await one.log._client.leader(TOPIC, 0)).leader

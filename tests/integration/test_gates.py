@@ -18,6 +18,7 @@ from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
 from isthmus_bench.kafka import KafkaCluster
 from isthmus_plugins.api import Gate, Replace, RequestHook
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.schema import ApiKey
 
 pytestmark = pytest.mark.brokers
@@ -51,7 +52,7 @@ async def gated(kafka: KafkaCluster, late: _Late) -> AsyncIterator[tuple[Gateway
     """A proxy's listener in front of the only broker, and its address."""
     host, _, port = kafka.bootstrap_servers.rpartition(":")
     listening: list[int] = []
-    gateway = Gateway(compile_routes([late.hook()], lambda *_: (b"127.0.0.1", listening[0])), Limits())
+    gateway = Gateway(compile_routes([late.hook()], lambda *_: (b"127.0.0.1", listening[0])), Limits(), Supervision())
     listener = Listener(gateway, 1, Endpoint("127.0.0.1", 0), lambda: [Endpoint(host, int(port))])
     await listener.start()
     listening.append(listener.bind.port)

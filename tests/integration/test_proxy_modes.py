@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +22,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.kafka import unique
+from support.links import until
 from support.wire import Wire, batch_of
 
 from isthmus.kafka.client import LATEST, ClusterClient
@@ -278,6 +279,34 @@ def test_a_proxy_that_slept_takes_no_writes_until_it_has_caught_up(three: KafkaC
         metrics = httpx.get(proxy.url + "/metrics", trust_env=False).text
         refused = re.findall(r'isthmus_requests_refused_total{cause="no_lease"} ([\d.]+)', metrics)
         assert refused, metrics
+
+
+def test_a_broker_whose_port_is_taken_leaves_the_others_served(three: KafkaCluster) -> None:
+    topic = create_topic(three)
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    proxy = ProxyProcess(three.bootstrap_servers, name="taken", extra={"client_listener.broker_ports": {"2": port}})
+    with closing(proxy), taken:
+        proxy.spawn()
+
+        def reasons() -> list[str]:
+            found: list[str] = proxy.get("/v1/status")["reasons"]
+            return found
+
+        until("it says why it is not ready", lambda: any("broker 2 is not served" in each for each in reasons()))
+        assert httpx.get(f"{proxy.url}/health/ready", trust_env=False).status_code == 503
+        assert sorted(advertised(proxy.bootstrap)) == [1, 3]
+        admin = AdminClient({"bootstrap.servers": three.bootstrap_servers})
+        led = admin.list_topics(topic, timeout=20).topics[topic].partitions
+        producer = Producer({"bootstrap.servers": proxy.bootstrap})
+        served = [number for number, partition in led.items() if partition.leader != 2]
+        for number in served:
+            producer.produce(topic, "served", partition=number)
+        assert producer.flush(30) == 0
+        taken.close()
+        until("it has the port", lambda: reasons() == [])
+        assert advertised(proxy.bootstrap)[2] == f"127.0.0.1:{port}"
+        produce_to_all(proxy.bootstrap, topic, 6)
 
 
 def test_without_plugins_it_is_a_plain_proxy(three: KafkaCluster) -> None:

@@ -50,10 +50,15 @@ def brokers() -> Iterator[KafkaCluster]:
 
 
 @pytest.fixture(scope="module")
-def proxy(brokers: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+def password(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("secrets") / "password"
+    file.write_text("admin-secret\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def proxy(brokers: KafkaCluster, password: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """TLS towards clients; itself it is ``admin``, with a password from a file."""
-    password = tmp_path_factory.mktemp("secrets") / "password"
-    password.write_text("admin-secret\n")
     tls = brokers.authority.directory
     extra = {
         "proxy": {"log_level": "debug"},
@@ -233,6 +238,25 @@ def test_clients_log_in_again_on_open_connections(brokers: KafkaCluster, proxy: 
     assert closed == []
     # The proxy's own connections lived through it, too.
     assert proxy.get("/v1/status")["ready"]
+
+
+def test_a_password_file_that_is_away_while_it_is_replaced_ends_nothing(
+    brokers: KafkaCluster, proxy: ProxyProcess, password: Path
+) -> None:
+    """The broker ends the proxy's connections now and then (KIP-368): each new one reads the file."""
+    settings = client_of(brokers, proxy, "admin")
+    topic = create_topic(settings)
+    text, said = password.read_text(), len(proxy.log)
+    password.unlink()
+    try:
+        until("a connection needs it", lambda: f"{password} cannot be read" in proxy.log[said:])
+    finally:
+        password.write_text(text)
+    assert produce(settings, topic) == []
+    until("all goes on", lambda: proxy.get("/v1/status")["ready"])
+    metrics = httpx.get(f"{proxy.url}/metrics", trust_env=False).text
+    assert "isthmus_tasks_failing 0.0" in metrics
+    assert "isthmus_task_failures_total{" not in metrics
 
 
 def test_tls_that_does_not_fit(brokers: KafkaCluster, proxy: ProxyProcess) -> None:

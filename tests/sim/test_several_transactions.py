@@ -22,7 +22,7 @@ from isthmus_control.commands import AlterDemands, AlterLink
 from isthmus_control.demands import Confirm
 from isthmus_control.model import LinkMode, ResourceType, SyncState
 from isthmus_plugins.replication.partitions import LinkPartition
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC
 
 SEEDS = int(os.environ.get("ISTHMUS_SIM_SEEDS", "8"))
@@ -40,7 +40,7 @@ class Scene:
         self.partitions = self.three.a.add_topic(TOPIC, PARTITIONS).partitions
         self.state = self.three.a.add_topic(TRANSACTION_TOPIC, STATE_PARTITIONS).partitions
         self.failed: list[BaseException] = []
-        self.tasks = Tasks("sources", lambda name, error: self.failed.append(error))
+        self.tasks = Tasks("sources", Supervision(), lambda name, error: self.failed.append(error))
         self.done: list[Done] = []
         self.numbers = 0
         self.kills = 0

@@ -30,7 +30,7 @@ from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.transactions.sender import CALL_MAX
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
@@ -73,7 +73,7 @@ class Scene:
         self.replicas = Replicas(self.random, brokers=1)
         self.partitions = self.replicas.a.add_topic(TOPIC, PARTITIONS).partitions
         self.state = self.replicas.a.add_topic(TRANSACTION_TOPIC, STATE_PARTITIONS).partitions
-        self.tasks = Tasks("sources")
+        self.tasks = Tasks("sources", Supervision())
         self.done: list[Done] = []
         self.numbers = 0
         self.empty = self.random.choice((0.05, 0.4))

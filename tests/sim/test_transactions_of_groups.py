@@ -25,7 +25,7 @@ from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
 from isthmus_plugins.replication.in_doubt.pending_offsets import committed_offsets
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.partitions import LinkPartition
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, decode_response, encode_request, encode_response
@@ -62,7 +62,7 @@ class Scene:
         self.offsets = self.replicas.a.add_topic(OFFSETS_TOPIC).partitions[0]
         self.state = self.replicas.a.add_topic(TRANSACTION_TOPIC, STATE_PARTITIONS).partitions
         self.failed: list[BaseException] = []
-        self.tasks = Tasks("sources", lambda name, error: self.failed.append(error))
+        self.tasks = Tasks("sources", Supervision(), lambda name, error: self.failed.append(error))
         self.done: list[Done] = []
         self.decided: dict[str, int] = {}
         """By group: the furthest committed offset that was decided."""

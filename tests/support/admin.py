@@ -55,6 +55,7 @@ from isthmus_plugins.links import (
     TransactionVerificationPlan,
     VerifyReport,
 )
+from isthmus_plugins.tasks import Supervision
 
 T = TypeVar("T")
 
@@ -377,14 +378,16 @@ def _status(name: str, remote: str = "127.0.0.1:29292") -> LinkStatus:
 
 def make_gateway() -> Gateway:
     """The real counters, with a route for every API and no sessions."""
-    return Gateway(compile_routes((), lambda broker_id, host, port: None), Limits())
+    return Gateway(compile_routes((), lambda broker_id, host, port: None), Limits(), Supervision())
 
 
 def make_services(log: MemoryLog, links: MemoryLinks | None = None) -> AdminServices:
     """All of a sidecar's parts, up and ready; the proxy is ``proxy-1`` with broker 1."""
     log.claim("proxy-1", 1)
     gateway = make_gateway()
-    source = metrics.MetricsSource(gateway, lambda: log.state, lambda: metrics.LeaseView(True, 12.5), lambda: ())
+    source = metrics.MetricsSource(
+        gateway.supervision, gateway, lambda: log.state, lambda: metrics.LeaseView(True, 12.5), lambda: ()
+    )
     description = ProcessDescription(
         mode="sidecar",
         bootstrap="127.0.0.1:19093",
@@ -398,6 +401,7 @@ def make_services(log: MemoryLog, links: MemoryLinks | None = None) -> AdminServ
         describe=lambda: description,
         not_ready=list,
         registry=metrics.make_registry(source),
+        supervision=gateway.supervision,
         version="1.2.3",
         control=log,
         gateway=gateway,

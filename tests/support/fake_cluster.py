@@ -39,6 +39,7 @@ from isthmus_plugins.cluster import (
 )
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.process import LinkListenerSpec
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.records import whole_header
 from support.fake_acls import FakeAcls
 from support.fake_groups import BROKER_DEFAULTS, FakeGroups
@@ -170,6 +171,7 @@ class FakeCluster(FakeAcls, FakeGroups):
         self.cluster_configs: dict[str, str] = {}
         self.completing: list[str] = []
         """Transactions whose markers are on their way."""
+        self.throttles: str | None = None
         self.requests = 0
         self.bursts = 0
         """How often batches were sent without waiting for the answer to the one before."""
@@ -213,6 +215,9 @@ class FakeCluster(FakeAcls, FakeGroups):
         if found.partitions[partition].leader in self.down:
             raise BrokerUnavailable(f"the leader of {topic}-{partition} is down")
         return found.partitions[partition]
+
+    def throttled(self) -> str | None:
+        return self.throttles
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         await self._request()
@@ -648,6 +653,7 @@ class FakeContext:
         self.data_directory: Path | None = None
         self.offsets_keyring_file: Path | None = None
         self.link_observers = LinkObservers()
+        self.supervision = Supervision()
         self.fronted_brokers = brokers
         self.lease_deadline = float("inf")
         self.port: int | None = None

@@ -108,11 +108,15 @@ class LoopbackLoop(SimulatedLoop):
         self._listening[port] = protocol_factory
         return _Server(self._listening, port)
 
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        if host not in (HOST, "localhost"):
+            raise socket.gaierror(socket.EAI_NONAME, f"{host} is not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (HOST, port))]
+
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         assert not options.get("ssl"), "in memory there is no TLS"
         await asyncio.sleep(WAY_S)
-        if host not in (HOST, "localhost"):
-            raise socket.gaierror(socket.EAI_NONAME, f"{host} is not known")
+        await self.getaddrinfo(host, port)
         accept = self._listening.get(port)
         if accept is None:
             raise ConnectionRefusedError(f"nobody listens on {host}:{port}")

@@ -98,13 +98,13 @@ class Two:
         await self.until("connected", lambda: self.a.status(name).state == self.b.status(name).state == "Following")
 
 
-def on_two(work: Callable[[Two], Awaitable[None]]) -> None:
+def on_two(work: Callable[[Two], Awaitable[None]], timeout_s: float = 30) -> None:
     async def run() -> None:
         two = Two()
         await two.a.start()
         await two.b.start()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(timeout_s):
                 await work(two)
         finally:
             await two.a.stop()

@@ -213,6 +213,7 @@ def connected(rng: random.Random, one: End, other: End, link_name: str = LINK) -
     """A connection between two proxies, dialled by the first."""
     dialler = LinkConnection(
         clock=one.context.clock,
+        supervision=one.context.supervision,
         hello={"purpose": "link", "link_id": LINK_ID},
         secret=SECRET,
         identity={"cluster_id": one.context.cluster_id, "proxy": "a", "brokers": "all"},
@@ -220,6 +221,7 @@ def connected(rng: random.Random, one: End, other: End, link_name: str = LINK) -
     )
     acceptor = LinkConnection(
         clock=other.context.clock,
+        supervision=other.context.supervision,
         accept=lambda hello, connection: Credential(SECRET),
         identity={"cluster_id": other.context.cluster_id, "proxy": "b", "brokers": "all"},
         on_ready=lambda connection: other.peers.take(connection, link_name),

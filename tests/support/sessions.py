@@ -17,6 +17,7 @@ from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
 from isthmus.session.session import Session, SessionState
 from isthmus_plugins.api import Request, RequestHook, Verdict
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
@@ -171,7 +172,7 @@ async def fronted(
 ) -> AsyncIterator[Front]:
     broker = await Broker().start()
     routes = compile_routes(hooks, lambda node_id, host, port: (b"proxy.example", 19092))
-    gateway = Gateway(routes, limits or Limits())
+    gateway = Gateway(routes, limits or Limits(), Supervision())
     gateway.lost_write_margin_s = 0.05
     bind = Endpoint("127.0.0.1", 0)
     listener = Listener(gateway, 1, bind, lambda: [Endpoint("127.0.0.1", broker.port)], client_ssl)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -49,7 +50,7 @@ class Archive(Confirmer):
         self.limit_s = scope.settings.limit_s
         self._acks: Acks = NoAcks()
         self.ends: dict[TopicPartition, int] = {}
-        self._tasks = Tasks("archive")
+        self._tasks = Tasks("archive", scope.context.supervision)
 
     # ---- what acks need ----
 
@@ -66,7 +67,7 @@ class Archive(Confirmer):
 
     def start(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._tasks.start("discover", self._discover_for_ever(self._scope.context))
+        self._tasks.keep("discover", partial(self._discover_for_ever, self._scope.context))
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -80,9 +81,8 @@ class Archive(Confirmer):
                         place = topic.name, partition
                         if self.concerns(topic.name) and place not in known:
                             known.add(place)
-                            self._tasks.start(
-                                f"{topic.name}-{partition}", self._copy_for_ever(context, topic.topic_id, place)
-                            )
+                            copy = partial(self._copy_for_ever, context, topic.topic_id, place)
+                            self._tasks.keep(f"{topic.name}-{partition}", copy)
             except (BrokerUnavailable, KafkaRefused):
                 pass  # it is looked again
             await asyncio.sleep(DISCOVERY_INTERVAL_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import sys
@@ -10,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from isthmus_plugins.capture.blocks import LINKS, REQUESTS, Block, Layout, whole_blocks
+from isthmus_plugins.private_files import for_owner, make_directory
 
 BLOCK_ROWS: Final = 16_384
 BLOCK_S: Final = 1.0
@@ -58,7 +60,7 @@ class BlockFiles:
         self._counts = counts
         self._block = Block(source, layout)
         self._block_at = 0.0
-        self._file: BinaryIO | None = None
+        self._file: io.FileIO | None = None
         self._path = Path()
         self._begun_at = 0.0
         self._size = 0
@@ -82,7 +84,7 @@ class BlockFiles:
             if self._file is None:
                 self._begin()
             assert self._file is not None
-            self._file.write(data)
+            _write_all(self._file, data)
             self._size += len(data)
             self._counts.events += len(block)
             self._counts.bytes += len(data)
@@ -95,10 +97,10 @@ class BlockFiles:
                 print(f"capture: {error}", file=sys.stderr, flush=True)
 
     def _begin(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         name = f"{int(time() * 1000)}-{self._source['proxy']}-{random.getrandbits(32):08x}"
         self._path = self._directory / f"{name}{SUFFIXES[self._layout]}{OPEN}"
-        self._file = self._path.open("xb", buffering=0)
+        self._file = io.FileIO(self._path, "x", opener=for_owner)
         self._begun_at, self._size = monotonic(), 0
 
     def tend(self, now: float) -> None:
@@ -123,6 +125,13 @@ class BlockFiles:
             _make_room(self._directory, self.bounds.keep_bytes)
         except OSError as error:
             print(f"capture: {self._path} not sealed: {error}", file=sys.stderr, flush=True)
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    """Write all of ``data``: a disk that is nearly full, or a limit, takes a part of it and says so by its count."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _make_room(directory: Path, keep_bytes: int) -> None:

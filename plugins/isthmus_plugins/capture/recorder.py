@@ -50,7 +50,7 @@ class Recorder:
         self._context = context
         self._source = {"proxy": context.proxy_name, "cluster": context.cluster_id}
         self._directory = directory
-        self._tasks = Tasks("capture")
+        self._tasks = Tasks("capture", context.supervision)
         self._values: list[Any] = []
         """Of notes, one behind the other."""
         self.note: Callable[[TapNote], object] = self._values.extend
@@ -67,8 +67,8 @@ class Recorder:
     # ---- life ----
 
     def start(self) -> None:
-        self._tasks.start("run", self._run_for_ever())
-        self._tasks.start("flush", self._flush_for_ever())
+        self._tasks.keep("run", self._run_for_ever)
+        self._tasks.keep("flush", self._flush_for_ever)
 
     async def stop(self) -> None:
         """Hand over what there is, and have the files sealed."""
@@ -107,15 +107,24 @@ class Recorder:
             for note in self._connections:
                 self.note(note)
             self._values += begun
-            assert process.stdout is not None
-            async for line in process.stdout:
-                said = json.loads(line)
-                unnamed = [bytes.fromhex(each) for each in said.pop("unnamed")]
-                self.written = said
-                await self._name(unnamed)
+            try:
+                await self._listen(process)
+            except Exception:
+                self._process = None
+                process.kill()  # the next one would write beside it
+                raise
             self._process = None
             log.error("capture writer ended, it is started again", extra={"exit": await process.wait()})
             await asyncio.sleep(RESTART_S)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Note what the writer reports, until it ends."""
+        assert process.stdout is not None
+        async for line in process.stdout:
+            said = json.loads(line)
+            unnamed = [bytes.fromhex(each) for each in said.pop("unnamed")]
+            self.written = said
+            await self._name(unnamed)
 
     async def _name(self, topic_ids: Iterable[bytes]) -> None:
         for topic_id in topic_ids:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -38,6 +39,10 @@ IDLE_S: Final = 0.25
 """Without notes, how often is looked at what is to be written."""
 UNNAMED_S: Final = 5.0
 """How long events wait for the name of a topic of which they have the id."""
+UNNAMED_AT_ONCE: Final = 1000
+"""Of so many topic ids a report asks for the names: it is one line, which has a bound where it is read."""
+UNNAMED_MAX: Final = 50_000
+"""More of them are not kept: somebody makes them up."""
 OUTPUTS_MAX: Final = 10_000
 """Topics and groups of which is known where their events go."""
 _NOT_OF_SESSIONS: Final = frozenset(map(int, (Kind.SETTINGS, Kind.TOPIC, Kind.LINK)))
@@ -228,7 +233,8 @@ class Writer:
             return
         topic = common.topic
         if isinstance(topic, bytes):
-            self._unnamed.setdefault(topic, monotonic())
+            if len(self._unnamed) < UNNAMED_MAX:
+                self._unnamed.setdefault(topic, monotonic())
             self._waiting.append((monotonic(), event))
             return
         output = self._output_of(topic, common.group_id)
@@ -271,7 +277,9 @@ class Writer:
 
     def report(self) -> dict[str, Any]:
         self.counts.unpaired = self._pairing.unpaired
-        unnamed, self._unnamed = list(self._unnamed), {}
+        unnamed = list(islice(self._unnamed, UNNAMED_AT_ONCE))
+        for topic_id in unnamed:
+            del self._unnamed[topic_id]
         topics = [each.topic_counts for each in self._outputs.values()]
         return {
             "events": self.counts.events,

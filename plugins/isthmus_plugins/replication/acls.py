@@ -164,7 +164,7 @@ class AclLeader:
         self._context = context
         self._clock = context.clock
         self._peers = peers
-        self._tasks = Tasks("acl-leader")
+        self._tasks = Tasks("acl-leader", context.supervision)
         self._changed = asyncio.Event()
         self._pushing: set[str] = set()
         self._pushed: dict[str, tuple[frozenset[AclBinding], Sequence[NamespaceMapping], LinkConnection, float]] = {}
@@ -172,7 +172,7 @@ class AclLeader:
         self._statuses: dict[str, AclStatus] = {}
 
     def start(self) -> None:
-        self._tasks.start("follow", self._look_for_ever())
+        self._tasks.keep("follow", self._look_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

@@ -174,7 +174,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         acls=acls,
         group_statuses=group_statuses,
         service=service,
-        observing=LinkObserving(context.link_observers, service.statuses, context.clock),
+        observing=LinkObserving(context.link_observers, service.statuses, context.clock, context.supervision),
     )
     follower_end.awaits = store.awaits
     follower_end.on_stored = group_follower.data_came

@@ -119,7 +119,7 @@ def create_app(services: AdminServices, operations: Operations | None = None) ->
     _health(app, services)
     _namespaces(app, services)
     plugin_routes.install(app, services)
-    _links(app, services, operations or Operations())
+    _links(app, services, operations or Operations(services.supervision))
     _state(app, services)
     return app
 

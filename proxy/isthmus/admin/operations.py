@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from isthmus.admin.models import ErrorSummary, OperationView
 from isthmus_plugins.links import OperationError
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 
 log = logging.getLogger("isthmus.admin")
 
@@ -68,8 +68,8 @@ class Operation:
 class Operations:
     """The operations of one admin listener."""
 
-    def __init__(self) -> None:
-        self._tasks = Tasks("operations")
+    def __init__(self, supervision: Supervision) -> None:
+        self._tasks = Tasks("operations", supervision)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._known: dict[str, Operation] = {}
 

@@ -26,9 +26,9 @@ class AdminServer:
         self.host = host
         self.port = port
         """The port in use, once started: another one if it was 0."""
-        self._operations = Operations()
+        self._operations = Operations(services.supervision)
         self._app = create_app(services, self._operations)
-        self._tasks = Tasks("admin")
+        self._tasks = Tasks("admin", services.supervision)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 

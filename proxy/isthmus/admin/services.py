@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from isthmus_control.outcome import Outcome
     from isthmus_plugins.link_operations import LinkOperations
     from isthmus_plugins.namespace_host import NamespaceHost
+    from isthmus_plugins.tasks import Supervision
 
 
 class ControlLogPort(Protocol):
@@ -51,6 +52,7 @@ class AdminServices:
     not_ready: Callable[[], list[str]]
     """Why clients should not be sent here yet, or any more. Empty: ready."""
     registry: CollectorRegistry
+    supervision: Supervision
     version: str = "0"
     control: ControlLogPort | None = None
     gateway: Gateway | None = None

@@ -23,6 +23,7 @@ from typing import Any, Final
 from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, RequestTimedOut, UnsupportedVersion
 from isthmus.kafka.sasl import PlainExchange, SaslExchange, ScramExchange
 from isthmus.kafka.security import SecuritySpec
+from isthmus_plugins import dialling
 from isthmus_protocol import schema
 from isthmus_protocol.error_codes import UNSUPPORTED_VERSION
 from isthmus_protocol.messages import (
@@ -33,6 +34,7 @@ from isthmus_protocol.messages import (
     encode_request,
 )
 from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.throttling import throttle_ms
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 30.0
@@ -52,10 +54,15 @@ _UNSUPPORTED_VERSION: Final = UNSUPPORTED_VERSION.to_bytes(2, "big")
 class _Pending:
     """A request on its way."""
 
-    __slots__ = ("answer", "correlation_id", "timer")
+    __slots__ = ("answer", "api_key", "correlation_id", "sent_at", "timer", "version")
 
-    def __init__(self, correlation_id: int, answer: asyncio.Future[bytes | bytearray]) -> None:
+    def __init__(
+        self, api_key: int, version: int, correlation_id: int, sent_at: float, answer: asyncio.Future[bytes | bytearray]
+    ) -> None:
+        self.api_key = api_key
+        self.version = version
         self.correlation_id = correlation_id
+        self.sent_at = sent_at
         self.answer = answer
         self.timer: asyncio.TimerHandle | None = None
 
@@ -72,6 +79,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self.expires_at: float | None = None
         """When the broker ends this connection's authentication (KIP-368), on the loop's clock. None: never."""
         self.on_lost: Callable[[ConnectionLost], None] | None = None
+        self.on_throttled: Callable[[int, float], None] | None = None
+        """Called with an API and seconds where a quota has the broker read nothing from this connection for so long."""
+        self._mute_until = float("-inf")
         """Called once, when the connection is lost or closed."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -109,16 +119,14 @@ class BrokerConnection(asyncio.BufferedProtocol):
         security = security or SecuritySpec()
         if security.uses_tls and tls_context is None:
             tls_context = security.tls_context()
-        loop = asyncio.get_running_loop()
         connection = cls(host, port, client_id, frame_bytes_max)
         try:
             async with asyncio.timeout(timeout):
-                await loop.create_connection(
+                await dialling.connect(
                     lambda: connection,
                     host,
                     port,
-                    ssl=tls_context if security.uses_tls else None,
-                    server_hostname=host if security.uses_tls else None,
+                    tls=tls_context if security.uses_tls else None,
                     ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S if security.uses_tls else None,
                 )
                 await connection._negotiate()
@@ -226,7 +234,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         The order of calls is the order on the wire, so a pipeline needs no lock. What is in flight is the caller's to
         bound (see :meth:`drained`). Raises ConnectionLost.
         """
-        return self._submit(encode_request(payload, self._next_correlation_id(), self.client_id), timeout)
+        frame = encode_request(payload, self._next_correlation_id(), self.client_id)
+        transport, answer = self._open_transport(), self._expect(payload.__api_key__, payload.__version__, timeout)
+        transport.write(frame)
+        return answer
 
     def send_body(
         self,
@@ -257,14 +268,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
             head += tags
             size = len(head) + sum(map(len, body))
             pieces += (_SIZE.pack(size) + head, *body)
-            answers.append(self._expect(timeout))
+            answers.append(self._expect(api_key, version, timeout))
         transport.writelines(pieces)
         return answers
-
-    def _submit(self, frame: bytes, timeout: float) -> asyncio.Future[bytes | bytearray]:
-        transport, answer = self._open_transport(), self._expect(timeout)
-        transport.write(frame)
-        return answer
 
     def _open_transport(self) -> asyncio.Transport:
         """Raises ConnectionLost."""
@@ -272,9 +278,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
             raise self._lost_error()
         return self._transport
 
-    def _expect(self, timeout: float) -> asyncio.Future[bytes | bytearray]:
+    def _expect(self, api_key: int, version: int, timeout: float) -> asyncio.Future[bytes | bytearray]:
         """The answer to the request that is written next."""
-        pending = _Pending(self._correlation_id, self._loop.create_future())
+        pending = _Pending(api_key, version, self._correlation_id, self._loop.time(), self._loop.create_future())
         pending.timer = self._loop.call_later(timeout, self._timed_out, pending, timeout)
         self._pending.append(pending)
         return pending.answer
@@ -292,6 +298,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
             raise self._lost_error() from error
 
     def _timed_out(self, pending: _Pending, timeout: float) -> None:
+        # A broker that throttles reads a request when that is over: from then on it has its time.
+        if (rest := max(pending.sent_at, self._mute_until) + timeout - self._loop.time()) > 0:
+            pending.timer = self._loop.call_later(rest, self._timed_out, pending, timeout)
+            return
         # Answers come in order, so all that was sent later waits for this one, too: the connection is of no more use.
         _fail_future(pending.answer, RequestTimedOut(f"{self.address}: no answer within {timeout:g} s"))
         self._lose(ConnectionLost(f"{self.address}: closed, as a request was not answered within {timeout:g} s"))
@@ -428,6 +438,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         pending = self._pending.popleft()
         if pending.timer is not None:
             pending.timer.cancel()
+        if (muted_ms := throttle_ms(pending.api_key, pending.version, frame)) > 0:
+            self._mute_until = max(self._mute_until, self._loop.time() + muted_ms / 1000)
+            if self.on_throttled is not None:
+                self.on_throttled(pending.api_key, muted_ms / 1000)
         if not pending.answer.done():  # else its caller was cancelled
             pending.answer.set_result(frame)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, TypeVar
 from uuid import UUID
 
-from isthmus.errors import ConnectionLost, KafkaError, PeerFault, RequestTimedOut
+from isthmus.errors import ConfigurationError, ConnectionLost, KafkaError, PeerFault, RequestTimedOut
 from isthmus.kafka.broker_connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, SOFTWARE_NAME, BrokerConnection
 from isthmus.kafka.results import Broker, PartitionInfo, TopicInfo, TopicPartition
 from isthmus.kafka.security import SecuritySpec
@@ -43,6 +45,8 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 EXPIRY_MARGIN_S: Final = 5.0
 """A connection whose authentication ends within this time (KIP-368) takes no new requests."""
+THROTTLED_SHOWN_S: Final = 2.0
+"""So long after a broker has throttled this client it counts as doing it: the next request may be throttled, too."""
 SAME_ANSWERS_MAX: Final = 64
 """Brokers name different controllers, so what they all say comes in several forms."""
 RESPONSE_HEAD_BYTES: Final = 8
@@ -150,7 +154,10 @@ class ClusterConnections:
         """What the last of them asked for, and its number."""
         self._tls_context: ssl.SSLContext | None = None
         self._retiring: set[BrokerConnection] = set()
-        self._closed = False
+        self.throttled_s: defaultdict[tuple[str, int], float] = defaultdict(float)
+        """By a broker's address and API: for how long quotas kept this client waiting, since the start."""
+        self._throttled_until: dict[tuple[str, int], float] = {}
+        self._started = self._closed = False
 
     async def __aenter__(self) -> Self:
         try:
@@ -166,6 +173,7 @@ class ClusterConnections:
     async def start(self) -> None:
         """Read brokers and topics once. Raises ConnectionLost if no bootstrap address answers."""
         await self.refresh()
+        self._started = True
 
     async def close(self) -> None:
         """Close all connections; what is outstanding fails with ConnectionLost."""
@@ -343,9 +351,9 @@ class ClusterConnections:
                 await asyncio.sleep(wait_s)
             if self._closed:
                 raise ConnectionLost("this client is closed")
-            if self._tls_context is None:
-                self._tls_context = self.security.tls_context()
             try:
+                if self._tls_context is None:
+                    self._tls_context = self.security.tls_context()
                 slot.connection = await BrokerConnection.connect(
                     host,
                     port,
@@ -354,13 +362,27 @@ class ClusterConnections:
                     timeout=self._connect_timeout_s,
                     tls_context=self._tls_context,
                 )
-            except PeerFault:
+            except (PeerFault, ConfigurationError) as error:
                 # The files may have been renewed since they were read.
                 self._tls_context = None
                 slot.not_before = loop.time() + slot.backoff.next_s()
+                if isinstance(error, ConfigurationError) and self._started:
+                    # It was right when this began: a file is being replaced, or there are no descriptors left.
+                    raise ConnectionLost(f"{host}:{port} cannot be connected to: {error}") from error
                 raise
             slot.backoff.reset()
+            slot.connection.on_throttled = partial(self._note_throttled, slot.connection.address)
             return slot.connection
+
+    def _note_throttled(self, address: str, api_key: int, seconds: float) -> None:
+        self.throttled_s[address, api_key] += seconds
+        self._throttled_until[address, api_key] = asyncio.get_running_loop().time() + seconds + THROTTLED_SHOWN_S
+
+    def throttled(self) -> list[tuple[str, int]]:
+        """The brokers (addresses) and APIs for which quotas keep this client waiting now, or did a moment ago."""
+        now = asyncio.get_running_loop().time()
+        self._throttled_until = {key: until for key, until in self._throttled_until.items() if until > now}
+        return sorted(self._throttled_until)
 
     def _usable(self, connection: BrokerConnection) -> bool:
         if not connection.is_open:
@@ -453,7 +475,10 @@ class ClusterConnections:
 
         async def ask_leader(node_id: int, asked: Sequence[TopicPartition]) -> None:
             try:
-                results.update(await ask(await self.to(node_id, lane), asked))
+                connection = await self.to(node_id, lane)
+                answers = await ask(connection, asked)
+                lacking = KafkaError(NETWORK_EXCEPTION, f"{connection.address} says nothing of it in its answer")
+                results.update({one: answers[one] if one in answers else failed(lacking) for one in asked})
             except (ConnectionLost, RequestTimedOut) as error:
                 if repeat:
                     raise

@@ -22,6 +22,7 @@ from isthmus.kafka.results import (
     TopicPartition,
     as_error,
 )
+from isthmus_protocol.error_codes import NETWORK_EXCEPTION, THROTTLING_QUOTA_EXCEEDED
 from isthmus_protocol.messages import build_request, decode_response
 from isthmus_protocol.schema import ApiKey
 
@@ -158,7 +159,9 @@ class LogRequests(ClusterConnections):
                 isolation=isolation,
                 lane=lane,
             )
-            fetched = decode_fetch(raw)[TopicPartition(topic, partition)]
+            fetched = decode_fetch(raw).get(TopicPartition(topic, partition))
+            if fetched is None:  # a quota has nothing read now
+                raise KafkaError(THROTTLING_QUOTA_EXCEEDED, f"broker {info.leader} answers without the partition")
             if fetched.error is not None and is_stale_metadata(fetched.error):
                 raise fetched.error
             return fetched
@@ -246,7 +249,10 @@ class LogRequests(ClusterConnections):
                 },
                 timeout=self.request_timeout_s,
             )
-            (found,) = answer.topics[0].partitions
+            parts = [part for found in answer.topics for part in found.partitions]
+            if len(parts) != 1:
+                raise KafkaError(NETWORK_EXCEPTION, f"{connection.address} says nothing of it in its answer")
+            found = parts[0]
             if (error := as_error(found.error_code)) is not None:
                 raise error
             return found.leader_epoch, found.end_offset

@@ -22,6 +22,7 @@ from isthmus.kafka.results import (
     ResourceType,
     as_error,
 )
+from isthmus_protocol.error_codes import NETWORK_EXCEPTION
 from isthmus_protocol.messages import build_request, decode_response
 from isthmus_protocol.schema import ApiKey, response_header_flexible
 from isthmus_protocol.wire import response_body
@@ -100,8 +101,9 @@ class TopicRequests(ClusterConnections):
             {"topics": [{"name": None, "topic_id": topic_id}], "timeout": int(timeout_s * 1000)},
             timeout=timeout_s + 5,
         )
-        (result,) = answer.responses
-        return as_error(result.error_code, result.error_message)
+        if len(answer.responses) != 1:
+            raise KafkaError(NETWORK_EXCEPTION, f"{connection.address} says nothing of it in its answer")
+        return as_error(answer.responses[0].error_code, answer.responses[0].error_message)
 
     async def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, timeout_s: float | None = None

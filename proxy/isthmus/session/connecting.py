@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from isthmus.session.session import Session, SessionState
 from isthmus.session.upstream import Upstream
+from isthmus_plugins import dialling
 
 if TYPE_CHECKING:
     from isthmus.session.listener import Endpoint
@@ -58,12 +59,8 @@ class Connector:
 
     async def _attempt(self, session: Session, target: Endpoint, timeout_s: float) -> asyncio.BaseTransport:
         async with asyncio.timeout(timeout_s):
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: Upstream(session),
-                target.host,
-                target.port,
-                ssl=self._context,
-                server_hostname=target.host if self._context is not None else None,
+            transport, _ = await dialling.connect(
+                lambda: Upstream(session), target.host, target.port, tls=self._context
             )
         return transport
 

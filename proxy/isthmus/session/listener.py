@@ -24,7 +24,7 @@ from isthmus.session.gated_answers import GateCounts
 from isthmus.session.session import Session
 from isthmus_plugins.api import Client, Leave, Tap
 from isthmus_plugins.observers import ConnectionObserver
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.messages import encode_request
 from isthmus_protocol.schema import ApiKey, request_type
 from isthmus_protocol.wire import MalformedFrame
@@ -69,14 +69,21 @@ class Endpoint:
 class Gateway:
     """What all sessions of the process share."""
 
-    def __init__(self, routes: dict[int, Route], limits: Limits, upstream_ssl: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        routes: dict[int, Route],
+        limits: Limits,
+        supervision: Supervision,
+        upstream_ssl: ssl.SSLContext | None = None,
+    ) -> None:
         self.routes = routes
         self.limits = limits
         self.frame_bytes_max = limits.frame_bytes_max
         self.in_flight_max = limits.in_flight_max
         self.upstream_ssl = upstream_ssl
         self.lost_write_margin_s = LOST_WRITE_MARGIN_S
-        self.tasks = Tasks("gateway")
+        self.supervision = supervision
+        self.tasks = Tasks("gateway", supervision)
         self.sessions: set[Session] = set()
         self.bytes_from_clients = 0
         self.bytes_from_brokers = 0

@@ -11,6 +11,7 @@ import pytest
 from isthmus_plugins.api import Client, Gate, Leave, Replace, Request, ResponseHook
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.confirmation import AckGate, Confirmer
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
@@ -65,7 +66,7 @@ class Acks:
 
     def __init__(self) -> None:
         self.archive = Archive()
-        context: Any = SimpleNamespace(clock=time)
+        context: Any = SimpleNamespace(clock=time, supervision=Supervision())
         self.gate = AckGate(context, self.archive)
 
     def asked(self, request: Request) -> tuple[ResponseHook | None, Leave | None]:

@@ -27,6 +27,7 @@ from isthmus_control.commands import CreateLink as CreateLinkCommand
 from isthmus_control.model import Reason, ResourceType, Role, TopicState
 from isthmus_control.outcome import Accepted
 from isthmus_plugins.links import OperationError
+from isthmus_plugins.tasks import Supervision
 
 TOPIC = ResourceType.TOPIC
 A_UUID = "11111111-1111-4111-8111-111111111111"
@@ -39,7 +40,7 @@ class Rest:
     def __init__(self) -> None:
         self.log, self.links = MemoryLog(), MemoryLinks()
         self.services = make_services(self.log, self.links)
-        self.operations = Operations()
+        self.operations = Operations(Supervision())
         transport = httpx.ASGITransport(create_app(self.services, self.operations), raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://admin")
 

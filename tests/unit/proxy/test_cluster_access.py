@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import uuid
 from typing import Any
 
 import pytest
 from support.scripted_broker import Peer, ScriptedBroker
 
 from isthmus.cluster_access import ClusterAccess, FetchOverConnection, ProduceOverConnection
-from isthmus.kafka.client import BrokerConnection
-from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, FetchConnection, ProduceConnection
+from isthmus.kafka.client import BrokerConnection, ClusterClient
+from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi, FetchConnection, FetchPartition, ProduceConnection
 from isthmus_protocol.schema import ApiKey
 
 
@@ -58,3 +59,59 @@ def test_a_burst_whose_connection_is_lost_fails_once(cancelled: bool) -> None:
 
     asyncio.run(test())
     assert said == []
+
+
+@pytest.mark.fails_on_purpose
+def test_an_answer_that_nobody_foresaw_is_a_broker_that_cannot_be_used_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def odd(self: ClusterClient, *asked: object) -> None:
+        raise KeyError("t-0")
+
+    monkeypatch.setattr(ClusterClient, "refresh", odd)
+    with pytest.raises(BrokerUnavailable, match=r"not understood: KeyError\('t-0'\)"):
+        asyncio.run(ClusterAccess(ClusterClient(["localhost:1"])).topics())
+
+
+@pytest.mark.parametrize("only_changes", [False, True])
+def test_a_throttled_read_says_nothing_of_the_logs_and_is_done_again(only_changes: bool) -> None:
+    topic_id = uuid.UUID(int=7)
+    throttled_s = 0.2
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        asked: list[tuple[float, int, int]] = []
+
+        async def fetched(peer: Peer, head: Any, request: Any) -> None:
+            asked.append((loop.time(), request.session_id, request.session_epoch))
+            values: dict[str, Any] = {"throttle_time": int(throttled_s * 1000), "session_id": request.session_id}
+            if len(asked) != 2:
+                part = {"partition_index": 0, "high_watermark": 5, "last_stable_offset": 5, "records": b""}
+                values = {"responses": [{"topic_id": topic_id, "partitions": [part]}], "session_id": 9 * only_changes}
+            peer.send(peer.answer(head, values))
+
+        async with ScriptedBroker() as broker:
+            broker.on(ApiKey.FETCH, fetched)
+            connection = await BrokerConnection.connect(broker.host, broker.port)
+            fetch = FetchOverConnection(connection)
+            for offset in (0, 1):
+                wanted = [FetchPartition(topic_id.bytes, 0, offset, 100)]
+                (part,) = await fetch.fetch(wanted, 0, 100, only_changes=only_changes)
+                assert part.high_watermark == 5
+            await connection.close()
+        assert len(asked) == 3
+        assert asked[2][0] - asked[1][0] >= 0.9 * throttled_s
+        sessions = [session for _, *session in asked]
+        assert sessions == ([[0, 0], [9, 1], [9, 2]] if only_changes else [[0, -1]] * 3)
+
+    asyncio.run(test())
+
+
+def test_a_read_that_lacks_partitions_is_no_read() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            broker.answers(ApiKey.FETCH, {})
+            connection = await BrokerConnection.connect(broker.host, broker.port)
+            with pytest.raises(BrokerUnavailable, match="answers without some partitions"):
+                await FetchOverConnection(connection).fetch([FetchPartition(bytes(16), 0, 0, 100)], 0, 100)
+            await connection.close()
+
+    asyncio.run(test())

@@ -142,6 +142,29 @@ def test_each_broker_of_a_cluster_has_a_port(bind: str, base: str, broker_id: in
     assert str(config.client_listener.broker_bind(broker_id)) == expected
 
 
+def test_a_broker_may_have_a_port_of_its_own_whatever_its_id_is() -> None:
+    config = parse(MINIMAL + "[client_listener.broker_ports]\n1000001 = 19100\n2 = 19101")
+    assert str(config.client_listener.broker_bind(1_000_001)) == "127.0.0.1:19100"
+    assert str(config.client_listener.broker_bind(2)) == "127.0.0.1:19101"
+    assert str(config.client_listener.broker_bind(3)) == "127.0.0.1:19096"
+    with pytest.raises(ConfigError, match=r"add \[client_listener.broker_ports\] .*: 70000 = 19100"):
+        config.client_listener.broker_bind(70_000)
+
+
+@pytest.mark.parametrize(
+    ("ports", "problem"),
+    [
+        ("1 = 19092", "another port than bind"),
+        ("1 = 19100\n2 = 19100", "a port for each"),
+        ("1 = 70000", "65535"),
+        ("one = 19100", "broker_ports.one"),
+    ],
+)
+def test_ports_of_brokers_that_cannot_be(ports: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse(MINIMAL + "[client_listener.broker_ports]\n" + ports)
+
+
 def test_a_broker_whose_port_would_be_too_high_is_an_error() -> None:
     config = parse(MINIMAL + "broker_port_base = 65000")
     with pytest.raises(ConfigError, match=r"client_listener.broker_port_base: found port 66000 for broker 1000"):

@@ -20,6 +20,7 @@ from isthmus_control.apply import apply
 from isthmus_control.commands import Command, CreateNamespace
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import ResourceType
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.schema import ApiKey
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -52,7 +53,7 @@ def test_counters_of_sessions_are_told(gateway: Gateway) -> None:
     gateway.closed_by_cause["client closed"] = 3
     gateway.bytes_from_clients, gateway.bytes_from_brokers = 1000, 2000
     gateway.refused("reserved")
-    samples = scrape(MetricsSource(gateway))
+    samples = scrape(MetricsSource(gateway.supervision, gateway))
     assert value(samples, "isthmus_connections_opened_total") == 5
     assert value(samples, "isthmus_connections_closed_total", cause="client closed") == 3
     assert value(samples, "isthmus_received_bytes_total", peer="client") == 1000
@@ -65,7 +66,7 @@ def test_counters_of_sessions_are_told(gateway: Gateway) -> None:
 def test_gates_are_told(gateway: Gateway) -> None:
     gateway.gates.waiting = 3
     gateway.gates.time.observe(0.003)
-    samples = scrape(MetricsSource(gateway))
+    samples = scrape(MetricsSource(gateway.supervision, gateway))
     assert value(samples, "isthmus_gated_answers") == 3
     assert value(samples, "isthmus_gate_time_seconds_bucket", le="0.002048") == 0
     assert value(samples, "isthmus_gate_time_seconds_bucket", le="0.004096") == 1
@@ -75,7 +76,7 @@ def test_gates_are_told(gateway: Gateway) -> None:
 def test_requests_are_told_by_api_version_and_handling(gateway: Gateway) -> None:
     produce = gateway.routes[route_key(ApiKey.PRODUCE, 9)]
     produce.requests, produce.decoded = 10, 4
-    samples = scrape(MetricsSource(gateway))
+    samples = scrape(MetricsSource(gateway.supervision, gateway))
     assert value(samples, "isthmus_requests_total", api="produce", version="9", handling="decoded") == 4
     assert value(samples, "isthmus_requests_total", api="produce", version="9", handling="opaque") == 6
     assert value(samples, "isthmus_requests_total", api="produce", version="8", handling="opaque") is None
@@ -92,7 +93,7 @@ def test_broker_and_proxy_time_are_apart_and_counted_once_for_all_versions(gatew
         gateway.routes.setdefault(
             route_key(ApiKey.API_VERSIONS, key), gateway.unknown_route(route_key(ApiKey.API_VERSIONS, newest + 1))
         ).proxy_time.observe(0.001)
-    samples = scrape(MetricsSource(gateway))
+    samples = scrape(MetricsSource(gateway.supervision, gateway))
     assert value(samples, "isthmus_broker_time_seconds_count", api="produce") == 2
     assert value(samples, "isthmus_broker_time_seconds_sum", api="produce") == pytest.approx(0.006)
     assert value(samples, "isthmus_proxy_time_seconds_sum", api="produce") == pytest.approx(0.00004)
@@ -107,20 +108,33 @@ def test_control_state_and_lease_are_told() -> None:
     for offset, reserved in enumerate((True, False, False)):
         body = CreateNamespace(ResourceType.TOPIC, f"n{offset}-", reserved)
         state, _ = apply(state, offset, Command(str(uuid.uuid4()), 1, "test", offset - 1, body))
-    samples = scrape(MetricsSource(control_state=lambda: state, lease=lambda: LeaseView(True, 12.5)))
+    samples = scrape(MetricsSource(Supervision(), control_state=lambda: state, lease=lambda: LeaseView(True, 12.5)))
     assert value(samples, "isthmus_control_log_offset") == 2
     assert value(samples, "isthmus_namespaces", type="topic", reserved="true") == 1
     assert value(samples, "isthmus_namespaces", type="topic", reserved="false") == 2
     assert value(samples, "isthmus_vouching") == 1
     assert value(samples, "isthmus_lease_remaining_seconds") == 12.5
-    lost = scrape(MetricsSource(lease=lambda: LeaseView(False, reason="no lease")))
+    lost = scrape(MetricsSource(Supervision(), lease=lambda: LeaseView(False, reason="no lease")))
     assert value(lost, "isthmus_vouching") == 0
     assert value(lost, "isthmus_lease_remaining_seconds") is None
 
 
+def test_background_work_that_fails_is_counted() -> None:
+    supervision = Supervision()
+    supervision.failed("a loop", "leader-end/reconcile", RuntimeError("injected"), 0.0)
+    supervision.failed("a loop", "leader-end/reconcile", RuntimeError("injected"), 1.0)
+    samples = scrape(MetricsSource(supervision))
+    assert value(samples, "isthmus_task_failures_total", task="leader-end/reconcile") == 2
+    assert value(samples, "isthmus_tasks_failing") == 1
+    supervision.well("a loop")
+    samples = scrape(MetricsSource(supervision))
+    assert value(samples, "isthmus_task_failures_total", task="leader-end/reconcile") == 2
+    assert value(samples, "isthmus_tasks_failing") == 0
+
+
 def test_parts_that_are_not_up_are_absent() -> None:
-    names = {name for name, _ in scrape(MetricsSource())}
-    assert not {name for name in names if name.startswith("isthmus_")}
+    names = {name for name, _ in scrape(MetricsSource(Supervision()))}
+    assert {name for name in names if name.startswith("isthmus_")} == {"isthmus_tasks_failing"}
     assert "process_cpu_seconds_total" in names
 
 
@@ -130,13 +144,16 @@ def test_plugins_tell_their_own_and_a_failing_one_hides_nothing(gateway: Gateway
         family.add_metric(["a-to-b"], 7)
         yield family
 
-    assert value(scrape(MetricsSource(plugin_metrics=plugins)), "isthmus_link_batches_total", link="a-to-b") == 7
+    assert (
+        value(scrape(MetricsSource(Supervision(), plugin_metrics=plugins)), "isthmus_link_batches_total", link="a-to-b")
+        == 7
+    )
 
     def failing() -> Iterable[Metric]:
         yield from plugins()
         raise RuntimeError("a plugin's bug")
 
-    samples = scrape(MetricsSource(gateway, plugin_metrics=failing))
+    samples = scrape(MetricsSource(gateway.supervision, gateway, plugin_metrics=failing))
     assert value(samples, "isthmus_plugin_metrics_failures_total") == 1
     assert value(samples, "isthmus_connections_opened_total") == 0
 
@@ -146,7 +163,9 @@ def test_names_follow_prometheus_rules(gateway: Gateway) -> None:
     route.requests = 1
     route.broker_time.observe(0.1)
     route.proxy_time.observe(0.1)
-    source = MetricsSource(gateway, lambda: ControlState("a"), lambda: LeaseView(True, 1.0), lambda: ())
+    source = MetricsSource(
+        gateway.supervision, gateway, lambda: ControlState("a"), lambda: LeaseView(True, 1.0), lambda: ()
+    )
     families: list[Any] = list(make_registry(source).collect())
     own = [family for family in families if family.name.startswith("isthmus_")]
     assert len({family.name for family in own}) == len(own) > 15

@@ -41,7 +41,7 @@ class SyncingTopics(Part):
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
-        self._tasks = Tasks("syncing-topics")
+        self._tasks = Tasks("syncing-topics", context.supervision)
         self._following: dict[str, str] = {}
         """Topics that follow over a synchronous link: their ids."""
         self._readable: set[TopicPartition] = set()

@@ -59,7 +59,7 @@ class FollowerEnd(Part):
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._clock = context.clock
-        self._tasks = Tasks("follower-end")
+        self._tasks = Tasks("follower-end", context.supervision)
         self._streams: dict[tuple[Peer, int], FollowerStream] = {}
         self._partitions: dict[TopicPartition, FollowerStream] = {}
         """The latest stream of each partition; one that has ended stays, for what it can show."""
@@ -81,8 +81,8 @@ class FollowerEnd(Part):
         self.bytes_appended = 0
 
     def start(self) -> None:
-        self._tasks.start("check", self._check_for_ever())
-        self._tasks.start("expiration", self._read_expiration_for_ever())
+        self._tasks.keep("check", self._check_for_ever)
+        self._tasks.keep("expiration", self._read_expiration_for_ever)
 
     async def stop(self) -> None:
         for writers in self._writers.values():  # first: what they append has streams begin tasks

@@ -61,7 +61,7 @@ class Prerequisites:
             case Step.RECORD_EPOCH:
                 self._epochs_due[stream] = None
                 if self._epoch_task is None or self._epoch_task.done():
-                    self._epoch_task = self._tasks.start("epochs", self._record_epochs())
+                    self._epoch_task = self._tasks.keep("epochs", self._record_epochs)
             case Step.RESUME:
                 self._start_once(stream, step, self._resume)
             case Step.TAKE_KEYLESS:
@@ -85,14 +85,17 @@ class Prerequisites:
             return
 
         async def once() -> None:
-            try:
-                await work(stream)
-            finally:
-                del stream.under_way[step]
+            await work(stream)
+            del stream.under_way[step]
             self._proceed(stream)
 
-        name = f"{step.value}-{stream.topic}-{stream.partition}"
-        stream.under_way[step] = self._tasks.start(name, once())
+        def ended(task: asyncio.Task[None]) -> None:
+            if stream.under_way.get(step) is task:
+                del stream.under_way[step]
+
+        task = self._tasks.keep(f"{step.value}-{stream.topic}-{stream.partition}", once)
+        task.add_done_callback(ended)
+        stream.under_way[step] = task
 
     async def _record_epochs(self) -> None:
         """Store leader epochs of the source before their first append: the target's log has only its own.
@@ -110,9 +113,11 @@ class Prerequisites:
                     if await self._append_epochs(some) is not None:
                         for one in some:
                             await self._append_epochs([one], final=True)
+                due = []
             except BrokerUnavailable as error:
                 log.warning("source epochs not recorded", extra={"detail": str(error)})
                 await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+            finally:
                 self._epochs_due |= {stream: None for stream, _ in due if not stream.follower_log.ended}
 
     async def _append_epochs(

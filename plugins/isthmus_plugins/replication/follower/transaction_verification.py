@@ -53,7 +53,7 @@ class TransactionVerification(Part):
     def __init__(self, context: PluginContext) -> None:
         self._context = context
         self._clock = context.clock
-        self._tasks = Tasks("transaction-verification")
+        self._tasks = Tasks("transaction-verification", context.supervision)
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
         self._seen: tuple[object, object] = (None, None)
@@ -63,7 +63,7 @@ class TransactionVerification(Part):
         """Why the setting is not as it should be."""
 
     def start(self) -> None:
-        self._tasks.start("hold", self._hold_for_ever())
+        self._tasks.keep("hold", self._hold_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

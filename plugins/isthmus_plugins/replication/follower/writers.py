@@ -172,7 +172,7 @@ class Writer:
         self._clock = context.clock
         self._broker_id = broker_id
         self._lane = f"append-{number}"
-        self._tasks = Tasks(f"writer-{broker_id}-{number}")
+        self._tasks = Tasks(f"writer-{broker_id}-{number}", context.supervision)
         self._under_way: list[FollowerStream] = []
         self.began = 0.0
         """When its latest request began."""
@@ -180,7 +180,7 @@ class Writer:
         self._idle.set()
         self.work = asyncio.Event()
         self._connection: ProduceConnection | None = None
-        self._tasks.start("append", self._run())
+        self._tasks.keep("append", self._run)
 
     @property
     def busy(self) -> bool:
@@ -210,10 +210,11 @@ class Writer:
                     await self._write(writes)
                 except Exception:
                     # A bug of ours must not leave streams waiting for ever.
-                    log.exception("write failed", extra={"broker": self._broker_id})
                     for stream in self._under_way:
                         stream.follower_log.unknown()
                     self._drained()
+                    self.work.set()
+                    raise
                 if self._writers.busy:  # another one went past, and may take what is left together with its own
                     break
 

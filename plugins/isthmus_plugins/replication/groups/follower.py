@@ -80,7 +80,7 @@ class GroupFollower(Part):
     def __init__(self, context: PluginContext, store: TransactionStore) -> None:
         self._context = context
         self._clock = context.clock
-        self._tasks = Tasks("group-follower")
+        self._tasks = Tasks("group-follower", context.supervision)
         self._changed = asyncio.Event()
         self.confirmations = Confirmations(context, store, self._tasks)
         self._intake = Intake(context, self.confirmations, self._touched, self._changed.set)
@@ -105,7 +105,7 @@ class GroupFollower(Part):
         self.error: str | None = None
 
     def start(self) -> None:
-        self._tasks.start("apply", self._apply_for_ever())
+        self._tasks.keep("apply", self._apply_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

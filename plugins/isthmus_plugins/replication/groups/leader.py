@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from isthmus_control.directions import pushed
@@ -59,7 +60,7 @@ class GroupLeader(Part):
         self._context = context
         self._clock = context.clock
         self._peers = peers
-        self._tasks = Tasks("group-leader")
+        self._tasks = Tasks("group-leader", context.supervision)
         self._changed = asyncio.Event()
         self._wanted: tuple[NamespaceMapping, ...] = ()
         """Led group namespaces of all links: what the logs were read for."""
@@ -78,7 +79,7 @@ class GroupLeader(Part):
         """Why the offsets topic cannot be found."""
 
     def start(self) -> None:
-        self._tasks.start("reconcile", self._reconcile_for_ever())
+        self._tasks.keep("reconcile", self._reconcile_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -253,7 +254,7 @@ class GroupLeader(Part):
         for broker_id in {source.broker_id for source in self._sources.values()}:
             if broker_id not in self._tails:
                 self._tails[broker_id] = asyncio.Event()
-                self._tasks.start(f"tail-{broker_id}", self._read_for_ever(broker_id, self._tails[broker_id]))
+                self._tasks.keep(f"tail-{broker_id}", partial(self._read_for_ever, broker_id, self._tails[broker_id]))
             self._tails[broker_id].set()
 
     def _is_wanted(self, group: str) -> bool:
@@ -271,8 +272,8 @@ class GroupLeader(Part):
             connections = self._peers.connections(name)
             if name not in self._feeds and connections:
                 feed = self._feeds[name] = Feed(link, connections[0])
-                self._tasks.start(f"feed-{name}", self._feed_for_ever(feed))
-                self._tasks.start(f"pending-{name}", self._ask_for_ever(feed))
+                self._tasks.keep(f"feed-{name}", partial(self._feed_for_ever, feed))
+                self._tasks.keep(f"pending-{name}", partial(self._ask_for_ever, feed))
         for name, feed in self._feeds.items():
             confirms = leads_commits(leading[name])
             if confirms is not feed.confirms:

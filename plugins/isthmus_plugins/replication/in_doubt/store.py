@@ -22,6 +22,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
@@ -121,7 +122,7 @@ class TransactionStore(Part):
         """``on_durable``: called when decisions that came over a connection are durable."""
         self._context = context
         self._clock = context.clock
-        self._tasks = Tasks("transaction-store")
+        self._tasks = Tasks("transaction-store", context.supervision)
         self._waiting: list[_Waiting] = []
         self._work = asyncio.Event()
         self._opened: TopicInfo | None = None
@@ -139,12 +140,12 @@ class TransactionStore(Part):
         self._on_durable = on_durable
 
     def start(self) -> None:
-        self._tasks.start("append", self._append_for_ever())
-        self._tasks.start("find", self._prepare_early(create=False))
+        self._tasks.keep("append", self._append_for_ever)
+        self._tasks.keep("find", partial(self._prepare_early, create=False))
 
     def needed(self) -> None:
         """A link is synchronous: decisions will come."""
-        self._tasks.start("prepare", self._prepare_early(create=True))
+        self._tasks.keep("prepare", partial(self._prepare_early, create=True))
 
     async def _prepare_early(self, create: bool) -> None:
         """Have the topic ready, and clients kept from it."""
@@ -249,12 +250,17 @@ class TransactionStore(Part):
 
     async def _append_for_ever(self) -> None:
         while True:
-            await self._work.wait()
+            if not self._waiting:
+                await self._work.wait()
             self._work.clear()
             while self._waiting:
-                taken = self._take()
-                if not await self._appended(taken):
-                    self._waiting[:0] = taken
+                taken, durable = self._take(), False
+                try:
+                    durable = await self._appended(taken)
+                finally:
+                    if not durable:
+                        self._waiting[:0] = taken
+                if not durable:
                     await asyncio.sleep(RETRY_S)
                     continue
                 for each in taken:

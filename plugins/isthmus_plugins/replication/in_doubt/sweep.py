@@ -42,12 +42,12 @@ class TransactionSweep(Part):
         self._context = context
         self._store = store
         self._stable_offset = stable_offset
-        self._tasks = Tasks("transaction-sweep")
+        self._tasks = Tasks("transaction-sweep", context.supervision)
         self._seen: Mapping[Key, Value] = {}
         """What was there the last time."""
 
     def start(self) -> None:
-        self._tasks.start("sweep", self._sweep_for_ever())
+        self._tasks.keep("sweep", self._sweep_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

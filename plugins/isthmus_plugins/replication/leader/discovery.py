@@ -34,7 +34,7 @@ class Discovery:
         """``found`` is called after each look, with the topics of the cluster; none where this proxy leads nothing."""
         self._context = context
         self._found = found
-        self._tasks = Tasks("discovery")
+        self._tasks = Tasks("discovery", context.supervision)
         self._changed = asyncio.Event()
         self._configs = SourceConfigs(context, self.wake)
         self._targets = TargetTopics(context, peers, self._configs, self._tasks, self.wake)
@@ -47,7 +47,7 @@ class Discovery:
         """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
 
     def start(self) -> None:
-        self._tasks.start("look", self._look_for_ever())
+        self._tasks.keep("look", self._look_for_ever)
         self._configs.start()
 
     async def stop(self) -> None:

@@ -75,11 +75,11 @@ class LagWithoutStream:
         self._context = context
         self._clock = context.clock
         self._wanted = wanted
-        self._tasks = Tasks("lag-without-stream")
+        self._tasks = Tasks("lag-without-stream", context.supervision)
         self._known: dict[LinkPartition, PartitionLag] = {}
 
     def start(self) -> None:
-        self._tasks.start("read", self._read_for_ever())
+        self._tasks.keep("read", self._read_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

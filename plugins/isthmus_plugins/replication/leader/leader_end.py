@@ -71,7 +71,7 @@ class LeaderEnd(Part):
         self._clock = context.clock
         self._peers = peers
         self._verification = verification
-        self._tasks = Tasks("leader-end")
+        self._tasks = Tasks("leader-end", context.supervision)
         self._stream_ids = itertools.count(1)
         self._streams: dict[LinkPartition, LeaderStream] = {}
         self._by_id: dict[tuple[LinkConnection, int], LeaderStream] = {}

@@ -36,7 +36,7 @@ class SourceConfigs:
         self._context = context
         self._clock = context.clock
         self._changed = changed
-        self._tasks = Tasks("source-configs")
+        self._tasks = Tasks("source-configs", context.supervision)
         self._topics: dict[str, bytes] = {}
         """Topics to read, with their ids."""
         self._known: dict[str, tuple[bytes, Mapping[str, str]]] = {}
@@ -44,7 +44,7 @@ class SourceConfigs:
         self._digests: dict[tuple[tuple[str, bytes], ...], bytes] = {}
 
     def start(self) -> None:
-        self._tasks.start("read", self._read_for_ever())
+        self._tasks.keep("read", self._read_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

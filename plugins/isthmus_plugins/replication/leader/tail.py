@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final, Protocol
 
 from isthmus_control.model import LinkMode
@@ -107,7 +108,7 @@ class Tail:
         self._clock = context.clock
         self._broker_id = broker_id
         self._link_name = link_name
-        self._tasks = Tasks(f"tail-{broker_id}-{link_name}")
+        self._tasks = Tasks(f"tail-{broker_id}-{link_name}", context.supervision)
         self._streams: dict[tuple[bytes, int], LeaderStream] = {}
         self._wake = {lane: asyncio.Event() for lane in Lane}
         self._ways = {
@@ -122,7 +123,7 @@ class Tail:
         self._quiet: tuple[float, dict[tuple[bytes, int], tuple[LeaderStream, FetchPartition]]] = (0.0, {})
         """When the last read of idle streams began, and those of which it returned nothing."""
         for lane in Lane:
-            self._tasks.start(lane.value, self._read_for_ever(lane))
+            self._tasks.keep(lane.value, partial(self._read_for_ever, lane))
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -224,7 +225,11 @@ class Tail:
                 # Meanwhile the stream may have ended, and another one of the partition may have begun elsewhere in the
                 # log.
                 if self._streams.get(place) is stream and stream.next_offset == wanted.offset:
-                    self._take(stream, part, lane, asked_at, now)
+                    try:
+                        self._take(stream, part, lane, asked_at, now)
+                    except Exception as error:  # a bug of ours must not end this lane, which other streams share
+                        log.exception("read not taken", extra={"topic": stream.key.topic, "partition": place[1]})
+                        self._end.stop_stream(stream, ReasonCode.INTERNAL_ERROR, repr(error), STOPPED_RETRY_S)
         if lane is Lane.IDLE:
             for part in fetched:
                 del asked[part.topic_id, part.partition]

@@ -20,12 +20,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from isthmus_plugins import dialling
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link import reasons
 from isthmus_plugins.replication.link.call_codec import A, Answering, MalformedCall, Question, answer_to, to_wire
 from isthmus_plugins.replication.link.congestion import CongestionControl
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
 from isthmus_protocol.wire import MalformedFrame
@@ -135,6 +136,7 @@ class LinkConnection(asyncio.Protocol):
         self,
         *,
         clock: Clock,
+        supervision: Supervision,
         hello: Mapping[str, Any] | None = None,
         secret: bytes = b"",
         accept: Callable[[dict[str, Any], LinkConnection], Credential] | None = None,
@@ -172,7 +174,7 @@ class LinkConnection(asyncio.Protocol):
         self._hello: dict[str, Any] = dict(hello or {})
         self._challenge: dict[str, Any] = {}
         self._splitter = link.Splitter()
-        self._tasks = Tasks("link-connection")
+        self._tasks = Tasks("link-connection", supervision)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._call_ids = itertools.count(1)
         self._last_sent = self._beaten = self._clock.monotonic()
@@ -194,6 +196,7 @@ class LinkConnection(asyncio.Protocol):
         port: int,
         *,
         clock: Clock,
+        supervision: Supervision,
         hello: Mapping[str, Any],
         secret: bytes,
         identity: Mapping[str, Any],
@@ -202,16 +205,20 @@ class LinkConnection(asyncio.Protocol):
         on_ready: Callable[[LinkConnection], None] | None = None,
     ) -> LinkConnection:
         """Connect and shake hands. Raises OSError, TimeoutError, LinkRejected, LinkLost."""
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            _, connection = await loop.create_connection(
+            _, connection = await dialling.connect(
                 lambda: cls(
-                    clock=clock, hello=hello, secret=secret, identity=identity, approve=approve, on_ready=on_ready
+                    clock=clock,
+                    supervision=supervision,
+                    hello=hello,
+                    secret=secret,
+                    identity=identity,
+                    approve=approve,
+                    on_ready=on_ready,
                 ),
                 host,
                 port,
-                ssl=tls,
-                server_hostname=host if tls is not None else None,
+                tls=tls,
             )
             try:
                 await connection.ready

@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
@@ -81,7 +82,7 @@ class LinkPeers(Part):
         self._create_answers: Mapping[str, Answering] = {}
         self._receiver = Receiver()
         self._on_change: Callable[[], None] = not_joined
-        self._tasks = Tasks("link-peers")
+        self._tasks = Tasks("link-peers", context.supervision)
         self._states: dict[str, PeerState] = {}
         self._accepted: set[LinkConnection] = set()
         """Connections that were accepted and are in the handshake, or create a link."""
@@ -170,7 +171,7 @@ class LinkPeers(Part):
     def _keep_dialling(self, link_name: str, state: PeerState, address: str) -> None:
         if address not in state.dialling:
             state.dialling.add(address)
-            self._tasks.start(f"dial-{link_name}-{address}", self._dial_for_ever(link_name, state, address))
+            self._tasks.keep(f"dial-{link_name}-{address}", partial(self._dial_for_ever, link_name, state, address))
 
     def _current(self, link_name: str, state: PeerState) -> Link | None:
         """The link as it is now; None if it is gone or another one took its name."""
@@ -216,6 +217,7 @@ class LinkPeers(Part):
                 host.strip("[]"),
                 int(port),
                 clock=self._clock,
+                supervision=self._context.supervision,
                 hello={"purpose": PURPOSE_LINK, "link_id": link.link_id},
                 secret=self._context.secret_of(link),
                 identity=self._identity(),
@@ -255,6 +257,7 @@ class LinkPeers(Part):
     def _acceptor(self) -> LinkConnection:
         return LinkConnection(
             clock=self._clock,
+            supervision=self._context.supervision,
             accept=self._look_up,
             identity=self._identity(),
             on_ready=self._accepted_ready,

@@ -36,7 +36,7 @@ class SharedSettings(Part):
     def __init__(self, context: PluginContext, connections: Callable[[str], list[LinkConnection]]) -> None:
         self._context = context
         self._connections = connections
-        self._tasks = Tasks("shared-settings")
+        self._tasks = Tasks("shared-settings", context.supervision)
         self._work = asyncio.Event()
         self._theirs: dict[str, tuple[LinkConnection, LinkSettings]] = {}
         """By link: what the other cluster is known to have, and over which connection it said so."""
@@ -47,7 +47,7 @@ class SharedSettings(Part):
         """By link: why a cluster does not take the other one's settings."""
 
     def start(self) -> None:
-        self._tasks.start("share", self._share_for_ever())
+        self._tasks.keep("share", self._share_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartition
@@ -27,7 +28,7 @@ class LogEndReader:
 
     def __init__(self, context: PluginContext, owner: str) -> None:
         self._context = context
-        self._tasks = Tasks(f"{owner}-ends")
+        self._tasks = Tasks(f"{owner}-ends", context.supervision)
         self._alone: dict[TopicPartition, list[OnEnds]] = {}
         """Those that are read one by one, and who waits for the next reading of them."""
 
@@ -50,21 +51,20 @@ class LogEndReader:
                 self._alone[place].append(on_ends)
             else:
                 self._alone[place] = [on_ends]
-                self._tasks.start("alone", self._read_alone(place))
+                self._tasks.keep(f"alone-{place[0]}-{place[1]}", partial(self._read_alone, place))
 
     async def _read_alone(self, place: TopicPartition) -> None:
-        try:
-            while waiting := self._alone[place]:
-                self._alone[place] = []  # who comes meanwhile may need a later end
+        while self._alone[place]:
+            waiting, self._alone[place] = self._alone[place], []  # who comes meanwhile may need a later end
+            try:
                 known, end = await self._end(place)
-                if known:
-                    for on_ends in waiting:
-                        on_ends({place: end})
-                else:
-                    self._alone[place] += waiting
-                    await asyncio.sleep(RETRY_S)
-        finally:
-            del self._alone[place]
+                while known and waiting:
+                    waiting.pop(0)({place: end})
+            finally:
+                self._alone[place][:0] = waiting
+            if not known:
+                await asyncio.sleep(RETRY_S)
+        del self._alone[place]
 
     async def _end(self, place: TopicPartition) -> tuple[bool, int | None]:
         """(Whether it is known, end; None: it is gone)."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
@@ -63,7 +64,7 @@ class TopicTail(Generic[P]):
         self._make = make
         self._on_progress = on_progress
         self._rest_s = rest_s
-        self._tasks = Tasks(lane)
+        self._tasks = Tasks(lane, context.supervision)
         self._active = False
         self._wake = asyncio.Event()
         self._found = False
@@ -73,7 +74,7 @@ class TopicTail(Generic[P]):
         self._progressed = asyncio.Event()
 
     def start(self) -> None:
-        self._tasks.start("find", self._find_for_ever())
+        self._tasks.keep("find", self._find_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -157,7 +158,7 @@ class TopicTail(Generic[P]):
         for broker_id in {part.broker_id for part in self._parts.values() if part.broker_id >= 0}:
             if broker_id not in self._readers:
                 self._readers[broker_id] = asyncio.Event()
-                self._tasks.start(f"read-{broker_id}", self._read_for_ever(broker_id))
+                self._tasks.keep(f"read-{broker_id}", partial(self._read_for_ever, broker_id))
             self._readers[broker_id].set()
 
     # ---- reading ----

@@ -56,6 +56,7 @@ class LinkCreation:
                 host.strip("[]"),
                 int(port),
                 clock=self._context.clock,
+                supervision=self._context.supervision,
                 hello={"purpose": PURPOSE_CREATE, "link_id": link_id},
                 secret=(request.token or "").encode(),
                 identity={"cluster_id": self._context.cluster_id, "proxy": self._context.proxy_name},

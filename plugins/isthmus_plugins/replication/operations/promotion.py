@@ -96,12 +96,12 @@ class Promotions:
         self._detach_here = detach_here
         self._enforced = enforced
         self._compare_groups = compare_groups
-        self._tasks = Tasks("promotions")
+        self._tasks = Tasks("promotions", context.supervision)
         self._lock = asyncio.Lock()
         self._troubles: dict[NamespaceKey, str] = {}
 
     def start(self) -> None:
-        self._tasks.start("resume", self._resume_for_ever())
+        self._tasks.keep("resume", self._resume_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

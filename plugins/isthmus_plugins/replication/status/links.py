@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from isthmus_control.model import FollowerTopic, Link, Role, TopicState
-from isthmus_control.states import PartitionState, ReasonCode
+from isthmus_control.states import LinkState, PartitionState, ReasonCode
 from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
@@ -25,6 +26,16 @@ from isthmus_plugins.replication.status.truncations import note_truncations
 from isthmus_plugins.replication.sync.in_sync import SyncPartitions
 from isthmus_plugins.replication.sync.leases import SyncLeases
 from isthmus_plugins.replication.sync.status import link_state, note_followed, note_led
+
+NOT_ON_LINKS: Final = frozenset({"admin", "capture", "front", "gateway", "namespace-plugins", "operations"})
+"""Owners of background work that no link depends on."""
+
+
+class Hindered(NamedTuple):
+    """Why a proxy does not do all of its work; None: it does."""
+
+    code: ReasonCode | None = None
+    message: str | None = None
 
 
 class LinkStatuses:
@@ -69,6 +80,9 @@ class LinkStatuses:
         note_led(link, self._sync_partitions.sync_of, partitions)
         note_followed(self._context.control.state, link, self._sync_leases, self._context.clock, partitions)
         groups, acls = self._group_statuses.of(link, connected), self._acls.statuses(link)
+        state, hindered = link_state(link, connected, partitions), self._hindered()
+        if hindered.code is not None and state is LinkState.FOLLOWING:
+            state = LinkState.CATCHING_UP  # nobody may be looking at what is new
         return LinkStatus(
             link_name=link.name,
             link_id=link.link_id,
@@ -78,9 +92,9 @@ class LinkStatuses:
             dials=link.dials,
             mode=link.mode.value,
             sync_confirm_timeout_ms=link.sync_confirm_timeout_ms,
-            state=link_state(link, connected, partitions),
-            reason=peer.reason,
-            message=peer.message or self._shared_settings.refused.get(link.name) or self._trouble(),
+            state=state,
+            reason=peer.reason or hindered.code,
+            message=peer.message or hindered.message or self._shared_settings.refused.get(link.name) or self._trouble(),
             last_heard_seconds=None if peer.last_heard is None else round(self._clock.monotonic() - peer.last_heard, 3),
             mappings=mapping_statuses(link, connected, partitions, groups, acls),
             transaction_verification=self._transaction_verification.status()
@@ -97,6 +111,14 @@ class LinkStatuses:
             groups=groups,
             group_warnings=self._group_statuses.warnings(link),
         )
+
+    def _hindered(self) -> Hindered:
+        """What keeps this proxy from its work on links now, if anything."""
+        for each in self._context.supervision.failing:
+            if each.name.partition("/")[0] not in NOT_ON_LINKS:
+                return Hindered(ReasonCode.INTERNAL_ERROR, each.describe(self._clock.monotonic()))
+        throttled = self._context.cluster.throttled()
+        return Hindered() if throttled is None else Hindered(ReasonCode.THROTTLED, throttled)
 
     def _leader_partitions(self, link: Link, connected: bool) -> list[PartitionStatus]:
         found = []

@@ -11,7 +11,7 @@ from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.observers import LinkObservers, LinkTold
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.link.part import Part
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 
 INTERVAL_S: Final = 1.0
 CHANGED_S: Final = 0.1
@@ -31,16 +31,22 @@ Known = tuple[str, str | None, bool]
 class LinkObserving(Part):
     """Looks at all states while somebody observes links."""
 
-    def __init__(self, observers: LinkObservers, statuses: Callable[[], Iterable[LinkStatus]], clock: Clock) -> None:
+    def __init__(
+        self,
+        observers: LinkObservers,
+        statuses: Callable[[], Iterable[LinkStatus]],
+        clock: Clock,
+        supervision: Supervision,
+    ) -> None:
         self._clock = clock
         self._observers = observers
         self._statuses = statuses
-        self._tasks = Tasks("link-telling")
+        self._tasks = Tasks("link-observing", supervision)
         self._changed = asyncio.Event()
         self._reported: dict[Key, Known] = {}
 
     def start(self) -> None:
-        self._tasks.start("report", self._report_for_ever())
+        self._tasks.keep("report", self._report_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

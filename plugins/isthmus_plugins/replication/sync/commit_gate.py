@@ -80,7 +80,7 @@ class CommitGate:
         self._needs = needs
         self._groups = groups
         self._clock = clock
-        self._tasks = Tasks("commit-gate")
+        self._tasks = Tasks("commit-gate", context.supervision)
         self._held: dict[GroupScope, HeldAnswers] = {}
         self._links: frozenset[str] = frozenset()
         """That may hold commits."""
@@ -91,7 +91,7 @@ class CommitGate:
         self._work = asyncio.Event()
 
     def start(self) -> None:
-        self._tasks.start("look", self._look_for_ever())
+        self._tasks.keep("look", self._look_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

@@ -52,7 +52,7 @@ class SyncConfirmer(Confirmer, Part):
         """``agreed``: whether the other cluster of a link knows of its mode, and so asks for leases."""
         self._context = context
         self._clock = context.clock
-        self._tasks = Tasks("sync-confirmer")
+        self._tasks = Tasks("sync-confirmer", context.supervision)
         self._work = asyncio.Event()
         self._lookup: Lookup | None = None
         self._before: ControlState | None = None
@@ -98,7 +98,7 @@ class SyncConfirmer(Confirmer, Part):
         )
 
     def start(self) -> None:
-        self._tasks.start("decide", self._decide_for_ever())
+        self._tasks.keep("decide", self._decide_for_ever)
         self.commits.start()
 
     async def stop(self) -> None:
@@ -239,9 +239,6 @@ class SyncConfirmer(Confirmer, Part):
                 except (BrokerUnavailable, KafkaRefused) as error:
                     # Nothing is let go: acks wait until it is known what they mean.
                     log.warning("synchronous state not recorded", extra={"detail": str(error)})
-                    await asyncio.sleep(FAILED_RETRY_S)
-                except Exception:  # a bug of ours must not hold acks for ever
-                    log.exception("synchronous state not decided")
                     await asyncio.sleep(FAILED_RETRY_S)
             try:
                 async with asyncio.timeout(STEP_S if self._waits else None):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from isthmus_control.commands import DegradeSync, PartitionSync, RecordSync
@@ -74,7 +75,7 @@ class SyncPartitions:
         self._agreed = agreed
         self._drain = drain
         self._wake = wake
-        self._tasks = Tasks("sync-partitions")
+        self._tasks = Tasks("sync-partitions", context.supervision)
         self.progress: dict[LinkPartition, Progress] = {}
         self._enforcing = -1
         """The offset of the control log that other proxies are waited for to have applied."""
@@ -199,7 +200,7 @@ class SyncPartitions:
         changed_at = self._links.expiring.changed_at
         if changed_at is not None and changed_at != self._enforcing:
             self._enforcing = changed_at
-            self._tasks.start("enforced", self._enforced(changed_at))
+            self._tasks.keep("enforced", partial(self._enforced, changed_at))
         state = self._context.control.state
         joining: dict[str, list[SyncPlace]] = {}
         leaving: dict[str, dict[LinkPartition, str]] = {}
@@ -248,7 +249,7 @@ class SyncPartitions:
             asked = [(stream, self.progress[stream.key].joining) for stream in joined]
             for stream in joined:
                 self.progress[stream.key].asked()
-            self._tasks.start("join", self._joined(asked))
+            self._tasks.keep("join", partial(self._joined, asked))
         for name, gone in leaving.items():
             await self._leave_sync(state.links[name], gone)
         for name, level in reached.items():

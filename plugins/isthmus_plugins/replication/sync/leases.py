@@ -82,7 +82,7 @@ class SyncLeases(Part):
         self._group_follower = group_follower
         self._store = store
         self._reached = reached
-        self._tasks = Tasks("sync-leases")
+        self._tasks = Tasks("sync-leases", context.supervision)
         self._links: frozenset[str] = frozenset()
         """Synchronous ones over which topics follow."""
         self._followed = asyncio.Event()
@@ -93,7 +93,7 @@ class SyncLeases(Part):
         self._recording = False
 
     def start(self) -> None:
-        self._tasks.start("ask", self._ask_for_ever())
+        self._tasks.keep("ask", self._ask_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

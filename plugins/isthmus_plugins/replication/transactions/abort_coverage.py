@@ -68,7 +68,7 @@ class AbortCoverage:
         self._on_more = on_more
         self._order = AbortOrder()
         self._ends = ends
-        self._tasks = Tasks("abort-ends")
+        self._tasks = Tasks("abort-ends", context.supervision)
         self._there: dict[LinkPartition, tuple[SyncRecord | None, int]] = {}
         """Of partitions that others push: what the other side said to have, and what was recorded then."""
         self._asked: dict[str, dict[LinkPartition, int]] = {}

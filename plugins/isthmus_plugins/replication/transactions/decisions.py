@@ -64,7 +64,7 @@ class Decisions(Part):
         self._links = links
         self._partitions = partitions
         self._requirements = requirements
-        self._tasks = Tasks("decisions")
+        self._tasks = Tasks("decisions", context.supervision)
         self._work = asyncio.Event()
         self._active = False
         self._pending: dict[str, list[Decision]] = {}
@@ -96,7 +96,7 @@ class Decisions(Part):
     def start(self) -> None:
         self.tail.start()
         self._groups_of.start()
-        self._tasks.start("send", self._send_for_ever())
+        self._tasks.keep("send", self._send_for_ever)
 
     async def stop(self) -> None:
         await self.tail.stop()
@@ -267,7 +267,7 @@ class Decisions(Part):
             self._work.clear()
             fresh, self._fresh = self._fresh, []
             if fresh:
-                self._tasks.start("ends", self._read_ends(fresh))
+                self._tasks.keep("ends", partial(self._read_ends, fresh))
             self._send_again()
             self.markers.look(self._clock.monotonic())
             self.end_txn.expire()

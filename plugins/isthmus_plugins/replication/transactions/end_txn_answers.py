@@ -42,7 +42,7 @@ class EndTxnAnswers:
         self._clock = context.clock
         self._tail = tail
         self._ends = ends
-        self._tasks = Tasks("end-txn-answers")
+        self._tasks = Tasks("end-txn-answers", context.supervision)
         self._held = EndTxnGate(tail.reached, outstanding, context.clock.monotonic, self._ask)
         self._active = False
         self._asking = False

@@ -52,7 +52,7 @@ class GroupsOfDecisions:
         self._past: set[Decision] = set()
         """Those whose transactions are being read from the log as it was."""
         self._looks_back = False
-        self._tasks = Tasks("decision-groups")
+        self._tasks = Tasks("decision-groups", context.supervision)
 
     def start(self) -> None:
         self._seen.start()

@@ -61,7 +61,7 @@ class MarkerGate:
         self._tail = tail
         self._recall = recall
         self._on_wait = on_wait
-        self._tasks = Tasks("marker-gate")
+        self._tasks = Tasks("marker-gate", context.supervision)
         self._order = MarkerOrder(self._floor, self._recall_once_loaded)
         self._active = False
         self._load_until = 0.0

@@ -56,7 +56,7 @@ class DecisionSender:
         self._coordinator = coordinator
         self._on_stored = on_stored
         self._on_lost = on_lost
-        self._tasks = Tasks("decision-sender")
+        self._tasks = Tasks("decision-sender", context.supervision)
         self.held_back = False
         """Whether a decision waits for what is aborted before it, as of the last time that all were to be sent."""
 

@@ -52,12 +52,12 @@ class MissedDeletions(Part):
         self._follower_end = follower_end
         self._common_log = common_log
         self._begin = begin
-        self._tasks = Tasks("missed-deletions")
+        self._tasks = Tasks("missed-deletions", context.supervision)
         self.compared = 0
         """Comparisons of a whole partition."""
 
     def start(self) -> None:
-        self._tasks.start("look", self._look_for_ever())
+        self._tasks.keep("look", self._look_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()

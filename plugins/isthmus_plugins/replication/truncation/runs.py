@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
+from functools import partial
 from typing import Final
 
 from isthmus_control.commands import BeginTruncation, StopCatchingUp
@@ -65,7 +66,7 @@ class Truncations(Part):
         self._follower_topics = follower_topics
         self._steps = steps
         self._ownership = Ownership(context)
-        self._tasks = Tasks("truncations")
+        self._tasks = Tasks("truncations", context.supervision)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._begun: dict[str, asyncio.Task[None]] = {}
         self.ended: Counter[str] = Counter()
@@ -73,7 +74,7 @@ class Truncations(Part):
         self.records_cut: Counter[str] = Counter()
 
     def start(self) -> None:
-        self._tasks.start("look", self._look_for_ever())
+        self._tasks.keep("look", self._look_for_ever)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -114,7 +115,9 @@ class Truncations(Part):
         for topic, truncation in state.truncations.items():
             task = self._running.get(topic)
             if (task is None or task.done()) and self._may_run(state, truncation):
-                self._running[topic] = self._tasks.start(f"truncate-{topic}", self._run(topic, truncation.topic_id))
+                self._running[topic] = self._tasks.keep(
+                    f"truncate-{topic}", partial(self._run, topic, truncation.topic_id)
+                )
 
     def begin(self, link_name: str, topic: str, topic_id: str, why: Reason, source: Succession | None = None) -> None:
         """Have a topic truncated, unless that is being begun. Does not wait."""

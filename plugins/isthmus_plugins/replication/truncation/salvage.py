@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from isthmus_plugins.cluster import TopicInfo
+from isthmus_plugins.private_files import for_owner, make_directory
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.logs.reading import read_batches
 from isthmus_protocol.salvage import SUFFIX, SalvageHead, SalvageWriter
@@ -15,6 +16,7 @@ from isthmus_protocol.salvage import SUFFIX, SalvageHead, SalvageWriter
 DIRECTORY: Final = "salvage"
 """In the proxy's data directory."""
 UNFINISHED: Final = ".part"
+TOPIC_MAX: Final = 150
 
 
 class SalvageFailed(Exception):
@@ -32,13 +34,14 @@ async def write_salvage(context: PluginContext, topic: TopicInfo, head: SalvageH
             "it again"
         )
     directory = context.data_directory / DIRECTORY
-    name = f"{head.topic}-{head.partition}-{head.from_offset}-{head.to_offset}-{head.topic_id}{SUFFIX}"
+    # A topic's name may be 249 characters long, a file's 255; the id tells apart those that begin alike.
+    name = f"{head.topic[:TOPIC_MAX]}-{head.partition}-{head.from_offset}-{head.to_offset}-{head.topic_id}{SUFFIX}"
     path = directory / name
     unfinished = directory / (name + UNFINISHED)
     writer = SalvageWriter(head)
     try:
-        await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-        file = await asyncio.to_thread(unfinished.open, "wb")
+        await asyncio.to_thread(make_directory, directory)
+        file = await asyncio.to_thread(open, unfinished, "wb", opener=for_owner)
         try:
             await asyncio.to_thread(file.write, writer.head())
             async for batch, header, _ in read_batches(

@@ -15,6 +15,7 @@ from isthmus_plugins.capture import recorder as module
 from isthmus_plugins.capture.notes import Kind, pack, unpack
 from isthmus_plugins.capture.recorder import BEHIND_BYTES_MAX, Recorder
 from isthmus_plugins.capture.sampling import is_chosen
+from isthmus_plugins.tasks import Supervision
 
 
 class Pipe:
@@ -30,7 +31,7 @@ class Pipe:
 
 
 def recorder() -> Recorder:
-    context: Any = SimpleNamespace(proxy_name="p", cluster_id="c")
+    context: Any = SimpleNamespace(proxy_name="p", cluster_id="c", supervision=Supervision())
     return Recorder(context, Path("nowhere"))
 
 

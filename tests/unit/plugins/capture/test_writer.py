@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from isthmus_plugins.capture import files as module
 from isthmus_plugins.capture.blocks import LINKS, MAGIC, MAJOR, NewerFormat, whole_blocks
 from isthmus_plugins.capture.files import SEALED, SEALED_LINKS
 from isthmus_plugins.capture.notes import Kind, pack, pack_link, told
-from isthmus_plugins.capture.writer import write
+from isthmus_plugins.capture.writer import UNNAMED_AT_ONCE, Writer, write
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
@@ -144,6 +147,41 @@ def test_a_full_disk_drops_events_and_counts_them(tmp_path: Path, monkeypatch: p
     write(chunks(), tmp_path, reports.append)
     assert (reports[-1]["events"], reports[-1]["dropped"]) == (10, 10)
     assert [row["correlation_id"] for row in rows(tmp_path)] == list(range(10, 20))
+
+
+def test_a_disk_that_takes_a_part_of_a_block_is_given_the_rest(tmp_path: Path) -> None:
+    """As RLIMIT_FSIZE has it, or a disk that is nearly full: what is taken is counted, and nobody raises."""
+
+    class Part(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(memoryview(data)[:7])
+
+    file = tmp_path / "file"
+    with Part(file, "x") as part:
+        module._write_all(part, b"0123456789" * 5)
+    assert file.read_bytes() == b"0123456789" * 5
+
+
+def test_files_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        written(tmp_path / "capture", settings({"prefix": "pay-"}), commits("pay-t"))
+    finally:
+        os.umask(before)
+    (file,) = tmp_path.rglob(f"*{SEALED}")
+    assert stat.filemode(file.stat().st_mode) == "-rw-------"
+    assert stat.filemode(file.parent.stat().st_mode) == "drwx------"
+
+
+def test_names_of_very_many_topics_are_asked_for_in_pieces(tmp_path: Path) -> None:
+    reports: list[dict[str, Any]] = []
+    writer = Writer(tmp_path)
+    for number in range(2 * UNNAMED_AT_ONCE + 5):
+        writer._unnamed[number.to_bytes(16, "big")] = 0.0
+    while (report := writer.report())["unnamed"]:
+        reports.append(report)
+        assert len(json.dumps(report)) < 64 * 1024  # what the proxy reads of one line
+    assert [len(report["unnamed"]) for report in reports] == [UNNAMED_AT_ONCE, UNNAMED_AT_ONCE, 5]
 
 
 def test_what_a_process_left_open_is_sealed_as_far_as_it_is_whole(tmp_path: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import struct
 import sys
 import uuid
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from support.scripted_broker import Peer, ScriptedBroker, metadata_of
 
+from isthmus.cluster_access import ClusterAccess
+from isthmus.errors import ConfigurationError
 from isthmus.kafka.client import (
     LATEST,
     LOG_END,
@@ -30,8 +34,10 @@ from isthmus.kafka.client import (
     parse_address,
 )
 from isthmus.kafka.cluster_connections import SAME_ANSWERS_MAX
-from isthmus_protocol.messages import RequestHead, build_request
-from isthmus_protocol.schema import ApiKey
+from isthmus_protocol.bodies import build
+from isthmus_protocol.messages import RequestHead, build_request, encode_response
+from isthmus_protocol.schema import ApiKey, response_type, supported
+from isthmus_protocol.throttling import throttle_ms
 
 HEARTBEAT: dict[str, Any] = {"group_id": "g", "member_id": "m"}
 
@@ -374,7 +380,7 @@ def test_plain(plain: SecuritySpec) -> None:
             assert broker.seen(ApiKey.SASL_AUTHENTICATE)[0].auth_bytes == b"\0alice\0hunter2"
             now = asyncio.get_running_loop().time()
             assert connection.expires_at is not None
-            assert 50 < connection.expires_at - now <= 60
+            assert 50 < connection.expires_at - now < 60.001
             await connection.close()
 
     run(test)
@@ -678,6 +684,34 @@ def test_wrong_credentials_are_not_tried_again(plain: SecuritySpec) -> None:
     run(test)
 
 
+def test_a_password_file_that_is_away_for_a_moment_is_a_lost_connection_and_no_wrong_configuration(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        password = tmp_path / "password"
+        password.write_text("hunter2")
+        spec = SecuritySpec(
+            security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", username="alice", password_file=password
+        )
+        async with ScriptedBroker(1) as one, ScriptedBroker(2) as two:
+            World(one, two)
+            for broker in (one, two):
+                broker.answers(ApiKey.SASL_HANDSHAKE, {"mechanisms": ["PLAIN"]})
+                broker.answers(ApiKey.SASL_AUTHENTICATE, {})
+            async with ClusterClient([one.address], spec) as cluster:
+                password.unlink()  # as who replaces it does
+                with pytest.raises(ConnectionLost, match=r"password_file.* cannot be read"):
+                    await cluster.to(2)
+                password.write_text("hunter2")
+                await cluster.to(2)
+            password.unlink()
+            with pytest.raises(ConfigurationError, match="cannot be read"):  # at the start it is the operator's to see
+                async with ClusterClient([one.address], spec):
+                    pass
+
+    run(test)
+
+
 def test_a_connection_whose_authentication_ends_is_replaced(plain: SecuritySpec) -> None:
     async def test() -> None:
         released = asyncio.Event()
@@ -716,6 +750,56 @@ def produced(request: Any, error_code: int = 0) -> dict[str, Any]:
             for topic in request.topic_data
         ]
     }
+
+
+def test_a_broker_that_throttles_is_known_and_its_time_does_not_count() -> None:
+    """A broker that throttles answers at once and reads the next request when that is over (KIP-219)."""
+
+    async def test() -> None:
+        muted_s = 0.6
+
+        async def listed(peer: Peer, head: RequestHead, request: Any) -> None:
+            if len(one.seen(ApiKey.LIST_GROUPS)) == 1:
+                peer.send(peer.answer(head, {"throttle_time": int(muted_s * 1000)}))
+                await asyncio.sleep(muted_s)  # it reads no more for so long
+            else:
+                peer.send(peer.answer(head, {}))
+
+        async with ScriptedBroker(1) as one, ScriptedBroker(2) as two:
+            World(one, two)
+            one.on(ApiKey.LIST_GROUPS, listed)
+            async with ClusterClient([one.address]) as cluster:
+                assert cluster.throttled() == []
+                connection = await cluster.to(1)
+                await connection.call(ApiKey.LIST_GROUPS, {}, timeout=0.3)
+                assert cluster.throttled() == [(one.address, ApiKey.LIST_GROUPS)]
+                assert cluster.throttled_s == {(one.address, ApiKey.LIST_GROUPS): muted_s}
+                await connection.call(ApiKey.LIST_GROUPS, {}, timeout=0.3)  # in time, from when it is read
+                said = ClusterAccess(cluster).throttled()
+                assert said is not None
+                assert f"broker {one.address} on LIST_GROUPS" in said
+
+    run(test)
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 11, 13])
+def test_throttle_time_of_a_produce_stands_behind_its_partitions(version: int) -> None:
+    values = {"responses": [{"name": "t", "partition_responses": [{"index": 0}]}], "throttle_time": 1234}
+    frame = encode_response(build(response_type(ApiKey.PRODUCE, version), values), 7)
+    assert throttle_ms(ApiKey.PRODUCE, version, frame) == 1234
+
+
+def test_throttle_time_is_read_in_every_version_of_every_api() -> None:
+    seen = 0
+    for api_key, (lowest, highest) in supported().items():
+        for version in range(lowest, highest + 1):
+            kind = response_type(api_key, version)
+            names = [each.name for each in dataclasses.fields(kind)]
+            has = names[:1] == ["throttle_time"]
+            frame = encode_response(build(kind, {"throttle_time": 77} if has else {}), 1)
+            assert throttle_ms(api_key, version, frame) == (77 if has else 0), (api_key, version)
+            seen += has
+    assert seen > 100
 
 
 def test_a_produce_is_never_repeated() -> None:

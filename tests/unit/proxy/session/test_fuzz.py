@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from isthmus.session.dispatch import compile_routes
 from isthmus.session.listener import Endpoint, Gateway, Limits, Listener
 from isthmus_plugins.api import Request, RequestHook, Verdict
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import peeks
 from isthmus_protocol.messages import build_request, encode_request
 from isthmus_protocol.schema import ApiKey
@@ -78,7 +79,9 @@ async def exchange(sent: bytes, cuts: list[int], answered: bytes) -> None:
 
     server = await asyncio.start_server(broker, "127.0.0.1", 0)
     hooks = [RequestHook(ApiKey.PRODUCE, on_produce, whole=True)]
-    gateway = Gateway(compile_routes(hooks, lambda node_id, host, port: (b"proxy", 1)), Limits(frame_bytes_max=10_000))
+    gateway = Gateway(
+        compile_routes(hooks, lambda node_id, host, port: (b"proxy", 1)), Limits(frame_bytes_max=10_000), Supervision()
+    )
     target = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
     listener = Listener(gateway, 1, Endpoint("127.0.0.1", 0), lambda: [target])
     await listener.start()

@@ -16,6 +16,7 @@ from isthmus_plugins.api import Answer, Gate, Replace, Request
 from isthmus_plugins.capture.notes import Kind, Note, pack, unpack
 from isthmus_plugins.capture.pairing import Pairing
 from isthmus_plugins.capture.recorder import Recorder
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import peeks, schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import build_request, encode_request, encode_response
@@ -54,7 +55,7 @@ class Tapped:
     """A front whose traffic is noted."""
 
     def __init__(self, front: Front, sampling: float = 1.0) -> None:
-        context: Any = SimpleNamespace(proxy_name="p", cluster_id="c")
+        context: Any = SimpleNamespace(proxy_name="p", cluster_id="c", supervision=Supervision())
         self.front = front
         self.recorder = Recorder(context, Path("nowhere"))
         self.recorder.configure([{"sampling": sampling}])

@@ -71,7 +71,7 @@ class Scene:
         self.apply(SetFollowerTopic(LINK, TOPIC, SOURCE, SOURCE_ID, TopicState.FOLLOWING, self.topic_id))
         self.context: Any = FakeContext(self.cluster, self.control)
         self.failed: list[tuple[str, BaseException]] = []
-        self.tasks = Tasks("test", lambda name, error: self.failed.append((name, error)))
+        self.tasks = Tasks("test", self.context.supervision, lambda name, error: self.failed.append((name, error)))
         self.answers: list[Exception | Any] = []
         """What the leader end answers, one time after the other, to what it is asked of transactions."""
         self.peer: Any = CalledAtOnce(LINK, [calls.EndedTransactions.by(self._answer)])

@@ -15,7 +15,7 @@ from isthmus_plugins.replication.groups.followed_group import FollowedGroup
 from isthmus_plugins.replication.in_doubt.pending_offsets import PendingOffset
 from isthmus_plugins.replication.in_doubt.store import Entry
 from isthmus_plugins.replication.link import calls
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 
 KEY = LINK, PARTITION = "link", 3
 EPOCH, PARTITIONS = 7, 50
@@ -61,7 +61,7 @@ class Scene:
         context: Any = SimpleNamespace(control=SimpleNamespace(state=SimpleNamespace(links=links)), proxy_name="b")
         self.store: Any = Store()
         self.connection: Any = Connection()
-        self.tasks = Tasks("test")
+        self.tasks = Tasks("test", Supervision())
         self.confirmations = Confirmations(context, self.store, self.tasks)
 
     def begin(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from support.offsets import commit, deleted, group_gone
 from support.replicas import LINK, Replicas
 
 from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
-from isthmus_control.model import LinkMode, Reason, ResourceType, Role
+from isthmus_control.model import LinkMode, ProxyLease, Reason, ResourceType, Role
 from isthmus_control.outcome import Accepted
 from isthmus_control.truncations import PartitionView, Truncation, TruncationPhase
 from isthmus_plugins.cluster import CommittedOffset, Refused, TopicPartition
@@ -24,6 +25,8 @@ from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 OTHER = ("remote-t", 1)
+
+ANOTHER_PROXY = ProxyLease("p", "o", (), True, None, 10_000, "0", 0, 0, -1)
 
 
 def followed(**has: CommittedOffset) -> FollowedGroup:
@@ -439,8 +442,11 @@ def test_a_topic_that_is_made_anew_at_the_source_keeps_no_other_from_being_told(
         await until_at(replicas, {PLACE: committed_at(5), other: committed_at(3)})
         control = replicas.controls["A"]
         reason, views = Reason("TARGET_WRITTEN_BY_OTHERS", "somebody wrote"), (PartitionView(1, 0),)
-        begun = Truncation("l", "local-t", "old", reason, views, None, "p", "o", 0, TruncationPhase.RECREATING, 0)
-        control.state = control.state.evolve(truncations={"local-t": begun})
+        begun = Truncation(
+            "l", "local-t", str(uuid.UUID(int=1)), reason, views, None, "p", "o", 0, TruncationPhase.RECREATING, 0
+        )
+        # Another proxy is at it, whose lease may still run.
+        control.state = control.state.evolve(truncations={"local-t": begun}, superseded={"o": ANOTHER_PROXY})
         log(replicas, deleted("app-1", "local-t"))
         replicas.cut()
         await replicas.connect()  # all is told again
@@ -468,8 +474,11 @@ def test_committed_offsets_stay_while_their_topic_is_made_anew_at_the_source(mon
     async def test(replicas: Replicas) -> None:
         control = replicas.controls["A"]
         reason, views = Reason("TARGET_WRITTEN_BY_OTHERS", "somebody wrote"), (PartitionView(1, 0),)
-        begun = Truncation("l", "local-t", "old", reason, views, None, "p", "o", 0, TruncationPhase.RECREATING, 0)
-        control.state = control.state.evolve(truncations={"local-t": begun})
+        begun = Truncation(
+            "l", "local-t", str(uuid.UUID(int=1)), reason, views, None, "p", "o", 0, TruncationPhase.RECREATING, 0
+        )
+        # Another proxy is at it, whose lease may still run.
+        control.state = control.state.evolve(truncations={"local-t": begun}, superseded={"o": ANOTHER_PROXY})
         log(replicas, deleted("app-1", "local-t"))
         await asyncio.sleep(5)
         replicas.cut()

@@ -27,7 +27,7 @@ from isthmus_plugins.replication.in_doubt.store import (
 from isthmus_plugins.replication.in_doubt.sweep import TransactionSweep
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkRejected
-from isthmus_plugins.tasks import Tasks
+from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.producer_ids import ProducerIdRange
 from isthmus_protocol.records import TRANSACTIONAL_BIT
 
@@ -180,7 +180,7 @@ def test_the_latest_decision_is_the_one_that_stays(seed: int) -> None:
         for number in range(1, 25):
             name = rng.choice(names)
             if rng.random() < 0.15:  # killed, with an append under way or not, and started again
-                tasks = Tasks("lost")
+                tasks = Tasks("lost", Supervision())
                 tasks.start("decide", decide(stores[name], scene.connection, decision(number, ("t", 0, number))))
                 await asyncio.sleep(rng.uniform(0, 0.05))
                 await tasks.close()

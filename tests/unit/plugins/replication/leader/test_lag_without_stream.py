@@ -16,6 +16,7 @@ from isthmus_plugins.replication.leader import lag_without_stream as module
 from isthmus_plugins.replication.leader.lag_without_stream import INTERVAL_S, LagWithoutStream, PartitionLag
 from isthmus_plugins.replication.leader.stream import Flow, LeaderStream
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.tasks import Supervision
 
 KEY = LinkPartition(LINK, "local-t", 0)
 
@@ -144,6 +145,7 @@ class Context:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.clock = time
+        self.supervision = Supervision()
 
 
 def test_of_very_many_all_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from isthmus_plugins.replication.link.connection import (
     LinkRejected,
     Receiver,
 )
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol import link
 from isthmus_protocol.link import MessageType
 
@@ -42,7 +43,11 @@ class Listener:
 
     def made(self) -> LinkConnection:
         connection = LinkConnection(
-            clock=time, accept=self.look_up, identity={"cluster_id": "B", "proxy": "b"}, on_ready=self.ready.put_nowait
+            clock=time,
+            supervision=Supervision(),
+            accept=self.look_up,
+            identity={"cluster_id": "B", "proxy": "b"},
+            on_ready=self.ready.put_nowait,
         )
         self.accepted.append(connection)
         return connection
@@ -58,6 +63,7 @@ class Listener:
             "127.0.0.1",
             self.port,
             clock=time,
+            supervision=Supervision(),
             hello=hello,
             secret=secret,
             identity={"cluster_id": "A", "proxy": "a"},

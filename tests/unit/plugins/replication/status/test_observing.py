@@ -9,6 +9,7 @@ from typing import Any
 from isthmus_plugins.links import LinkStatus, PartitionStatus
 from isthmus_plugins.observers import LinkAppended, LinkConfirmed, LinkObservers, LinkTold
 from isthmus_plugins.replication.status.observing import LinkObserving
+from isthmus_plugins.tasks import Supervision
 
 
 class Observer:
@@ -57,7 +58,7 @@ def test_changes_are_told_and_what_is_not_well_again() -> None:
     observer, observers = Observer(), LinkObservers()
     observers.add([observer])
     now = [status(partition(0), partition(1, "Catching Up", 3))]
-    observing = LinkObserving(observers, lambda: now, time)
+    observing = LinkObserving(observers, lambda: now, time, Supervision())
     observing.report(again=True)
     assert observer.taken() == [
         (None, -1, "Following", None),
@@ -89,7 +90,9 @@ def test_changes_are_told_and_what_is_not_well_again() -> None:
 def test_what_is_told_of_a_partition() -> None:
     observer, observers = Observer(), LinkObservers()
     observers.add([observer])
-    LinkObserving(observers, lambda: [status(partition(0, lag=None), partition(1, lag=5))], time).report(again=False)
+    LinkObserving(observers, lambda: [status(partition(0, lag=None), partition(1, lag=5))], time, Supervision()).report(
+        again=False
+    )
     whole, unknown, behind = observer.events
     assert (whole.link, whole.remote_cluster_id, whole.role, whole.reason) == ("to-b", "B", None, None)
     assert (unknown.lag, unknown.lag_s, unknown.follower_end) == (None, None, None)
@@ -100,7 +103,7 @@ def test_one_that_fails_disturbs_nobody_and_one_that_rests_costs_nothing() -> No
     broken, other, observers = Observer(), Observer(), LinkObservers()
     broken.broken = True
     observers.add([broken, other])
-    LinkObserving(observers, lambda: [status()], time).report(again=False)
+    LinkObserving(observers, lambda: [status()], time, Supervision()).report(again=False)
     assert len(other.events) == 1
     assert observers
     broken.observes_links = other.observes_links = False
@@ -112,7 +115,7 @@ def test_it_ends_whatever_changes_at_that_moment() -> None:
 
     async def run() -> None:
         for turns in range(8):
-            observing = LinkObserving(LinkObservers(), list, time)
+            observing = LinkObserving(LinkObservers(), list, time, Supervision())
             observing.start()
             for _ in range(20):  # it waits for its second look, or a change
                 await asyncio.sleep(0)

@@ -20,6 +20,7 @@ from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.replication.transactions import abort_coverage
 from isthmus_plugins.replication.transactions.abort_coverage import AbortCoverage
 from isthmus_plugins.replication.transactions.decision import Decision
+from isthmus_plugins.tasks import Supervision
 from isthmus_protocol.transaction_log import Change, Transaction, TransactionState
 
 LINK, X = "link", 7
@@ -53,6 +54,7 @@ class Scene:
         self.led: dict[LinkPartition, None] = {}
         self.links = {LINK: object()}
         self.control = self.state = self.discovery = self
+        self.supervision = Supervision()
         me: Any = self
         self.reader = LogEndReader(me, "test")
         self.aborts = AbortCoverage(me, me, me, me, me, me, self.more.set, self.reader)

@@ -1,0 +1,129 @@
+"""Work that is kept: it begins anew where it failed, and shows for as long as it may fail again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from support.fake_cluster import run_simulated, simulated_now
+
+from isthmus_plugins.tasks import RECOVERED_S, RETRY_MAX_S, RETRY_MIN_S, Supervision, Tasks
+
+pytestmark = pytest.mark.fails_on_purpose
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.supervision = Supervision()
+        self.tasks = Tasks("owner", self.supervision)
+        self.begun: list[float] = []
+        self.fails = True
+
+    async def work(self) -> None:
+        self.begun.append(simulated_now())
+        if self.fails:
+            raise RuntimeError("injected")
+        await asyncio.Event().wait()
+
+    @property
+    def failing(self) -> list[str]:
+        return [each.name for each in self.supervision.failing]
+
+
+def on_scene(run: Callable[[Scene], Awaitable[None]]) -> None:
+    async def work() -> None:
+        scene = Scene()
+        try:
+            await run(scene)
+        finally:
+            await scene.tasks.close()
+
+    run_simulated(work())
+
+
+def test_what_fails_begins_anew_after_longer_and_longer() -> None:
+    async def run(scene: Scene) -> None:
+        scene.tasks.keep("loop", scene.work)
+        await asyncio.sleep(40)
+        pauses = [later - before for before, later in zip(scene.begun, scene.begun[1:], strict=False)]
+        assert pauses[:4] == pytest.approx([RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S, 8 * RETRY_MIN_S])
+        assert pauses[4:] == pytest.approx([RETRY_MAX_S] * len(pauses[4:]))
+        failing = scene.supervision.failing[0]
+        assert (failing.name, failing.error, failing.failures) == (
+            "owner/loop",
+            "RuntimeError: injected",
+            len(scene.begun),
+        )
+        assert "owner/loop fails and is tried again (11 times in 40 s): RuntimeError: injected" in failing.describe(
+            failing.since + 40
+        )
+        assert scene.supervision.failures == {"owner/loop": len(scene.begun)}
+
+    on_scene(run)
+
+
+def test_it_shows_until_it_has_run_well_for_a_while() -> None:
+    async def run(scene: Scene) -> None:
+        scene.tasks.keep("loop", scene.work)
+        await asyncio.sleep(0)
+        scene.fails = False
+        await asyncio.sleep(RETRY_MIN_S + RECOVERED_S - 1)
+        assert scene.failing == ["owner/loop"]
+        await asyncio.sleep(2)
+        assert scene.failing == []
+        assert len(scene.begun) == 2
+        assert scene.supervision.failures == {"owner/loop": 1}
+
+    on_scene(run)
+
+
+def test_what_ended_or_is_not_wanted_any_more_fails_no_longer() -> None:
+    async def run(scene: Scene) -> None:
+        ended = asyncio.Event()
+
+        async def once() -> None:
+            if not ended.is_set():
+                ended.set()
+                raise RuntimeError("injected")
+
+        await scene.tasks.keep("once", once)
+        assert ended.is_set()
+        assert scene.failing == []
+        scene.tasks.keep("loop", scene.work)
+        await asyncio.sleep(1)
+        assert scene.failing == ["owner/loop"]
+        await scene.tasks.close()
+        assert scene.failing == []
+
+    on_scene(run)
+
+
+def test_of_two_with_one_name_each_counts_for_itself() -> None:
+    async def run(scene: Scene) -> None:
+        async def well() -> None:
+            await asyncio.sleep(3)
+
+        scene.tasks.keep("loop", scene.work)
+        await scene.tasks.keep("loop", well)
+        assert scene.failing == ["owner/loop"]
+
+    on_scene(run)
+
+
+def test_what_was_started_once_is_counted_and_its_owner_knows() -> None:
+    async def work() -> None:
+        seen: list[tuple[str, str]] = []
+        supervision = Supervision()
+        tasks = Tasks("owner", supervision, lambda name, error: seen.append((name, str(error))))
+
+        async def fails() -> None:
+            raise RuntimeError("injected")
+
+        await asyncio.wait([tasks.start("once", fails())])
+        assert seen == [("owner/once", "injected")]
+        assert supervision.failures == {"owner/once": 1}
+        assert supervision.failing == []
+        await tasks.close()
+
+    run_simulated(work())
