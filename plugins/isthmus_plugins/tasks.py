@@ -72,7 +72,7 @@ class Supervision:
 class Tasks:
     """The running tasks of one owner. Cancellation is no failure."""
 
-    __slots__ = ("_closing", "_on_failure", "_owner", "_supervision", "_tasks")
+    __slots__ = ("_closing", "_on_failure", "_owner", "_recoveries", "_supervision", "_tasks")
 
     def __init__(
         self, owner: str, supervision: Supervision, on_failure: Callable[[str, BaseException], None] | None = None
@@ -84,6 +84,7 @@ class Tasks:
         self._supervision = supervision
         self._on_failure = on_failure
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._recoveries: dict[str, asyncio.TimerHandle] = {}
         self._closing = False
 
     def start(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -100,6 +101,17 @@ class Tasks:
         """Run ``work`` as the task ``owner/name`` until it returns; where it fails, run it again after a while."""
         return self.start(name, self._kept(f"{self._owner}/{name}", work))
 
+    def failed(self, name: str, error: Exception) -> None:
+        """Note a failure of work that got over it by itself and goes on: it shows for a while."""
+        loop = asyncio.get_running_loop()
+        full_name = f"{self._owner}/{name}"
+        work = (id(self), name)
+        self._supervision.failed(work, full_name, error, loop.time())
+        log.error("task failed", extra={"task": full_name, "error": repr(error)}, exc_info=error)
+        if (recovery := self._recoveries.pop(name, None)) is not None:
+            recovery.cancel()
+        self._recoveries[name] = loop.call_later(RECOVERED_S, self._supervision.well, work)
+
     async def _kept(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         loop = asyncio.get_running_loop()
         token = object()
@@ -111,6 +123,8 @@ class Tasks:
                 try:
                     await work()
                 except Exception as error:
+                    if self._closing:
+                        raise
                     if loop.time() - began >= well_after:
                         pause = RETRY_MIN_S
                     self._supervision.failed(token, name, error, loop.time())
@@ -144,6 +158,9 @@ class Tasks:
     async def close(self) -> None:
         """Cancel what still runs and wait until it has ended."""
         self._closing = True
+        for name, recovery in self._recoveries.items():
+            recovery.cancel()
+            self._supervision.well((id(self), name))
         current = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not current]
         for task in tasks:

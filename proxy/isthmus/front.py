@@ -9,6 +9,7 @@ broker that no proxy serves is not shown at all.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +87,8 @@ class Front:
         return None if broker_id is None else frozenset((broker_id,))
 
     def fronts(self, broker_id: int) -> bool:
-        return broker_id in self._listeners
+        """Also of one whose port cannot be had: no other proxy can, and links look after its partitions."""
+        return self.brokers is None or broker_id in self._listeners
 
     def claims(self) -> tuple[BrokerClaim, ...]:
         """The brokers that this proxy serves now, and the addresses that clients are given."""
@@ -126,10 +128,24 @@ class Front:
     async def serve(self) -> None:
         """Let clients in."""
         self._accepting = True
-        for listener in self._listeners.values():
-            await listener.accept()
+        for broker_id, listener in list(self._listeners.items()):
+            try:
+                await listener.accept()
+            except OSError as error:
+                await self._leave(broker_id, listener, error)
         if self.brokers is None:
             self._tasks.keep("brokers", self._watch_brokers)
+
+    async def _leave(self, broker_id: int, listener: Listener, error: OSError) -> None:
+        """Do without a broker of a whole cluster whose port another process listens on. Raises ConfigurationError."""
+        refused = _refused(listener.bind, error)
+        if self.brokers is not None or broker_id == BOOTSTRAP:
+            raise refused from error
+        await listener.stop()
+        del self._listeners[broker_id], self._addresses.ports[broker_id]
+        self.unserved[broker_id] = str(refused)
+        log.error("broker not served", extra={"broker": broker_id, "detail": str(refused)})
+        self.on_change()
 
     async def stop(self) -> None:
         """Listen no more. Sessions go on."""
@@ -140,18 +156,17 @@ class Front:
     async def _listen(self, broker_id: int, bind: Endpoint) -> None:
         listener = Listener(self._gateway, broker_id, bind, lambda: self._targets(broker_id), self._client_tls)
         try:
+            if taken := {each.bind.port for each in self._listeners.values() if bind.port} & {bind.port}:
+                raise OSError(errno.EADDRINUSE, f"another broker's, or to bootstrap from: {taken.pop()}")
             await listener.start()
+            if self._accepting:
+                await listener.accept()
         except OSError as error:
-            raise ConfigurationError(
-                "client_listener.bind",
-                f"{bind} cannot be bound: {error.strerror or error}",
-                "Another process has the port, or the host is not this machine's: choose another one.",
-            ) from error
+            await listener.stop()
+            raise _refused(bind, error) from error
         self._listeners[broker_id] = listener
         if broker_id != BOOTSTRAP:
             self._addresses.ports[broker_id] = listener.bind.port
-        if self._accepting:
-            await listener.accept()
         log.info("client listener bound", extra={"broker": broker_id, "address": str(listener.bind)})
 
     def _targets(self, broker_id: int) -> Sequence[Endpoint]:
@@ -188,3 +203,12 @@ class Front:
                 continue
             if changed:
                 self.on_change()
+
+
+def _refused(bind: Endpoint, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        "client_listener.bind",
+        f"{bind} cannot be bound: {error.strerror or error}",
+        "Another process has the port, or the host is not this machine's: choose another one (a broker's with "
+        "broker_port_base or broker_ports).",
+    )

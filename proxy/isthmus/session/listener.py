@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
+import os
 import resource
 import socket
 import ssl
@@ -273,9 +275,11 @@ class Listener:
         self.bind = Endpoint(self.bind.host, self._server.sockets[0].getsockname()[1])
 
     async def accept(self) -> None:
-        """Let clients in."""
+        """Let clients in. Raises OSError where another socket listens on the port: binding it does not show that."""
         assert self._server is not None
         await self._server.start_serving()
+        if any(each is None or each.fileno() < 0 for each in self._server.sockets):  # uvloop says nothing
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
     async def stop(self) -> None:
         """Listen no more; sessions go on."""

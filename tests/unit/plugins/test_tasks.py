@@ -127,3 +127,38 @@ def test_what_was_started_once_is_counted_and_its_owner_knows() -> None:
         await tasks.close()
 
     run_simulated(work())
+
+
+def test_what_got_over_a_failure_by_itself_shows_for_a_while() -> None:
+    async def run(scene: Scene) -> None:
+        for _ in range(2):
+            scene.tasks.failed("writer", RuntimeError("injected"))
+            await asyncio.sleep(RECOVERED_S - 1)
+            assert scene.failing == ["owner/writer"]
+        assert scene.supervision.failing[0].failures == 2
+        await asyncio.sleep(2)
+        assert scene.failing == []
+        scene.tasks.failed("writer", RuntimeError("injected"))
+        await scene.tasks.close()
+        assert scene.failing == []
+
+    on_scene(run)
+
+
+def test_what_fails_while_its_owner_closes_is_not_begun_anew() -> None:
+    async def run(scene: Scene) -> None:
+        begun = []
+
+        async def work() -> None:
+            begun.append(simulated_now())
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise RuntimeError("injected") from None
+
+        scene.tasks.keep("loop", work)
+        await asyncio.sleep(1)
+        await scene.tasks.close()
+        assert len(begun) == 1
+
+    on_scene(run)

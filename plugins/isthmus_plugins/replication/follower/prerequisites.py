@@ -86,7 +86,8 @@ class Prerequisites:
 
         async def once() -> None:
             await work(stream)
-            del stream.under_way[step]
+            if stream.under_way.get(step) is asyncio.current_task():
+                del stream.under_way[step]
             self._proceed(stream)
 
         def ended(task: asyncio.Task[None]) -> None:

@@ -201,26 +201,30 @@ class Writer:
         while True:
             await self.work.wait()
             self.work.clear()
-            while writes := self._collect():
-                self._under_way = [stream for stream, _ in writes.values()]
-                self.began = self._clock.monotonic()
-                if self._writers.ready:  # of another transaction, or beyond a request's size
-                    self._writers.share()
-                try:
+            writes: Writes = {}
+            try:
+                while self._collect(writes):
+                    self._under_way = [stream for stream, _ in writes.values()]
+                    self.began = self._clock.monotonic()
+                    if self._writers.ready:  # of another transaction, or beyond a request's size
+                        self._writers.share()
                     await self._write(writes)
-                except Exception:
-                    # A bug of ours must not leave streams waiting for ever.
-                    for stream in self._under_way:
-                        stream.follower_log.unknown()
-                    self._drained()
-                    self.work.set()
-                    raise
-                if self._writers.busy:  # another one went past, and may take what is left together with its own
-                    break
+                    writes = {}
+                    if self._writers.busy:  # another one went past, and may take what is left together with its own
+                        break
+            except Exception as error:
+                # A bug of ours must not leave streams waiting for ever, nor others that share this writer.
+                self._tasks.failed("append", error)
+                self._under_way = list(dict.fromkeys([*self._under_way, *(stream for stream, _ in writes.values())]))
+                for stream in self._under_way:
+                    stream.follower_log.unknown()
+                self._drained()
+                self.work.set()
+                await asyncio.sleep(0)
 
-    def _collect(self) -> Writes:
-        """The next operation of every stream that has one, or a burst of them, up to a request's size."""
-        writes: Writes = {}
+    def _collect(self, writes: Writes) -> bool:
+        """Add the next operation of every stream that has one, or a burst of them, up to a request's size; whether
+        there is any."""
         transaction_of: int | None = None
         recent = self._end.recent
         size = 0
@@ -248,7 +252,7 @@ class Writer:
                 size += sum(len(append.data) for append in appends)
                 if operation.transactional:
                     transaction_of = producer_id
-        return writes
+        return bool(writes)
 
     async def _write(self, writes: Writes) -> None:
         try:

@@ -373,6 +373,16 @@ class GroupLeader(Part):
 
     def _take_waiting(self, source: Source, now: float, broken: BatchError | None = None) -> None:
         """Take what was read, up to a marker that may not be pushed yet; ``broken``: what comes behind it."""
+        try:
+            self._take_more(source, now, broken)
+        except Exception:
+            # Half of it may be taken, and lost to feeds: nothing that was read of it counts, it is read from its start.
+            if self._sources.get(source.partition) is source:
+                del self._sources[source.partition]
+            self.wake()
+            raise
+
+    def _take_more(self, source: Source, now: float, broken: BatchError | None) -> None:
         changed: set[OffsetKey] = set()
         try:
             while source.waiting:
@@ -446,7 +456,16 @@ class GroupLeader(Part):
                 log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
                 feed.pushed.clear()
                 await asyncio.sleep(RETRY_DELAY_S)
+            except Exception:
+                self._push_anew(feed)
+                raise
         self.wake()
+
+    def _push_anew(self, feed: Feed) -> None:
+        """What counts as pushed may not have left: everything is pushed whole, and confirmed anew."""
+        feed.pushed.clear()
+        feed.fed.clear()
+        feed.wake.set()
 
     def _in_use(self, feed: Feed) -> bool:
         return self._feeds.get(feed.link_name) is feed and self._is_current(feed)
@@ -553,6 +572,9 @@ class GroupLeader(Part):
             log.warning("group offsets not told", extra={"link": feed.link_name, "detail": str(error)})
             feed.pushed.clear()
             feed.wake.set()
+        except Exception:
+            self._push_anew(feed)
+            raise
 
     async def _push_whole(self, feed: Feed, source: Source, withheld: frozenset[str]) -> None:
         """Push all that one partition adds up to, but for some topics, in as many calls as it takes."""

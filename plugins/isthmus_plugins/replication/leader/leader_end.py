@@ -235,7 +235,6 @@ class LeaderEnd(Part):
                     "which leads the partition there",
                 )
             return
-        self._opening.add(key)
         stream = LeaderStream(
             key,
             topic.topic_id,
@@ -249,7 +248,8 @@ class LeaderEnd(Part):
             self._copy(key),
             self._tombstone_windows.setdefault((key, topic.topic_id), TombstoneWindow()),
         )
-        self._tasks.start(f"open-{key.topic}-{key.partition}", self._opened(stream))
+        self._opening.add(key)
+        self._tasks.start(f"open-{key.topic}-{key.partition}", self._open_or_say_why(stream))
 
     def _note(self, key: LinkPartition, code: str, message: str, retry_s: float = 0.0) -> None:
         """Why a partition has no stream now; a reason that somebody must remove is kept as long as it may hold."""
@@ -259,6 +259,14 @@ class LeaderEnd(Part):
             self.stopped[key] = before._replace(retry_at=retry_at)
         else:
             self.stopped[key] = Stopped(code, message, retry_at)
+
+    async def _open_or_say_why(self, stream: LeaderStream) -> None:
+        try:
+            await self._opened(stream)
+        except Exception as error:  # a bug of ours: nobody would read the stream, and it would stand in the way
+            self._note(stream.key, ReasonCode.INTERNAL_ERROR, repr(error), STOPPED_RETRY_S)
+            self._close(stream, (reasons.CLOSED, "the leader end could not go on"))
+            raise
 
     async def _opened(self, stream: LeaderStream) -> None:
         key, place = stream.key, (stream.connection, stream.stream_id)
@@ -464,6 +472,9 @@ class LeaderEnd(Part):
         except (LinkLost, TimeoutError, BrokerUnavailable, KafkaRefused) as error:
             self._stop_if_current(stream, reasons.SOURCE_UNAVAILABLE, str(error) or "the peer did not answer in time")
             return
+        except Exception as error:
+            self._stop_if_current(stream, ReasonCode.INTERNAL_ERROR, repr(error))
+            raise
         stream.doubting = False
         self.resume_tails(key.link)
 

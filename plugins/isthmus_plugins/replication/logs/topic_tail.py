@@ -142,9 +142,9 @@ class TopicTail(Generic[P]):
 
     async def _find(self) -> None:
         topic = await self._context.cluster.topic(self._topic)
-        self._found = True
         if topic is None:  # nobody ever needed it
             self._parts.clear()
+            self._found = True
             return
         if topic.topic_id != self._topic_id:
             self._topic_id = topic.topic_id
@@ -155,6 +155,7 @@ class TopicTail(Generic[P]):
                 part = self._parts[index] = self._make(index)
             # What was read is below the high watermark, hence every leader's.
             part.broker_id, part.leader_epoch = info.leader, info.leader_epoch
+        self._found = True
         for broker_id in {part.broker_id for part in self._parts.values() if part.broker_id >= 0}:
             if broker_id not in self._readers:
                 self._readers[broker_id] = asyncio.Event()
@@ -180,6 +181,15 @@ class TopicTail(Generic[P]):
                 if connection is not None:
                     connection.close()
                 well = rests = False
+            except Exception:
+                # What was read may be taken in part: it is read again from where reading begins.
+                if connection is not None:
+                    connection.close()
+                for part in parts:
+                    if self._parts.get(part.partition) is part:
+                        anew = self._parts[part.partition] = self._make(part.partition)
+                        anew.broker_id, anew.leader_epoch = part.broker_id, part.leader_epoch
+                raise
             if not well:
                 self._wake.set()
                 await asyncio.sleep(RETRY_DELAY_S)

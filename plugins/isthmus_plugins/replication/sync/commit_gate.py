@@ -116,7 +116,7 @@ class CommitGate:
             held.expire(float("inf"))  # which group an answer is for is not known any more: clients commit again
         for mapping in mappings:
             self._detached[mapping] = None
-            self._tasks.start(f"detached-{offset}-{mapping.local_prefix}", self._leases_over(mapping, offset))
+            self._tasks.keep(f"detached-{offset}-{mapping.local_prefix}", partial(self._leases_over, mapping, offset))
 
     async def _leases_over(self, mapping: NamespaceMapping, offset: int) -> None:
         await granted_no_more(self._context, offset)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
+from support.fake_cluster import run_simulated
+from support.group_replicas import PLACE, log
+from support.offsets import commit, group_made
 from support.partition_log import Partition
 from support.plugins import Proxy, Two, on_two
+from support.replicas import LINK as REPLICAS_LINK
+from support.replicas import Replicas
 
+from isthmus_control.commands import AlterLink
+from isthmus_control.model import LinkMode
 from isthmus_control.states import ReasonCode
 from isthmus_plugins import links
+from isthmus_plugins.replication.groups import leader
+from isthmus_plugins.replication.groups.leader import GroupLeader
+from isthmus_plugins.replication.partitions import LinkPartition
 from isthmus_plugins.tasks import RECOVERED_S
+from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 
 LINK = "a-to-b"
 
@@ -109,3 +121,45 @@ def test_each_loop_that_is_killed_shows_and_goes_on() -> None:
         assert set(names) == killed
 
     on_two(work, 1000)
+
+
+@pytest.mark.fails_on_purpose
+@pytest.mark.parametrize("nth", [1, 3, 5])
+def test_a_push_of_committed_offsets_that_fails_in_the_middle_is_made_whole(
+    nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counted as pushed and never left would be missing at the target, which would be In-Sync without it."""
+    groups = [f"app-{number}" for number in range(1, 6)]
+    asked: list[str] = []
+    real = GroupLeader._committed_offset
+
+    def failing(self: GroupLeader, feed: Any, source: Any, key: Any, age: Any) -> Any:
+        asked.append(key.group)
+        if len(asked) == nth:
+            raise RuntimeError("injected")
+        return real(self, feed, source, key, age)
+
+    async def work() -> None:
+        replicas = Replicas(random.Random(1))
+        replicas.attach_groups()
+        replicas.a.add_topic("local-t").partitions[0].write_values(*[b"x"] * 10)
+        replicas.a.add_topic(OFFSETS_TOPIC)
+        for group in groups:
+            log(replicas, group_made(group), commit(group, "local-t", 5))
+        replicas.controls["A"].apply(AlterLink(REPLICAS_LINK, mode=LinkMode.SYNCHRONOUS))
+        replicas.start()
+        await replicas.connect()
+        await asyncio.sleep(60)
+        end, key = replicas.ends["A"], LinkPartition(REPLICAS_LINK, OFFSETS_TOPIC, 0)
+        assert len(asked) > nth
+        assert end.sync_confirmer.partitions.in_sync(key)
+        there = {group: replicas.b.offsets[f"far-{group}"][PLACE].offset for group in groups}
+        assert there == dict.fromkeys(groups, 5)
+        log(replicas, commit("app-1", "local-t", 7))
+        await asyncio.sleep(20)
+        assert replicas.b.offsets["far-app-1"][PLACE].offset == 7
+        await replicas.stop()
+
+    monkeypatch.setattr(leader, "OFFSETS_AT_ONCE", 1)
+    monkeypatch.setattr(GroupLeader, "_committed_offset", failing)
+    run_simulated(work())
