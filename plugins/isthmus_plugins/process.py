@@ -14,7 +14,7 @@ from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed
 from isthmus_plugins.api import Tap
-from isthmus_plugins.cluster import ClusterApi
+from isthmus_plugins.cluster import BrokerUnavailable, ClusterApi
 from isthmus_plugins.observers import LinkObservers
 from isthmus_plugins.tasks import Supervision
 
@@ -117,3 +117,9 @@ class PluginContext(Protocol):
     @property
     def lease_deadline(self) -> float:
         """Until when (monotonic seconds) this proxy may vouch for what it forwards."""
+
+
+def check_lease(context: PluginContext) -> None:
+    """Raise BrokerUnavailable where another proxy may do by now what this one is about to."""
+    if context.clock.monotonic() > context.lease_deadline:
+        raise BrokerUnavailable("this proxy has no lease now")

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -123,10 +123,8 @@ def _connections(gateway: Gateway) -> Iterator[Metric]:
     opened = CounterMetricFamily("isthmus_connections_opened", "Client connections accepted")
     opened.add_metric([], gateway.connections_opened)
     yield opened
-    closed = CounterMetricFamily("isthmus_connections_closed", "Client connections ended, by cause", labels=["cause"])
-    for cause, count in sorted(gateway.closed_by_cause.items()):
-        closed.add_metric([cause], count)
-    yield closed
+    closed = {(cause,): count for cause, count in gateway.closed_by_cause.items()}
+    yield _counter("isthmus_connections_closed", "Client connections ended, by cause", ("cause",), closed)
     open_now = GaugeMetricFamily(
         "isthmus_connections_open",
         "Client connections now, by broker (-1: bootstrap) and state of the session",
@@ -145,12 +143,9 @@ def _connections(gateway: Gateway) -> Iterator[Metric]:
     received.add_metric(["client"], gateway.bytes_from_clients)
     received.add_metric(["broker"], gateway.bytes_from_brokers)
     yield received
-    refused = CounterMetricFamily(
-        "isthmus_requests_refused", "Requests that the proxy refused, whole or in part, by cause", labels=["cause"]
-    )
-    for cause, count in sorted(gateway.refused_by_cause.items()):
-        refused.add_metric([cause], count)
-    yield refused
+    text = "Requests that the proxy refused, whole or in part, by cause"
+    refused = {(cause,): count for cause, count in gateway.refused_by_cause.items()}
+    yield _counter("isthmus_requests_refused", text, ("cause",), refused)
 
 
 def _requests(routes: Iterable[Route]) -> Iterator[Metric]:
@@ -209,37 +204,23 @@ def _unconfirmed(gates: Iterable[AckGate]) -> Metric:
 
 
 def _failures(failures: Mapping[tuple[str, str], int]) -> Metric:
-    family = CounterMetricFamily(
-        "isthmus_plugin_failures",
-        "Requests of which a namespace's plugin failed; closed: refused, open: they went on",
-        labels=("plugin", "policy"),
-    )
-    for (plugin, policy), count in sorted(failures.items()):
-        family.add_metric((plugin, policy), count)
-    return family
+    text = "Requests of which a namespace's plugin failed; closed: refused, open: they went on"
+    return _counter("isthmus_plugin_failures", text, ("plugin", "policy"), failures)
 
 
 def _tasks(supervision: Supervision) -> Iterator[Metric]:
-    failures = CounterMetricFamily(
-        "isthmus_task_failures", "Failures of background work, which begins anew after a while", labels=("task",)
-    )
-    for name, count in sorted(supervision.failures.items()):
-        failures.add_metric((name,), count)
-    yield failures
+    text = "Failures of background work, which begins anew after a while"
+    failures = {(name,): count for name, count in supervision.failures.items()}
+    yield _counter("isthmus_task_failures", text, ("task",), failures)
     yield _gauge(
         "isthmus_tasks_failing", "Background work that fails now: its latest run failed", len(supervision.failing)
     )
 
 
 def _throttled(throttled_s: Mapping[tuple[str, int], float]) -> Metric:
-    family = CounterMetricFamily(
-        "isthmus_cluster_throttled_seconds",
-        "For how long quotas of the cluster kept this proxy's own requests waiting, by broker and API",
-        labels=("broker", "api"),
-    )
-    for (address, api_key), seconds in sorted(throttled_s.items()):
-        family.add_metric((address, ApiKey(api_key).name.lower()), seconds)
-    return family
+    text = "For how long quotas of the cluster kept this proxy's own requests waiting, by broker and API"
+    seconds = {(address, ApiKey(api_key).name.lower()): each for (address, api_key), each in throttled_s.items()}
+    return _counter("isthmus_cluster_throttled_seconds", text, ("broker", "api"), seconds)
 
 
 def _control(state: ControlState) -> Iterator[Metric]:
@@ -272,6 +253,14 @@ def _lease(lease: LeaseView) -> Iterator[Metric]:
         yield _gauge(
             "isthmus_lease_remaining_seconds", "Until this proxy's lease runs out if not renewed", lease.remaining_s
         )
+
+
+def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[Any, float]) -> CounterMetricFamily:
+    """``counts`` by the values of the labels, as tuples of text."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in sorted(counts.items()):
+        family.add_metric(values, count)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -15,7 +15,7 @@ from isthmus_control.model import TRANSACTION_VERIFICATION, TopicState
 from isthmus_control.outcome import Rejected
 from isthmus_control.states import ReasonCode
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower.log import LogState, Step, StopReason
 from isthmus_plugins.replication.follower.position import LOST_REQUEST_MARGIN_S, read_position
 from isthmus_plugins.replication.follower.stream import FollowerStream
@@ -164,7 +164,7 @@ class Prerequisites:
         follower_log = stream.follower_log
         while (before := follower_log.trim_to) is not None and not follower_log.ended:
             try:
-                self._check_lease()
+                check_lease(self._context)
                 log_start = await self._context.cluster.delete_records(stream.topic, stream.partition, before)
                 follower_log.trimmed(log_start)
                 stream.trouble = None
@@ -175,11 +175,6 @@ class Prerequisites:
                     extra={"topic": stream.topic, "partition": stream.partition, "detail": str(error)},
                 )
                 await asyncio.sleep(RETRY_S)
-
-    def _check_lease(self) -> None:
-        """Raise BrokerUnavailable where another proxy may look after the partition by now."""
-        if self._context.clock.monotonic() > self._context.lease_deadline:
-            raise BrokerUnavailable("this proxy has no lease now")
 
     async def _uncompact(self, stream: FollowerStream) -> None:
         """Have a topic take records without a key, which its source has from before it was compacted.
@@ -203,7 +198,7 @@ class Prerequisites:
                     continue
                 policy = (await cluster.topic_configs(stream.topic))[CLEANUP_POLICY][0]
                 if is_compacted({CLEANUP_POLICY: policy}):
-                    self._check_lease()
+                    check_lease(self._context)
                     if stream.follower_log.ended:  # what a promotion sets stays
                         return
                     await cluster.alter_topic_configs(stream.topic, {CLEANUP_POLICY: OVERRIDES[CLEANUP_POLICY]})

@@ -21,7 +21,7 @@ from isthmus_plugins.cluster import (
     TransactionMarkers,
 )
 from isthmus_plugins.observers import LinkAppended
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.follower.log import Append, LogState, Mark, Operation, StopReason
 from isthmus_plugins.replication.follower.stream import FollowerStream
 from isthmus_plugins.replication.link import reasons
@@ -256,8 +256,7 @@ class Writer:
 
     async def _write(self, writes: Writes) -> None:
         try:
-            if self._clock.monotonic() > self._context.lease_deadline:  # another proxy may write by now
-                raise BrokerUnavailable("this proxy has no lease now")
+            check_lease(self._context)
             self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
         except BrokerUnavailable as error:
             for stream in self._under_way:

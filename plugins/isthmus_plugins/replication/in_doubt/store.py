@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.links import OperationError
-from isthmus_plugins.process import PluginContext
+from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.link import calls, reasons
 from isthmus_plugins.replication.link.call_codec import Answering
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkRejected, Peer
@@ -289,8 +289,7 @@ class TransactionStore(Part):
         try:
             await self.prepare()
             await self._certain()
-            if self._clock.monotonic() > self._context.lease_deadline:
-                raise BrokerUnavailable("this proxy has no lease now")
+            check_lease(self._context)
             if self._leader is None:
                 self._leader = await self._context.cluster.leader_of(*PLACE)
             leader = -1 if self._leader is None else self._leader
