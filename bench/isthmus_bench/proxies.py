@@ -102,6 +102,10 @@ class ProxyProcess:
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def spawn(self) -> None:
         """Start the process and return at once. It ends with the calling *thread*, unless in the background."""
         log: IO[bytes]
@@ -172,7 +176,7 @@ class ProxyProcess:
     def close(self) -> None:
         """End the process, release the ports, remove what was written."""
         try:
-            if self._process is not None and self._process.poll() is None:
+            if self.running:
                 self.stop()
         finally:
             self._process = None

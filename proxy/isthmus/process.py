@@ -50,6 +50,7 @@ log = logging.getLogger("isthmus.process")
 
 VERSION: Final = version("isthmus")
 CLAIM_RETRY_S: Final = 5.0
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 RESERVATION_PLUGIN: Final = "reservation"
 
 
@@ -63,8 +64,10 @@ async def _main(config: ProxyConfig) -> int:
     process = Process(config)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    # Not by the loop's handlers: a loop gives them back when it closes, and one more signal would then end by itself a
+    # process that ends well.
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopping.set))
     starting = loop.create_task(process.start(), name="process/start")
     stop = loop.create_task(stopping.wait(), name="process/signal")
     try:
@@ -80,6 +83,8 @@ async def _main(config: ProxyConfig) -> int:
         stop.cancel()
         await asyncio.wait((starting,))
         await process.stop()
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     return 1 if process.must_stop.is_set() else 0
 
 

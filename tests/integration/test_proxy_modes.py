@@ -366,6 +366,16 @@ def isthmus(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_more_signals_do_not_end_a_proxy_that_ends_well(three: KafkaCluster) -> None:
+    """Whoever stops it twice, or a terminal's Ctrl-C beside a supervisor's SIGTERM, reads the first one's exit code."""
+    with whole_cluster(three) as proxy:
+        while proxy.running:
+            proxy.signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert proxy.stop() == 0
+        assert "Traceback" not in proxy.log
+
+
 def test_check_and_errors_of_configuration(three: KafkaCluster, tmp_path: Path) -> None:
     config = tmp_path / "proxy.toml"
 
