@@ -319,7 +319,7 @@ def split_runs(
     header = whole_header(batch)
     covered = max(header.base_offset, from_offset)
     whole = covered == header.base_offset and (records_max is None or header.record_count <= records_max)
-    if whole and not (header.has_holes or header.is_log_append_time or header.has_delete_horizon):
+    if whole and header.is_as_produced:
         return [Run(header.base_offset, header.last_offset_delta + 1, bytes(batch))]
     records = [record for record in _raw_records(batch, header, limit) if record.offset >= covered]
     runs = []

@@ -42,6 +42,7 @@ LOG_APPEND_TIME_BIT = 1 << 3
 TRANSACTIONAL_BIT = 1 << 4
 CONTROL_BIT = 1 << 5
 DELETE_HORIZON_BIT = 1 << 6
+_CHANGED_BITS = LOG_APPEND_TIME_BIT | DELETE_HORIZON_BIT
 
 _MAGIC_AT = 16
 _LENGTH_MIN = HEADER_SIZE - PREFIX_SIZE
@@ -154,6 +155,11 @@ class BatchHeader(NamedTuple):
     def has_holes(self) -> bool:
         """Whether compaction took records out, even all of them: the cleaner keeps a producer's last batch, emptied."""
         return self.record_count < self.last_offset_delta + 1
+
+    @property
+    def is_as_produced(self) -> bool:
+        """Whether a broker stores these bytes again if they are produced: neither it nor the cleaner changed them."""
+        return self.record_count > self.last_offset_delta and not self.attributes & _CHANGED_BITS
 
     @property
     def last_sequence(self) -> int:

@@ -52,7 +52,7 @@ def assert_equal(source: RawLog, follower: RawLog, cleaned: bool = False) -> Cop
 
 def copied_whole(header: BatchHeader, cleaned: bool) -> bool:
     """Whether a batch of the source has to stand in the follower's log as it is."""
-    return not (cleaned or header.has_holes or header.is_log_append_time or header.has_delete_horizon)
+    return header.is_as_produced and not cleaned
 
 
 def known_by_markers(source: RawLog) -> set[int]:

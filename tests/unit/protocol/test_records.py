@@ -129,6 +129,14 @@ def test_attributes_are_the_bits_of_the_format(bit: int, name: str) -> None:
     assert getattr(header(attributes=~(1 << bit) & 0x7F), name) is False
 
 
+def test_a_batch_is_as_produced_unless_broker_or_cleaner_changed_it() -> None:
+    produced = header(attributes=0b0110111, last_offset_delta=4, record_count=5)
+    assert produced.is_as_produced
+    assert not produced._replace(record_count=4).is_as_produced
+    assert not produced._replace(attributes=1 << 3).is_as_produced
+    assert not produced._replace(attributes=1 << 6).is_as_produced
+
+
 def test_codecs_are_the_lowest_three_bits() -> None:
     names = [header(attributes=0b1111000 | codec).compression.name for codec in range(5)]
     assert names == ["NONE", "GZIP", "SNAPPY", "LZ4", "ZSTD"]

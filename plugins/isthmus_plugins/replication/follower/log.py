@@ -394,7 +394,7 @@ class FollowerLog:
         if not self._queue:
             return Step.WAIT
         header = self._queue[0].header
-        if header.is_control and self._awaits is not None and self._awaits(header.producer_id):
+        if self._awaits is not None and header.is_control and self._awaits(header.producer_id):
             return Step.AWAIT_DECISION
         return Step.WRITE
 
@@ -534,9 +534,7 @@ class FollowerLog:
             self._runs.extend(split_runs(bytes(batch.data), from_offset=self.end, records_max=self._records_max))
 
     def _is_to_be_divided(self, header: BatchHeader) -> bool:
-        return (
-            header.has_holes or header.is_log_append_time or header.has_delete_horizon or header.base_offset < self.end
-        )
+        return not header.is_as_produced or header.base_offset < self.end
 
     def _next(self, batch: Batch) -> Operation:
         """The next operation of the queue's first batch, which holds ``end``."""
