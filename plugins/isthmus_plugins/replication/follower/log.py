@@ -291,13 +291,13 @@ class FollowerLog:
         """
         if self.ended:
             return
-        operations, self._in_flight = self._in_flight, []
-        uncertain, self.uncertain = self.uncertain, False
+        operations, uncertain = self._in_flight, self.uncertain
         self._last = None
         self.start = log_start
         if uncertain:
             self._marker_proved = False
         self._take_states(producers, operations if uncertain else ())
+        self._in_flight, self.uncertain = [], False
         if not self._positioned:
             self._positioned = True
             self.end = self.accepted_end = log_end
@@ -676,13 +676,15 @@ class FollowerLog:
 
     def appended(self, *base_offsets: int) -> None:
         """The broker has the batches that were under way in its in-sync replicas, each at its base offset."""
-        operations, self._in_flight = self._in_flight, []
+        operations = self._in_flight
         if self._held_before(operations, base_offsets):
             self.out_of_sequence()
         elif not self._misplaced(operations, base_offsets):
             for operation in operations:
                 assert isinstance(operation, Append)
                 self._appended(operation)
+        # Last: what fails before leaves them under way, and then the log's end tells what became of them.
+        self._in_flight = []
 
     def partly_appended(self, base_offsets: Sequence[int | None]) -> None:
         """The broker stored those of a burst that have a base offset; the fate of the others is not known."""
@@ -733,7 +735,7 @@ class FollowerLog:
 
     def marked(self) -> None:
         """The broker has the markers that were under way in its in-sync replicas."""
-        operation = self._landed()
+        (operation,) = self._in_flight
         assert isinstance(operation, Mark)
         self._last = None
         self._open.pop(operation.producer_id, None)
@@ -749,6 +751,7 @@ class FollowerLog:
             )
         self._filled(operation)
         self._written(operation.next_offset)
+        self._in_flight = []
         if not self._marker_proved:
             self._marker_proved = True
             self._read_again()

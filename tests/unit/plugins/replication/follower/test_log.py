@@ -397,6 +397,53 @@ class TestUnknownFate:
         assert log.reason.code == reasons.MOVED  # a new stream goes on from there
 
 
+def failing(*_: object) -> None:
+    raise RuntimeError("a bug of ours")
+
+
+@pytest.mark.parametrize("name", ["_written", "_held_before"])
+def test_what_fails_while_an_answer_is_taken_in_is_of_unknown_fate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never a stranger's write, for which the topic would be cut."""
+    log = opened()
+    log.offer(three(0, 3))
+    log.take()
+    monkeypatch.setattr(FollowerLog, name, failing)
+    with pytest.raises(RuntimeError):
+        log.appended(0)
+    monkeypatch.undo()
+    log.unknown()
+    log.resume(0, 3, states(2))
+    assert (log.state, log.end, log.uncertain) == (LogState.WRITING, 3, False)
+    assert append_all(log) == [3]
+
+
+def test_a_fate_stays_unknown_when_its_reading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = opened()
+    log.offer(three(0, 3))
+    log.take()
+    log.unknown()
+    monkeypatch.setattr(FollowerLog, "_take_states", failing)
+    with pytest.raises(RuntimeError):
+        log.resume(0, 3, states(2))
+    assert log.uncertain
+    monkeypatch.undo()
+    log.resume(0, 3, states(2))
+    assert (log.state, log.end, log.uncertain) == (LogState.WRITING, 3, False)
+
+
+def test_a_marker_whose_answer_fails_to_be_taken_in_is_of_unknown_fate(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = opened()
+    log.offer(memoryview(control_batch(0, True, producer_id=5, producer_epoch=0)))
+    assert isinstance(log.take(), Mark)
+    monkeypatch.setattr(FollowerLog, "_written", failing)
+    with pytest.raises(RuntimeError):
+        log.marked()
+    monkeypatch.undo()
+    log.unknown()
+    log.resume(0, 1, {})
+    assert (log.state, log.end) == (LogState.WRITING, 1)
+
+
 def test_an_uncertain_end_stays_uncertain() -> None:
     log = opened()
     log.offer(three(0))
