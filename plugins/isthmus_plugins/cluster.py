@@ -49,6 +49,13 @@ class TransactionMarkers(NamedTuple):
 class ProduceConnection(Protocol):
     """A connection of a plugin's own to one broker, for appending whole batches."""
 
+    @property
+    def opened_at(self) -> float:
+        """Monotonic seconds. The broker that it reaches has not been restarted since."""
+
+    @property
+    def is_open(self) -> bool: ...
+
     async def produce(
         self,
         requests: Sequence[Mapping[TopicPartition, bytes]],
@@ -171,6 +178,11 @@ class ClusterApi(Protocol):
 
     def throttled(self) -> str | None:
         """What quotas of the cluster keep this proxy waiting for, in words; None: nothing."""
+
+    @property
+    def brokers_changed_at(self) -> float:
+        """Monotonic seconds: when a broker was last lost, or found. What was read of it before may not be so
+        now: it may have been restarted, and a power loss takes the ends of logs."""
 
     async def topics(self) -> Mapping[str, TopicInfo]:
         """All topics, read now."""

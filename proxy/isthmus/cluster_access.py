@@ -113,6 +113,10 @@ class ClusterAccess:
 
     # ---- topics ----
 
+    @property
+    def brokers_changed_at(self) -> float:
+        return self._client.brokers_changed_at
+
     def throttled(self) -> str | None:
         """What quotas of the cluster keep this proxy waiting for, in words; None: nothing."""
         asked: dict[str, list[str]] = {}
@@ -436,6 +440,14 @@ class ProduceOverConnection:
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
+
+    @property
+    def opened_at(self) -> float:
+        return self._connection.opened_at
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection.is_open
 
     async def produce(
         self,

@@ -21,6 +21,7 @@ from isthmus_control.commands import AlterLink, AttachNamespace, DetachNamespace
 from isthmus_control.model import LinkMode, ResourceType, Role
 from isthmus_plugins.api import Client, Gate, Hold, Replace, Request
 from isthmus_plugins.replication.partitions import LinkPartition
+from isthmus_plugins.replication.sync.expiring_leases import LEASE_S
 from isthmus_protocol import schema
 from isthmus_protocol.bodies import build
 from isthmus_protocol.messages import decode_response, encode_request, encode_response
@@ -59,6 +60,9 @@ class Scene:
         """(When, by B's clock, which group, and its committed offset) of each ack."""
         self.position = dict.fromkeys(GROUPS, 0)
         self.not_yet = 0
+        self.powerless = self.lost_power = False
+        self.before_loss: End | None = None
+        """B's process when it lost commits last."""
 
     @property
     def a(self) -> End | None:
@@ -135,7 +139,7 @@ class Scene:
     def check(self) -> None:
         """What B says is so."""
         for group, acked in self.acked.items():
-            if acked and self.says_in_sync(partition_of(group, PARTITIONS)):
+            if acked and not self.powerless and self.says_in_sync(partition_of(group, PARTITIONS)):
                 has = self.replicas.b.offsets.get(f"far-{group}", {}).get(("remote-t", 0))
                 assert has is not None, f"In-Sync, and {acked} of {group} was acked"
                 assert has.offset >= acked, f"In-Sync at {has}, and {acked} of {group} was acked"
@@ -146,11 +150,23 @@ class Scene:
             for at, group, offset in self.acks:
                 if partition_of(group, PARTITIONS) == partition and at <= claim.until_ms:
                     has = self.replicas.b.offsets.get(f"far-{group}", {}).get(("remote-t", 0))
+                    if self.says_lost(f"far-{group}"):
+                        continue
                     assert has is not None, f"In-Sync until {claim.until_ms}, and {offset} of {group} was acked"
                     assert has.offset >= offset, f"In-Sync until {claim.until_ms}: {has}, and {offset} was acked"
 
+    def says_lost(self, group: str) -> bool:
+        """Whether nothing is claimed of a group, since its coordinator lost what it had. A proxy that was started since
+        knows nothing of that."""
+        b = self.replicas.ends.get("B")
+        if b is None or b is not self.before_loss:
+            return self.lost_power
+        return b.sync_leases.lost_offsets(LINK, group, self.replicas.b.offsets.get(group, {}))
+
     async def fault(self) -> str:
-        what = self.random.choice(("cut", "kill A", "kill B", "stuck", "control", "mode", "leader", "false", "nothing"))
+        what = self.random.choice(
+            ("cut", "kill A", "kill B", "stuck", "control", "mode", "leader", "false", "power", "nothing")
+        )
         if what == "cut":
             self.replicas.cut()
         elif what.startswith("kill"):
@@ -160,6 +176,8 @@ class Scene:
             await self.replicas.stop(name)
             await asyncio.sleep(self.random.uniform(0, 5))
             self.replicas.start(name)
+        elif what == "power":
+            await self.lose_power()
         elif what == "stuck":
             self.replicas.b.coordinator_trouble = self.random.choice((0.0, 0.3, 1.0))
         elif what == "control":
@@ -172,6 +190,22 @@ class Scene:
             partition = self.random.randrange(PARTITIONS)
             falsely_out_of_sync(self.replicas.controls["A"], LINK, OFFSETS_TOPIC, partition)
         return str(what)
+
+    async def lose_power(self) -> None:
+        """B's coordinators lose what they had not flushed; they take longer to start than leases run."""
+        trouble, b = self.replicas.b.coordinator_trouble, self.replicas.b
+        self.powerless = self.lost_power = True
+        self.before_loss = self.replicas.ends.get("B")
+        b.coordinator_trouble = 1.0
+        b.brokers_changed_at = simulated_now()
+        until = simulated_now() + self.random.uniform(LEASE_S + 2.5, 8)  # none that was on its way lands later
+        while simulated_now() < until:
+            await self.commit()
+            self.look()
+            await asyncio.sleep(self.random.uniform(0.001, 0.2))
+        b.lose_commits(lambda: self.random.choice((0, 1, 3, 9)))
+        b.coordinator_trouble = trouble
+        self.powerless = False
 
     async def connect_again(self) -> None:
         if self.replicas.wire is None or not self.replicas.wire.open:

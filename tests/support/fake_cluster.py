@@ -13,6 +13,7 @@ import random
 import selectors
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -175,6 +176,9 @@ class FakeCluster(FakeAcls, FakeGroups):
         self.requests = 0
         self.bursts = 0
         """How often batches were sent without waiting for the answer to the one before."""
+        self.boots: Counter[int] = Counter()
+        """How often each broker was restarted: no connection outlives that."""
+        self._producing: dict[tuple[int, str], FakeProduceConnection] = {}
         self.fetch_sessions: dict[tuple[int, str], dict[FetchPartition, tuple[int, int, int]]] = {}
 
     # -- what tests do with it
@@ -199,6 +203,18 @@ class FakeCluster(FakeAcls, FakeGroups):
 
     def partition(self, topic: str, partition: int = 0) -> Partition:
         return self.found[topic].partitions[partition]
+
+    def lose_ends(self, broker: int, lost: Callable[[Partition], int]) -> None:
+        """A broker without replicas is restarted after a power loss: of each log that it leads the last offsets are
+        gone that were not flushed, whole batches of them. ``lost``: how many offsets."""
+        self.boots[broker] += 1
+        self.brokers_changed_at = asyncio.get_running_loop().time()
+        for topic in self.found.values():
+            for partition in topic.partitions:
+                if partition.leader == broker and (offsets := lost(partition)):
+                    partition.cut(max(partition.start, partition.end - offsets))
+                    partition.lag = 0
+                    partition.leader_epoch += 1
 
     # -- ClusterApi
 
@@ -369,8 +385,11 @@ class FakeCluster(FakeAcls, FakeGroups):
             self.cluster_configs[name] = value
 
     async def produce_connection(self, broker_id: int, lane: str) -> FakeProduceConnection:
-        await self._request(broker_id)
-        return FakeProduceConnection(self, broker_id)
+        known = self._producing.get((broker_id, lane))
+        if known is None or not known.is_open:
+            await self._request(broker_id)
+            known = self._producing[broker_id, lane] = FakeProduceConnection(self, broker_id)
+        return known
 
     async def fetch_connection(self, broker_id: int, lane: str) -> FakeFetchConnection:
         await self._request(broker_id)
@@ -384,6 +403,12 @@ class FakeProduceConnection:
         self._cluster = cluster
         self._broker_id = broker_id
         self._closed = False
+        self._boots = cluster.boots[broker_id]
+        self.opened_at = asyncio.get_running_loop().time()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed and self._boots == self._cluster.boots[self._broker_id]
 
     async def produce(
         self,
@@ -413,7 +438,7 @@ class FakeProduceConnection:
         Those before the last are not replicated when they are answered.
         """
         cluster, rng, loop = self._cluster, self._cluster.random, asyncio.get_running_loop()
-        if self._closed:
+        if not self.is_open:
             raise BrokerUnavailable("closed")
         done: asyncio.Future[list[Results]] = loop.create_future()
         trouble = rng.random() < cluster.trouble
@@ -428,7 +453,7 @@ class FakeProduceConnection:
                 done.exception()
 
         def land(number: int) -> None:
-            if self._broker_id in cluster.down:
+            if self._broker_id in cluster.down or not self.is_open:
                 return
             meets = fate if number == troubled else "answered"
             answers.append(
@@ -503,6 +528,7 @@ class FakeFetchConnection:
         self._session = session
         """What was answered last, where only changes are asked for."""
         self._closed = False
+        self._boots = cluster.boots[broker_id]
 
     async def fetch(
         self,
@@ -535,7 +561,7 @@ class FakeFetchConnection:
         deadline = asyncio.get_running_loop().time() + wait_max_ms / 1000
         while True:
             await cluster._request(self._broker_id)
-            if self._closed:
+            if self._closed or self._boots != cluster.boots[self._broker_id]:
                 raise BrokerUnavailable("closed")
             found = [self._fetched(wanted, bytes_max, read_committed) for wanted in partitions]
             events = [each.grew for wanted in partitions if (each := self._partition(wanted)) is not None]

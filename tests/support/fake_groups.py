@@ -23,6 +23,9 @@ class FakeGroups:
         self._groups_random = rng
         self.coordinator_trouble = 0.0
         self.offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+        self.brokers_changed_at = float("-inf")
+        self._older: dict[tuple[str, TopicPartition], list[CommittedOffset]] = {}
+        """What groups had committed before, the latest last."""
         self.subscriptions: dict[str, set[str]] = {}
         """Groups with members, and the topics that these subscribe to."""
         self.renewed: list[tuple[str, TopicPartition, int | None]] = []
@@ -44,6 +47,16 @@ class FakeGroups:
             asyncio.get_running_loop().call_later(rng.uniform(0.0, LATE_MAX_S), change)
         raise BrokerUnavailable(f"the coordinator does not answer ({fate})")
 
+    def lose_commits(self, lost: Callable[[], int]) -> None:
+        """The coordinator's broker is restarted after a power loss: the last commits are gone that were not flushed.
+        ``lost``: how many of a group in a place."""
+        self.brokers_changed_at = asyncio.get_running_loop().time()
+        for (group, place), older in self._older.items():
+            for _ in range(min(lost(), len(older))):
+                committed = older.pop()
+                if place in self.offsets.get(group, {}):
+                    self.offsets[group][place] = committed
+
     async def groups(self) -> Collection[str]:
         await self._coordinate()
         return self.offsets.keys() | self.subscriptions.keys()
@@ -63,6 +76,9 @@ class FakeGroups:
 
         def change() -> None:
             for place, committed in offsets.items():
+                before = self.offsets.get(group, {}).get(place)
+                if before is not None:
+                    self._older.setdefault((group, place), []).append(before)
                 self.on_commit(group, place, committed)
                 self.renewed.append((group, place, retention_ms))
             self.offsets.setdefault(group, {}).update(offsets)

@@ -17,6 +17,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -78,11 +79,13 @@ class BrokerConnection(asyncio.BufferedProtocol):
         """API key -> (lowest, highest) version of the broker."""
         self.expires_at: float | None = None
         """When the broker ends this connection's authentication (KIP-368), on the loop's clock. None: never."""
+        self.opened_at = float("inf")
+        """When it was made, in monotonic seconds."""
         self.on_lost: Callable[[ConnectionLost], None] | None = None
+        """Called once, when the connection is lost or closed."""
         self.on_throttled: Callable[[int, float], None] | None = None
         """Called with an API and seconds where a quota has the broker read nothing from this connection for so long."""
         self._mute_until = float("-inf")
-        """Called once, when the connection is lost or closed."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._frame_bytes_max = frame_bytes_max
@@ -375,6 +378,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self.opened_at = monotonic()
         raw_socket = transport.get_extra_info("socket")
         if raw_socket is not None:
             raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

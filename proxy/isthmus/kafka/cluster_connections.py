@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, TypeVar
 from uuid import UUID
@@ -157,6 +158,10 @@ class ClusterConnections:
         self.throttled_s: defaultdict[tuple[str, int], float] = defaultdict(float)
         """By a broker's address and API: for how long quotas kept this client waiting, since the start."""
         self._throttled_until: dict[tuple[str, int], float] = {}
+        self.brokers_changed_at = float("-inf")
+        """Monotonic seconds: when the last connection to a broker was lost, or the first one made."""
+        self._open: Counter[str] = Counter()
+        """By a broker's address: its connections."""
         self._started = self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -372,7 +377,16 @@ class ClusterConnections:
                 raise
             slot.backoff.reset()
             slot.connection.on_throttled = partial(self._note_throttled, slot.connection.address)
+            if slot.connection.is_open:
+                slot.connection.on_lost = partial(self._note_connections, slot.connection.address, -1)
+                self._note_connections(slot.connection.address, 1)
             return slot.connection
+
+    def _note_connections(self, address: str, more: int, reason: ConnectionLost | None = None) -> None:
+        had = self._open[address]
+        self._open[address] += more
+        if not had or not self._open[address]:
+            self.brokers_changed_at = monotonic()
 
     def _note_throttled(self, address: str, api_key: int, seconds: float) -> None:
         self.throttled_s[address, api_key] += seconds

@@ -107,6 +107,21 @@ class FollowerEnd(Part):
         """The latest stream of each partition that was ever opened here."""
         return list(self._partitions.values())
 
+    def confirmed(self, topic: str, topic_id: str, partition: int) -> int:
+        """The furthest that this process has confirmed of a partition of the topic with this id; 0: nothing."""
+        stream = self._partitions.get((topic, partition))
+        return stream.confirmed if stream is not None and stream.topic_id == topic_id else 0
+
+    def lacks(self, topic: str, partition: int) -> bool:
+        """Whether a log ends before what was confirmed of it: the target has lost its end, and gets it again."""
+        stream = self._partitions.get((topic, partition))
+        return stream is not None and stream.lacks
+
+    def read_again(self, stream: FollowerStream) -> None:
+        """Read where a log ends, of which it is not known whether it still ends there."""
+        stream.follower_log.doubt_end()
+        self.proceed(stream)
+
     # ---- the leader end's calls ----
 
     async def open_stream(self, connection: LinkConnection, question: calls.OpenStream) -> calls.OpenStreamAnswer:
@@ -143,6 +158,7 @@ class FollowerEnd(Part):
             compacted=counterpart.mapping.offsets is not None,
             awaits=lambda producer_id: self.awaits(connection, producer_id),
         )
+        writers = self._writers_of(leader)
         epochs = state.source_epochs(topic, partition)
         follower_log.epoch = epochs[-1].epoch if epochs else -1
         stream = FollowerStream(
@@ -154,7 +170,7 @@ class FollowerEnd(Part):
             partition,
             leader,
             follower_log,
-            self._writers_of(leader),
+            writers,
             self._clock,
         )
         uncertain = any(before is not None and before.follower_log.uncertain for before in (dropped, old))
@@ -170,6 +186,9 @@ class FollowerEnd(Part):
         self._following(connection, topic, source_topic_id)  # it may have been detached meanwhile
         if connection.lost:
             raise LinkRejected(reasons.LINK_LOST, "the connection went meanwhile")
+        for before in (dropped, old):
+            if before is not None and before.topic_id == stream.topic_id:
+                stream.confirmed_before = max(stream.confirmed_before, before.confirmed)
         self._streams[connection, stream.stream_id] = stream
         self._partitions[topic, partition] = stream
         self.on_stored(stream.place, 0)  # where the data ends now, it does not know
@@ -339,18 +358,24 @@ class FollowerEnd(Part):
                 log.warning("follower log ends not checked", extra={"detail": str(error)})
 
     async def _check_ends(self) -> None:
-        """Find what somebody who bypasses the proxies wrote to a follower, before the source's next batch meets it."""
+        """Find what somebody who bypasses the proxies wrote to a follower, before the source's next batch meets it; and
+        what logs have lost that nobody pushes."""
         idle = {
             stream: stream.follower_log.end
-            for stream in self._streams.values()
-            if stream.follower_log.state is LogState.WRITING and not stream.follower_log.queued
+            for stream in self._partitions.values()
+            if stream.follower_log.ended
+            or (stream.follower_log.state is LogState.WRITING and not stream.follower_log.queued)
         }
         if not idle:
             return
         ends = await self._context.cluster.log_ends([stream.place for stream in idle])
         for stream, end in idle.items():
             found = ends.get(stream.place)
-            if found is not None and found != end and stream.follower_log.end == end:
+            if found is None or stream.follower_log.end != end:
+                continue
+            if stream.follower_log.ended:
+                stream.found_end = found
+            elif found != end:
                 stream.follower_log.checked(found)
                 self.proceed(stream)
 

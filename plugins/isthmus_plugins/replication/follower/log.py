@@ -796,6 +796,14 @@ class FollowerLog:
         if not self.ended:  # it may have been stopped while the request was under way
             self.state = LogState.RESUMING
 
+    def doubt_end(self) -> None:
+        """Where the target's log ends may not be so any more: it is read before anything is sent.
+
+        What is under way answers that by itself.
+        """
+        if self.state is LogState.WRITING and not self._in_flight:
+            self.state = LogState.RESUMING
+
     def refused_keyless(self) -> None:
         """The broker refused the batch that was under way for a record without a key: nothing is sent before
         :meth:`takes_keyless`."""

@@ -24,12 +24,15 @@ async def read_position(context: PluginContext, stream: FollowerStream, uncertai
     answers anything, and a while later it has either appended or dropped it. Raises BrokerUnavailable, KafkaRefused.
     """
     cluster = context.cluster
+    await stream.writers.connect()
     if uncertain:
         await cluster.log_end(stream.topic, stream.partition)
         await asyncio.sleep(LOST_REQUEST_MARGIN_S)
+    read_at = context.clock.monotonic()
     log_end = await _committed_end(context, stream)
     log_start = await cluster.log_start(stream.topic, stream.partition)
     stream.follower_log.resume(log_start, log_end, await cluster.producers(stream.topic, stream.partition))
+    stream.read_at = read_at
 
 
 async def _committed_end(context: PluginContext, stream: FollowerStream) -> int:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import Clock
-from isthmus_plugins.replication.follower.log import FollowerLog, Step, StopReason
+from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Step, StopReason
 from isthmus_plugins.replication.link.connection import Peer
 from isthmus_protocol.offsets_copy import COPY_PREFIX
 
@@ -21,6 +21,13 @@ class Appending(Protocol):
     async def leave(self, stream: FollowerStream) -> None:
         """Return when no request of the stream is under way, nor will be."""
 
+    async def connect(self) -> None:
+        """Have a connection open. Raises BrokerUnavailable."""
+
+    @property
+    def alive_since(self) -> float:
+        """Monotonic seconds: since when the broker has not been restarted, as far as is known."""
+
 
 class FollowerStream:
     """One partition that follows over one connection."""
@@ -29,14 +36,17 @@ class FollowerStream:
         "_clock",
         "broker_id",
         "closed",
+        "confirmed_before",
         "connection",
         "end_age_ms",
         "end_age_noted",
         "follower_log",
+        "found_end",
         "held",
         "knows_end",
         "link_name",
         "partition",
+        "read_at",
         "refusals",
         "reported_stopped",
         "source_topic",
@@ -73,12 +83,18 @@ class FollowerStream:
         self.broker_id = broker_id
         self.follower_log = follower_log
         self.writers = writers
+        self.confirmed_before = 0
+        """The furthest that streams of the topic before this one have confirmed."""
+        self.found_end: int | None = None
+        """Where the log ended when that was looked at last, since the stream ended."""
         self.closed = False
         """The leader end pushes it no more."""
         self.held: StopReason | None = None
         """Why the partition's stream before this one stopped, until this one has come further."""
         self.trouble: StopReason | None = None
         """What keeps it from appending right now, if it is expected to pass."""
+        self.read_at = float("-inf")
+        """Monotonic seconds: the log ended then where ``follower_log`` says, or later where the last append ended."""
         self.refusals = 0
         self.unverified: int | None = None
         """The error that may say that the target verifies transactions, until it was asked whether it does."""
@@ -93,6 +109,22 @@ class FollowerStream:
     @property
     def place(self) -> TopicPartition:
         return self.topic, self.partition
+
+    @property
+    def knows_position(self) -> bool:
+        """Whether the log ends where it was read to end: its broker has not been restarted since then."""
+        return self.follower_log.state is LogState.WRITING and self.read_at >= self.writers.alive_since
+
+    @property
+    def confirmed(self) -> int:
+        """The furthest that the source was told of: the log ends before where the target has lost its end."""
+        return max(self.confirmed_before, self.follower_log.end)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the log ends before what was confirmed of it: the target has lost its end, and gets it again."""
+        ends_at = self.follower_log.end if self.found_end is None else self.found_end
+        return ends_at < self.confirmed
 
     @property
     def is_copy(self) -> bool:

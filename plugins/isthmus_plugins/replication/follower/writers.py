@@ -155,6 +155,15 @@ class Writers:
         if self.ready:
             self.share()
 
+    async def connect(self) -> None:
+        """Have a connection open, over which what is read from now on can be gone on. Raises BrokerUnavailable."""
+        await self._writers[0].connect()
+
+    @property
+    def alive_since(self) -> float:
+        """Since when the broker has not been restarted: its oldest connection has been open since then."""
+        return min(writer.open_since for writer in self._writers)
+
     async def leave(self, stream: FollowerStream) -> None:
         """Return when no request of the stream is under way, nor will be."""
         self.ready.pop(stream, None)
@@ -196,6 +205,17 @@ class Writer:
         while stream in self._under_way:
             self._idle.clear()
             await self._idle.wait()
+
+    @property
+    def open_since(self) -> float:
+        """When its connection was opened; inf: it has none."""
+        connection = self._connection
+        return connection.opened_at if connection is not None and connection.is_open else float("inf")
+
+    async def connect(self) -> ProduceConnection:
+        """Its connection, opened if need be. Raises BrokerUnavailable."""
+        self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
+        return self._connection
 
     async def _run(self) -> None:
         while True:
@@ -257,7 +277,7 @@ class Writer:
     async def _write(self, writes: Writes) -> None:
         try:
             check_lease(self._context)
-            self._connection = await self._context.cluster.produce_connection(self._broker_id, self._lane)
+            connection = await self.connect()
         except BrokerUnavailable as error:
             for stream in self._under_way:
                 stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
@@ -265,11 +285,12 @@ class Writer:
                 stream.follower_log.unknown()
             self._drained()
             return
+        self._read_again_before(connection.opened_at, writes)
         try:
-            results = await self._request(self._connection, writes)
+            results = await self._request(connection, writes) if writes else {}
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("append unanswered", extra={"broker": self._broker_id, "detail": str(error)})
-            self._connection.close()
+            connection.close()
             for stream in self._under_way:
                 stream.trouble = StopReason(reasons.BROKER_UNAVAILABLE, str(error))
                 stream.follower_log.unknown()
@@ -278,6 +299,16 @@ class Writer:
                 for place, (stream, written) in writes.items():
                     self._result(stream, written, results.get(place, []))
         self._drained()
+
+    @staticmethod
+    def _read_again_before(opened_at: float, writes: Writes) -> None:
+        """Leave out the streams whose log's end was read before the connection was opened: the broker may have been
+        restarted in between, and a power loss takes the ends of logs."""
+        for place, (stream, _) in list(writes.items()):
+            if stream.read_at < opened_at:
+                del writes[place]
+                stream.follower_log.not_written()
+                stream.follower_log.doubt_end()
 
     async def _request(
         self, connection: ProduceConnection, writes: Writes
@@ -336,6 +367,7 @@ class Writer:
             else:
                 follower_log.marked()
             if follower_log.state is not LogState.DIVERGED:
+                stream.read_at = max(stream.read_at, self.began)
                 stream.held = stream.trouble = None
                 stream.refusals = 0
                 self._end.batches_appended += len(operations)

@@ -62,6 +62,11 @@ class Plan(NamedTuple):
     delete: set[TopicPartition]
     delete_group: bool
 
+    @property
+    def changes(self) -> dict[TopicPartition, CommittedOffset | None]:
+        """What it would make of what the coordinator has."""
+        return {**dict.fromkeys(self.delete), **self.renew, **self.commit}
+
     def __bool__(self) -> bool:
         return bool(self.commit or self.renew or self.delete or self.delete_group)
 
@@ -87,6 +92,12 @@ class FollowedGroup:
         """The source has no such group any more."""
         self.has: dict[TopicPartition, CommittedOffset] | None = None
         """In the link's topics. None: not read yet, or in doubt."""
+        self._had: Mapping[TopicPartition, CommittedOffset] = {}
+        """What it had when that was known last, while it is not known."""
+        self._tried: dict[TopicPartition, CommittedOffset | None] = {}
+        """What requests of unknown fate may have made of it."""
+        self._lost: frozenset[TopicPartition] = frozenset()
+        """Where the coordinator was found to have something else than it had."""
         self.has_others = False
         """Whether it has committed offsets in topics of its own."""
         self.unsure = True
@@ -157,6 +168,8 @@ class FollowedGroup:
         asked_at: float | None = None,
     ) -> None:
         """What the coordinator has, read now: in the link's topics, and whether in others."""
+        self._lost = self.missing_from(has)
+        self._had, self._tried = {}, {}
         self.has, self.has_others = dict(has), has_others
         self.certain = (now if asked_at is None else asked_at) >= self.certain_from
         self.read_at = now + COMPARE_INTERVAL_S if self.certain else max(now, self.certain_from)
@@ -190,16 +203,48 @@ class FollowedGroup:
             self.renew_at.pop(place, None)
             self._compare(place)
 
-    def in_doubt(self, read_at: float) -> None:
-        """A request may or may not have been carried out, or the log that it was made for is another one by now."""
+    def read_again(self, now: float) -> None:
+        """What the coordinator has may not be what it had: a broker was away."""
         self.is_not_answered()
+        self.read_at = now
+
+    def missing_from(self, has: Mapping[TopicPartition, CommittedOffset]) -> frozenset[TopicPartition]:
+        """Where the coordinator, which has this, has lost what it had: it is neither that nor what came after it."""
+        return frozenset(
+            place
+            for place, committed in self._known.items()
+            if (now := has.get(place)) not in (committed, self.wanted.get(place))
+            and not (place in self._tried and self._tried[place] == now)
+        )
+
+    @property
+    def _known(self) -> Mapping[TopicPartition, CommittedOffset]:
+        return self._had if self.has is None else self.has
+
+    def goes_on(self, before: FollowedGroup) -> None:
+        """It is pushed anew: what the coordinator had is known."""
+        self._had, self._tried = before._known, before._tried
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the coordinator has lost what it had, and was not given it again."""
+        return not self._lost.isdisjoint(self.differences)
+
+    def in_doubt(self, read_at: float, tried: Mapping[TopicPartition, CommittedOffset | None] | None = None) -> None:
+        """A request may or may not have been carried out, or the log that it was made for is another one by now.
+
+        ``tried``: what the request would have made of it.
+        """
+        self.is_not_answered()
+        self._tried |= tried or {}
         self.unsure = True
         self.read_at = read_at
         self.doubt(read_at)
 
     def is_not_answered(self) -> None:
         """The coordinator does not say what it has."""
-        self.has = None
+        if self.has is not None:
+            self._had, self.has = self.has, None
         self.silent_by = None
         self._compare_all()
 

@@ -19,7 +19,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import TRANSACTION_VERIFICATION, ResourceType, TopicState
 from isthmus_control.states import ReasonCode
 from isthmus_control.truncations import Truncation
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, Refused, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, Refused, TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.groups.confirmations import Confirmations
 from isthmus_plugins.replication.groups.followed_group import (
@@ -96,6 +96,10 @@ class GroupFollower(Part):
         """What is under way for groups, also for those that follow no more."""
         self._in_doubt_until = 0.0
         """Until then a request whose connection broke may still be carried out."""
+        self._read_again_at = float("-inf")
+        """When coordinators were last asked again for all that they have."""
+        self._unread: set[FollowedGroup] = set()
+        """Groups of which coordinators may have lost commits, or have."""
         self._limit = asyncio.Semaphore(GROUPS_AT_ONCE)
         self._renewal_s: float | None = None
         self._lookup: object = None
@@ -191,6 +195,38 @@ class GroupFollower(Part):
         if ending and (margin_s := self._in_doubt_until - self._clock.monotonic()) > 0:
             await asyncio.sleep(margin_s)
 
+    # ---- what coordinators may have lost ----
+
+    def knows(self, link_name: str, partition: int) -> bool:
+        """Whether coordinators have what was confirmed of a partition of a source's offsets topic: that it was read
+        since brokers may have been restarted, and that nothing was missing or is missing still."""
+        self._read_again_after_restarts()
+        return not any(group.source == (link_name, partition) for group in self._unread)
+
+    def lost(self, link_name: str, group: str, has: Mapping[TopicPartition, CommittedOffset]) -> bool:
+        """Whether a group's coordinator, which has this, has lost what was confirmed, as far as this process knows."""
+        known = self._intake.latest(link_name, group)
+        return known is not None and bool(known.missing_from(has))
+
+    def _read_again_after_restarts(self) -> None:
+        """A power loss takes the last commits of a coordinator: what all have is read after any broker was away."""
+        if self._context.cluster.brokers_changed_at < self._read_again_at:
+            return
+        now = self._read_again_at = self._clock.monotonic()
+        for group in self._intake.groups():
+            group.read_again(now)
+            self._unread.add(group)
+            self._touched(group)
+        self._changed.set()
+
+    def _note_read(self) -> None:
+        """See which groups have all again."""
+        self._unread = {
+            group
+            for group in self._unread
+            if self._intake.group(group.link, group.group) is group and (group.has is None or group.lacks)
+        }
+
     # ---- doing it ----
 
     async def _apply_for_ever(self) -> None:
@@ -227,8 +263,11 @@ class GroupFollower(Part):
             self._renewal_s = retention * 60 / RENEWALS
         if self._clock.monotonic() >= self._intake.strays_at:
             await self._intake.find_strays()
+        self._read_again_after_restarts()
         self._activate()
         await self._read()
+        if self._unread:
+            self._note_read()
         now = self._clock.monotonic()
         ready = [group for group in self._active if self._is_ready(group, now)]
         for group in ready:
@@ -353,10 +392,10 @@ class GroupFollower(Part):
             self._note(group, list(refused.items()), verifies)
         except BrokerUnavailable as error:
             self._in_doubt_until = self._clock.monotonic() + LOST_REQUEST_MARGIN_S
-            group.in_doubt(self._in_doubt_until)
+            group.in_doubt(self._in_doubt_until, plan.changes)
             group_now = self._intake.group(group.link, group.group)
             if group_now is not None:
-                group_now.in_doubt(self._in_doubt_until)
+                group_now.in_doubt(self._in_doubt_until, plan.changes)
             group.pending[None] = Pending(COORDINATOR_NOT_AVAILABLE, str(error))
         except KafkaRefused as error:
             self._note(group, [(None, Refused(error.error_code, error.error_name))])

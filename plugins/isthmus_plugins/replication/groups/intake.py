@@ -64,6 +64,8 @@ class Intake:
         self._feeds: dict[SourcePartition, _Feed] = {}
         self._groups: dict[tuple[str, str], FollowedGroup] = {}
         """By link and local group."""
+        self._left: dict[tuple[str, str], FollowedGroup] = {}
+        """Groups that nobody pushes now, for what their coordinators had."""
         self._unfinished: dict[SourcePartition, set[tuple[str, TopicPartition]]] = {}
         """Committed offsets named so far by a leader end that is pushing a whole partition."""
         self._certain_from: dict[SourcePartition, float] = {}
@@ -93,6 +95,10 @@ class Intake:
     def group(self, link_name: str, name: str) -> FollowedGroup | None:
         """A group as it is pushed now: one that was dropped and is pushed again is another one."""
         return self._groups.get((link_name, name))
+
+    def latest(self, link_name: str, name: str) -> FollowedGroup | None:
+        """A group as it is pushed now, or was pushed last."""
+        return self._groups.get((link_name, name)) or self._left.get((link_name, name))
 
     def forget(self, group: FollowedGroup) -> None:
         """Nothing of a group is the link's any more; one that was pushed anew meanwhile is another one, and stays."""
@@ -136,6 +142,8 @@ class Intake:
             group = self._groups.get((link_name, name))
             if group is None:
                 group = self._groups[link_name, name] = FollowedGroup(link_name, name, key[1])
+                if (before := self._left.pop((link_name, name), None)) is not None:
+                    group.goes_on(before)
                 group.doubt(self._certain_from[key])
             self._touched(group)
             place = topic, partition
@@ -207,17 +215,18 @@ class Intake:
                 self._certain_from.pop(key, None)
                 for name, group in list(self._groups.items()):
                     if group.source == key:
-                        del self._groups[name]
+                        self._left[name] = self._groups.pop(name)
 
     # ---- what is not pushed ----
 
     def lookup_changed(self, lookup: Lookup) -> None:
         """Forget groups that follow no more; have the others read again, since other topics may be the link's now."""
-        for key, group in list(self._groups.items()):
+        for key, group in list({**self._left, **self._groups}.items()):
             counterpart = lookup.following(ResourceType.CONSUMER_GROUP, group.group)
             if counterpart is None or counterpart.link.name != group.link:
-                del self._groups[key]
-            else:
+                self._groups.pop(key, None)
+                self._left.pop(key, None)
+            elif key in self._groups:
                 group.read_at = 0.0
                 self._touched(group)
 

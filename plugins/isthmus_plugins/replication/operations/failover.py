@@ -12,7 +12,7 @@ from typing import Final
 
 from isthmus_control.model import Link, NamespaceKey, NamespaceMapping, ResourceType, Role, contains
 from isthmus_control.rules.promotions import followed_over
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, KafkaRefused, TopicInfo, TopicPartition
 from isthmus_plugins.failover_report import FailedOverNamespace, Failover, FailoverReport, GroupClaim, PartitionClaim
 from isthmus_plugins.links import NamespaceRef, OperationError
 from isthmus_plugins.process import PluginContext
@@ -173,12 +173,17 @@ class Failovers:
         """What the source's acks meant for committed offsets."""
         claims = self._sync_leases.groups.claims(link)
         partitions = max((each.partitions for each in claims.values()), default=0)
-        for group in sorted(await self._context.cluster.groups()):
-            if not contains(*key, group):
-                continue
+        groups = sorted(group for group in await self._context.cluster.groups() if contains(*key, group))
+        offsets = await self._context.cluster.committed_offsets(groups) if groups else {}
+        lost = False
+        for group in groups:
             at = partition_of(report.remote + group.removeprefix(key.prefix), partitions) if partitions else None
             known = None if at is None else claims.get(at)
             claim = GroupClaim(group=group, partition=at, message=claimed_of_group(known, group, self._clock.time()))
+            if (why := self._lost(link, group, offsets.get(group))) is not None:
+                lost, claim.message = True, why
+                report.group_claims.append(claim)
+                continue
             if known is not None:
                 terms = known.terms_of(group)
                 claim.degrade_after_ms = terms.degrade_after_ms or None
@@ -193,8 +198,16 @@ class Failovers:
             else sayable(claim, self._clock.time())
             for claim in map(claims.get, range(partitions))
         ]
-        if None not in every:
+        if None not in every and not lost:
             report.all_groups_until_ms = min((each for each in every if each is not None), default=None)
+
+    def _lost(self, link: Link, group: str, has: Mapping[TopicPartition, CommittedOffset] | None) -> str | None:
+        """Why nothing is claimed of a group that was In-Sync."""
+        if has is None:
+            return "its coordinator does not answer now: what it has is not known"
+        if self._sync_leases.lost_offsets(link.name, group, has):
+            return "its coordinator has lost commits that it had: what an ack meant is lost with them"
+        return None
 
 
 def _seconds_ago(until_ms: int | None, now_s: float) -> float | None:

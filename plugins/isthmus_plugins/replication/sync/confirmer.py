@@ -214,6 +214,7 @@ class SyncConfirmer(Confirmer, Part):
         self._forget_another(stream.key.topic, stream.topic_id)
         self._known_ids[stream.key.topic] = stream.topic_id
         self.known[stream.key] = (stream.leader_epoch, stream.acked)
+        self.partitions.confirmed(stream.key, stream.acked)
         if stream.key.topic == OFFSETS_TOPIC:
             self.commits.confirmed(stream.key)
         else:

@@ -166,6 +166,16 @@ class SyncPartitions:
         self._wake()
         return False
 
+    def confirmed(self, key: LinkPartition, end: int) -> None:
+        """A link's follower has a partition up to ``end``. Where that is less than it had, no lease is granted:
+        it has lost what was acked."""
+        progress = self.progress.get(key)
+        if progress is not None and progress.is_level:
+            if end < progress.confirmed and progress.why is None:
+                progress.lost(f"the follower has lost what it confirmed: it ends at {end} of {progress.confirmed}")
+                self._wake()
+            progress.confirmed = max(progress.confirmed, end)
+
     def _why_not(self, key: LinkPartition) -> str | None:
         """Why a partition did not get In-Sync when it tried last, for status."""
         progress = self.progress.get(key)
@@ -268,11 +278,7 @@ class SyncPartitions:
         """Why a partition is In-Sync no more; None while it is, or a lease may still run."""
         why, timeout = progress.why, self._links.timeout_s(key.link)
         progress.late = self.is_late(key, now)
-        if stream is not None and progress.was_in_sync:
-            if stream.acked < progress.confirmed:
-                why = f"the follower has lost what it confirmed: it ends at {stream.acked} of {progress.confirmed}"
-            progress.confirmed = max(progress.confirmed, stream.acked)
-        elif stream is not None:
+        if stream is not None and not progress.was_in_sync:
             progress.has(stream.acked, stream.leader_epoch)
         oldest = self.late_since(key)
         if progress.was_in_sync:

@@ -21,7 +21,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import PLAIN_TERMS, AckTerms, Claim, LinkMode, ResourceType, Role
 from isthmus_control.outcome import Rejected
 from isthmus_control.rules.claims import supersedes
-from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, CommittedOffset, TopicPartition
 from isthmus_plugins.links import SyncStatus
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.follower.follower_end import FollowerEnd
@@ -113,7 +113,12 @@ class SyncLeases(Part):
 
     def in_sync(self, topic: str, partition: int) -> bool:
         lease = self._leases.get((topic, partition))
-        return lease is not None and self._clock.monotonic() < lease.until
+        runs = lease is not None and self._clock.monotonic() < lease.until
+        return runs and not self.lacks(topic, partition)
+
+    def lacks(self, topic: str, partition: int) -> bool:
+        """Whether what was acked may be here no more: the target lost the end of the log, which is copied again."""
+        return self._follower_end.lacks(topic, partition)
 
     def lease(self, topic: str, topic_id: str | None, partition: int) -> Lease | None:
         """What this process knows of a partition; None: nothing, or of another topic of that name."""
@@ -131,7 +136,15 @@ class SyncLeases(Part):
             or not supersedes(lease.until_ms, known_ms, int(self._clock.time() * 1000))
         ):
             return recorded
-        return Claim(lease.topic_id, lease.until_ms, lease.end, lease.terms)
+        return Claim(lease.topic_id, lease.until_ms, self._end((topic, partition), lease), lease.terms)
+
+    def _end(self, place: TopicPartition, lease: Lease) -> int:
+        """Where the log has to end for what was acked until a lease ran out: a power loss takes ends of logs."""
+        return max(lease.end, self._follower_end.confirmed(place[0], lease.topic_id, place[1]))
+
+    def lost_offsets(self, link_name: str, group: str, has: Mapping[TopicPartition, CommittedOffset]) -> bool:
+        """Whether a group's coordinator, which has this, has lost what was confirmed, as far as this process knows."""
+        return self._group_follower.lost(link_name, group, has)
 
     # ---- asking ----
 
@@ -143,6 +156,8 @@ class SyncLeases(Part):
             streams: dict[Peer, dict[int, FollowerStream]] = {}
             for stream in self._follower_end.streams():
                 if stream.link_name in self._links and not stream.closed and not stream.connection.lost:
+                    if not stream.knows_position:
+                        self._follower_end.read_again(stream)
                     streams.setdefault(stream.connection, {})[stream.stream_id] = stream
             groups: dict[Peer, dict[int, int]] = {}
             for connection, partition, partitions in self._group_follower.confirmations.confirmed_over():
@@ -167,7 +182,8 @@ class SyncLeases(Part):
             answer = await connection.call(calls.SyncLease(tuple(streams), tuple(groups)), ASK_TIMEOUT_S)
             until, until_ms = asked_at + answer.lease_ms / 1000, asked_ms + answer.lease_ms
             for stream_id in (*answer.in_sync, *answer.in_sync_any):
-                if (stream := streams.get(stream_id)) is not None:
+                stream = streams.get(stream_id)
+                if stream is not None and stream.knows_position and not self.lacks(*stream.place):
                     reached.append((stream.topic, stream.topic_id, stream.partition))
                     lease = self._lease_of(stream)
                     if until > lease.until:
@@ -179,7 +195,7 @@ class SyncLeases(Part):
             granted = {
                 each: GroupLease(until, until_ms, groups[each], answer.group_terms.get(each, {}))
                 for each in (*answer.groups_in_sync, *answer.groups_in_sync_any)
-                if each in groups
+                if each in groups and self._group_follower.knows(connection.link_name, each)
             }
             self.groups.granted(connection.link_name, granted, answer.groups_of)
             for stream_id, said in answer.states.items():
@@ -228,7 +244,8 @@ class SyncLeases(Part):
         self._record_from = self._clock.monotonic() + RECORD_INTERVAL_S
         entries: dict[str, list[PartitionClaim]] = {}
         for (topic, partition), lease in due:
-            claim = PartitionClaim(topic, lease.topic_id, partition, lease.until_ms, lease.end, lease.terms)
+            end = self._end((topic, partition), lease)
+            claim = PartitionClaim(topic, lease.topic_id, partition, lease.until_ms, end, lease.terms)
             entries.setdefault(lease.link, []).append(claim)
         try:
             for name in entries.keys() | groups.keys():

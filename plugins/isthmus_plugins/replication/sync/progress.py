@@ -122,6 +122,7 @@ class Progress:
     lost_at: float | None = None
     """Since when there is no stream."""
     confirmed: int = 0
+    """The furthest that the other side has confirmed since it was level."""
     granted_at: float = float("-inf")
     counted_at: float = float("-inf")
     """When another link was granted a lease that counts on this one."""
@@ -149,6 +150,11 @@ class Progress:
     def was_in_sync(self) -> bool:
         """Whether leases may say that it is In-Sync: it is, or has not left yet."""
         return self.phase in (Phase.IN_SYNC, Phase.LEAVING)
+
+    @property
+    def is_level(self) -> bool:
+        """Whether the other side has had all that was acked, and is to have it still."""
+        return self.phase in (Phase.LEVEL, Phase.IN_SYNC, Phase.LEAVING)
 
     @property
     def asks(self) -> bool:

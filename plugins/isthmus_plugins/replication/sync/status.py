@@ -124,11 +124,14 @@ def _chosen(state: ControlState, key: LinkPartition, confirm: Confirm) -> AnyOf 
 def leased_sync(leases: SyncLeases, clock: Clock, topic: str, topic_id: str | None, partition: int) -> SyncStatus:
     """What is known at the target of the acks of the source."""
     claim = leases.claim(topic, topic_id, partition)
+    if leases.lacks(topic, partition):
+        why = "the log here ends before what was confirmed of it, and is copied again: the source has what is missing"
+        return SyncStatus(state="Unknown", reason=ReasonCode.TARGET_LOST_RECORDS, message=why)
     any_of = None if claim is None else some_of(claim, claim.terms, clock.time())
     until_ms = sayable(claim, clock.time()) if any_of is None else None
     lease = leases.lease(topic, topic_id, partition)
     now = clock.monotonic()
-    if lease is not None and now < lease.until:
+    if leases.in_sync(topic, partition) and lease is not None:
         return SyncStatus(state="In-Sync", until_ms=until_ms, any_of=any_of)
     reported = lease.reported if lease is not None and now - lease.reported_at < REPORTED_S else None
     if reported is not None and reported.state != "In-Sync":

@@ -55,6 +55,15 @@ NOT_ASKED_FOR = frozenset({Step.WRITE, Step.WAIT, Step.REPORT_END})
 MOVED = StopReason(reasons.MOVED, "another proxy's from now on")
 
 
+class Connected:
+    """In the place of what appends."""
+
+    alive_since = 0.0
+
+    async def connect(self) -> None:
+        pass
+
+
 class Scene:
     """Partitions of a topic that follows, whose logs ask for something; nobody writes them."""
 
@@ -104,7 +113,7 @@ class Scene:
         """One of which nothing is known yet, but the source's leader epoch."""
         follower_log = FollowerLog(Numbering(INDEX["A"], INDEX["B"], 1))
         follower_log.epoch = 0
-        writers: Any = None
+        writers: Any = Connected()
         where = (TOPIC, self.topic_id, SOURCE, partition, 1)
         return FollowerStream(self.peer, partition, *where, follower_log, writers, self.context.clock)
 

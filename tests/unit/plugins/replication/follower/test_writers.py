@@ -72,6 +72,8 @@ def on_partitions(
         for partition in partitions:
             partition.write_values(b"first")
         await replicas.until("copied", replicas.equal)
+        streams = replicas.ends["B"].follower.streams()
+        await replicas.until("answered", lambda: not any(each.follower_log.queued for each in streams))
         await work(replicas, partitions, broker)
         broker.release_all()
         await replicas.until("all is copied", replicas.equal)
