@@ -227,10 +227,10 @@ def test_a_link_that_is_never_away_for_long_compares_nothing(tmp_path: Path, mon
             scene.delete(b"%d" % (number % 5))
             await asyncio.sleep(scene.random.choice((0.0, RETENTION_S / 3)))
             if number % 5 == 0:
-                await away(scene, RETENTION_S / 3, "link", lambda: scene.put(b"while it is away"))
+                await away(scene, RETENTION_S / 6, "link", lambda: scene.put(b"while it is away"))
             scene.clean()
         await asyncio.sleep(10 * RETENTION_S)  # nothing happens for long
-        await away(scene, RETENTION_S / 3, "link", lambda: scene.delete_all([b"a", b"a", b"b"]))
+        await away(scene, RETENTION_S / 6, "link", lambda: scene.delete_all([b"a", b"a", b"b"]))
         await scene.settled()
         assert scene.b.parts.missed_deletions.compared == 0
         assert not scene.past
