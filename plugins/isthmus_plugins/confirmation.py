@@ -113,6 +113,11 @@ class Confirmer:
         """
         return -1
 
+    def leader(self, place: TopicPartition) -> int:
+        """The broker that leads in that epoch, -1 for none: what another one acks waits for nothing, and is answered
+        NOT_LEADER_OR_FOLLOWER."""
+        return -1
+
     def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         """Up to which offset a partition's records of a leader epoch are confirmed; None: they need not be.
 
@@ -137,7 +142,10 @@ class AckGate:
         """Topics, as frames name them, that the confirmer is not concerned with."""
         self._names: dict[bytes, str] = {}
         """Those that it is concerned with, and their names."""
-        self._leave, self._waiting_leave = self._leaves()
+        self._leave = Leave(float("inf"))
+        """For requests whose answers need not wait."""
+        self._waiting_leaves: dict[int, Leave] = {}
+        """For those whose answers may have to, by the broker that they go to."""
         self._waits = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -165,13 +173,10 @@ class AckGate:
         self._concerned.clear()
         self._free.clear()
         self._names = {}  # answers that are on their way keep theirs
-        self._leave.until = self._waiting_leave.until = float("-inf")
-        self._leave, self._waiting_leave = self._leaves()
+        for leave in (self._leave, *self._waiting_leaves.values()):
+            leave.until = float("-inf")
+        self._leave, self._waiting_leaves = Leave(float("inf")), {}
         self.held.confirmed_all()
-
-    def _leaves(self) -> tuple[Leave, Leave]:
-        """For requests whose answers need not wait, and for those whose answers may have to."""
-        return Leave(float("inf")), Leave(float("inf"), self._on_known)
 
     def oldest(self, place: TopicPartition, beyond: int = -1) -> float | None:
         return self.held.oldest(place, beyond)
@@ -211,23 +216,28 @@ class AckGate:
             return None
         if not request.whole:
             return NEED_MORE
+        broker_id = request.client.broker_id
         if len(topics) == 1 and len(self._names) < KNOWN_MAX:
             self._names |= names
-            request.leave = self._waiting_leave
+            request.leave = self._waiting_leaves.get(broker_id) or self._leave_to_wait(broker_id)
         written = writes(request.version, request.frame)
-        return Replace(request.frame, partial(self.hold, request.version, written, names, request.now))
+        return Replace(request.frame, partial(self.hold, broker_id, request.version, written, names, request.now))
 
-    def _on_known(self, frame: bytes, now: float) -> ResponseHook:
+    def _leave_to_wait(self, broker_id: int) -> Leave:
+        leave = self._waiting_leaves[broker_id] = Leave(float("inf"), partial(self._on_known, broker_id))
+        return leave
+
+    def _on_known(self, broker_id: int, frame: bytes, now: float) -> ResponseHook:
         """A request that is like one of before: its only topic is known."""
         version = int.from_bytes(frame[6:8], "big")
-        return partial(self.hold, version, writes(version, frame), self._names, now)
+        return partial(self.hold, broker_id, version, writes(version, frame), self._names, now)
 
     def hold(
-        self, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
+        self, broker_id: int, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
     ) -> bytes | Gate:
         """See :meth:`~isthmus_plugins.held_answers.HeldAnswers.hold`."""
-        answer = self.held.hold(version, written, names, began, frame)
-        if answer is not frame and self._idle.is_set():
+        answer = self.held.hold(broker_id, version, written, names, began, frame)
+        if isinstance(answer, Gate) and self._idle.is_set():
             self._idle.clear()
             self._waits.set()
         return answer

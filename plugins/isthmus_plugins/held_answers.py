@@ -1,8 +1,9 @@
 """Answers to Produce, and to commits of offsets, that wait until what they ack is confirmed.
 
 Without I/O. An answer waits for the end of each batch of its request, in each partition, under the leader epoch of the
-source as it was known when the broker answered: what another epoch has at that offset may be something else. A commit's
-batch is in the offsets topic.
+source as it was known when the broker answered: what another epoch has at that offset may be something else. A broker
+that leads no more, as far as is known, and has not heard of it, acks (acks=1) what nobody keeps. A commit's batch is in
+the offsets topic.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class Needs(Protocol):
     def leader_epoch(self, place: TopicPartition) -> int:
         """The latest leader epoch that is known, -1 for none."""
 
+    def leader(self, place: TopicPartition) -> int:
+        """The broker that leads in that epoch, -1 for none or not known."""
+
 
 class _Answer(Gate):
     """An answer that waits, and for what."""
@@ -69,9 +73,18 @@ class _Answer(Gate):
         if named is None:
             return
         if refusal is not None:
-            self._refusals = {**(self._refusals or {}), named: refusal}
+            self.refuse(named, refusal)
         if not self.places:
-            self.open(self._sent if self._refusals is None else self._refused(self._sent, self._refusals))
+            self.open(self.says)
+
+    def refuse(self, named: Place, refusal: Refusal) -> None:
+        """Have the answer say so of a partition, as the frame calls it."""
+        self._refusals = {**(self._refusals or {}), named: refusal}
+
+    @property
+    def says(self) -> bytes:
+        """What goes out."""
+        return self._sent if self._refusals is None else self._refused(self._sent, self._refusals)
 
 
 class Wait(NamedTuple):
@@ -111,11 +124,12 @@ class HeldAnswers:
         """What was waited for in vain, the first of it, until it is confirmed or need not be."""
 
     def hold(
-        self, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
+        self, broker_id: int, version: int, written: Writes, names: Mapping[bytes, str], began: float, frame: bytes
     ) -> bytes | Gate:
         """A Produce answer as it goes out: at once, or when it may. Raises MalformedFrame.
 
-        ``names``: by topic in the frame: its name, for topics on a synchronous link. ``began``: when the request came.
+        ``broker_id``: who answered, -1 for not known. ``names``: by topic in the frame: its name, for topics on a
+        synchronous link. ``began``: when the request came.
         """
         now = self._clock()
         deadline = min(began + written.timeout_ms / 1000, now + self._limit_s)
@@ -128,8 +142,15 @@ class HeldAnswers:
                 if code in (0, DUPLICATE_SEQUENCE_NUMBER):
                     known = code == 0 and base_offset >= 0
                     end = base_offset + written.records.get((topic, partition), 1) if known else END_NOT_KNOWN
-                    self._wait(answer, (name, partition), (topic, partition), end)
-        return self._held(answer, frame)
+                    place, named = (name, partition), (topic, partition)
+                    if not self._is_of_another_leader(place, broker_id):
+                        self._wait(answer, place, named, end)
+                    elif (
+                        self._needs.confirmed_end(place, self._needs.leader_epoch(place), written.transactional)
+                        is not None
+                    ):
+                        answer.refuse(named, _fenced(place))
+        return self._held(answer)
 
     def hold_commit(
         self, place: TopicPartition, transactional: bool, wait_s: float, frame: bytes, refused: Callable[[], bytes]
@@ -141,11 +162,15 @@ class HeldAnswers:
         now = self._clock()
         answer = _Answer(frame, lambda frame, refusals: refused(), transactional, now, now + wait_s)
         self._wait(answer, place, (b"", place[1]), END_NOT_KNOWN)
-        return self._held(answer, frame)
+        return self._held(answer)
 
-    def _held(self, answer: _Answer, frame: bytes) -> bytes | Gate:
+    def _is_of_another_leader(self, place: TopicPartition, broker_id: int) -> bool:
+        leader = self._needs.leader(place)
+        return leader != broker_id and leader >= 0 and broker_id >= 0
+
+    def _held(self, answer: _Answer) -> bytes | Gate:
         if not answer.places:
-            return frame
+            return answer.says
         heapq.heappush(self._deadlines, (answer.deadline, next(self._numbers), answer))
         return answer
 

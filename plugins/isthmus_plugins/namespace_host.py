@@ -303,6 +303,9 @@ class _Scoped(Confirmer):
     def leader_epoch(self, place: TopicPartition) -> int:
         return self._confirmer.leader_epoch(place)
 
+    def leader(self, place: TopicPartition) -> int:
+        return self._confirmer.leader(place)
+
     def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
         return self._confirmer.confirmed_end(place, epoch, transactional)
 

@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.kafka import unique
 from support.links import until
-from support.wire import Wire, batch_of
+from support.wire import Wire, advertised, batch_of
 
 from isthmus.kafka.client import LATEST, ClusterClient
 from isthmus.kafka.client import TopicPartition as Place
@@ -75,12 +75,6 @@ def create_topic(cluster: KafkaCluster, partitions: int = 6) -> str:
     new = NewTopic(topic, partitions, replication_factor=3, config={"min.insync.replicas": "2"})
     admin.create_topics([new])[topic].result(30)
     return topic
-
-
-def advertised(bootstrap: str) -> dict[int, str]:
-    """The brokers' addresses as a client is told."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    return {broker.id: f"{broker.host}:{broker.port}" for broker in admin.list_topics(timeout=20).brokers.values()}
 
 
 def produce_to_all(bootstrap: str, topic: str, count: int) -> None:

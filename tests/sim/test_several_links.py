@@ -102,7 +102,7 @@ class Scene:
         transactional = self.random.random() < 0.4 if transactional is None else transactional
         written = Writes(-1, transactional, TIMEOUT_MS, {(TOPIC.encode(), partition): len(values)})
         asked = Asked(partition, log.end, transactional)
-        held = self.a.acks.hold(VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
+        held = self.a.acks.hold(-1, VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
         if isinstance(held, Gate):
             self.asked.add(asked)
             if held.take(lambda: self.answered(asked, held._frame or b"")):

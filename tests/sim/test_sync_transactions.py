@@ -326,7 +326,7 @@ class App:
         answer = {"responses": [{"name": TOPIC, "partition_responses": [entry]}]}
         frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, PRODUCE_VERSION), answer), 1)
         written = Writes(-1, True, 20_000, {(TOPIC.encode(), index): 1})
-        return end.acks.hold(PRODUCE_VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
+        return end.acks.hold(-1, PRODUCE_VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
 
     async def commit(self, done: Done, partitions: set[int]) -> None:
         done.guarded, done.kills = self.scene.in_sync(), self.scene.kills

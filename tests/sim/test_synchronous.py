@@ -109,7 +109,7 @@ class Scene:
         frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, VERSION), answer), 1)
         transactional = self.random.random() < 0.3 if transactional is None else transactional
         written = Writes(-1, transactional, TIMEOUT_MS, {(TOPIC.encode(), partition): len(values)})
-        held = self.a.acks.hold(VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
+        held = self.a.acks.hold(-1, VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
         if isinstance(held, Gate):
             self.asked.append(Asked(partition, log.end, held, transactional))
         else:

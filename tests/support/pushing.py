@@ -111,6 +111,7 @@ class Discovery:
     topic_ids: dict[str, bytes]
     led: dict[LinkPartition, None] = field(default_factory=lambda: {KEY: None})
     leader_epochs: dict[TopicPartition, int] = field(default_factory=lambda: {PLACE: 0})
+    leaders: dict[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -188,7 +189,7 @@ class Source:
         answer = {"responses": [{"name": TOPIC, "partition_responses": [entry]}]}
         frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, PRODUCE_VERSION), answer), 1)
         written = Writes(-1, transactional, PRODUCER_TIMEOUT_MS, {(TOPIC.encode(), 0): 1})
-        return self.acks.hold(PRODUCE_VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
+        return self.acks.hold(-1, PRODUCE_VERSION, written, {TOPIC.encode(): TOPIC}, simulated_now(), frame)
 
     async def lease(self) -> bool:
         """The other side asks for one; whether it got it."""

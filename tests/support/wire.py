@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
+from confluent_kafka.admin import AdminClient
+
 from isthmus_protocol.messages import build_request, decode_response, encode_request
 from isthmus_protocol.record_codec import Record, encode_batch
 from isthmus_protocol.records import MAGIC, BatchHeader
@@ -21,6 +23,12 @@ PLAIN: Final = BatchHeader(0, 0, -1, MAGIC, 0, 0, 0, 0, 0, -1, -1, -1, 0)
 def batch_of(values: Iterable[bytes], like: BatchHeader = PLAIN) -> bytes:
     """A batch of records without keys."""
     return encode_batch([Record(offset, NOW_MS, None, value) for offset, value in enumerate(values)], like)
+
+
+def advertised(bootstrap: str) -> dict[int, str]:
+    """The brokers' addresses as a client is told."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    return {broker.id: f"{broker.host}:{broker.port}" for broker in admin.list_topics(timeout=20).brokers.values()}
 
 
 class Wire:

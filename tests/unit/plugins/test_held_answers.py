@@ -30,6 +30,7 @@ class Link:
     def __init__(self) -> None:
         self.ends: dict[TopicPartition, int | None] = {}
         self.epochs: dict[TopicPartition, int] = {}
+        self.leaders: dict[TopicPartition, int] = {}
         self.transactional_alone = False
 
     def confirmed_end(self, place: TopicPartition, epoch: int, transactional: bool) -> int | None:
@@ -39,6 +40,9 @@ class Link:
 
     def leader_epoch(self, place: TopicPartition) -> int:
         return self.epochs.get(place, 0)
+
+    def leader(self, place: TopicPartition) -> int:
+        return self.leaders.get(place, -1)
 
 
 class Sent:
@@ -75,7 +79,9 @@ class Proxy:
         self.now = 100.0
         self.held = HeldAnswers(self.link, lambda: self.now, "the archive", limit_s, lets_go)
 
-    def answered(self, *results: tuple[int, int, int], records: int = 1, transactional: bool = False) -> Sent:
+    def answered(
+        self, *results: tuple[int, int, int], records: int = 1, transactional: bool = False, broker_id: int = 1
+    ) -> Sent:
         """(partition, error code, base offset) of a request with so many records in each partition."""
         counts: dict[Place, int] = {(TOPIC, partition): records for partition, _, _ in results}
         entries = [
@@ -84,7 +90,7 @@ class Proxy:
         values = {"responses": [{"name": "t", "partition_responses": entries}]}
         frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, VERSION), values), 5)
         written = Writes(-1, transactional, TIMEOUT_MS, counts)
-        return Sent(self.held.hold(VERSION, written, NAMES, self.now, frame))
+        return Sent(self.held.hold(broker_id, VERSION, written, NAMES, self.now, frame))
 
     def confirm(self, partition: int, end: int) -> None:
         self.link.ends["t", partition] = end
@@ -100,6 +106,22 @@ def test_an_answer_waits_for_the_last_of_its_records() -> None:
     proxy.confirm(0, 13)
     assert sent.results == {0: (0, 10)}
     assert proxy.answered((0, 0, 12)).results == {0: (0, 12)}  # of a resend, which is there already
+
+
+def test_a_broker_that_leads_no_more_acks_nothing() -> None:
+    """It stood still meanwhile, and acks (acks=1) as if it led; what others confirm there is not its record."""
+    proxy = Proxy()
+    proxy.link.leaders = {("t", 0): 2, ("t", 1): 1}
+    proxy.link.ends = {("t", 0): 100, ("t", 1): 100}
+    assert proxy.answered((0, 0, 10), (1, 0, 20)).results == {0: (NOT_LEADER_OR_FOLLOWER, -1), 1: (0, 20)}
+    assert proxy.answered((0, 0, 10), broker_id=2).results == {0: (0, 10)}
+    assert proxy.answered((0, 0, 10), broker_id=-1).results == {0: (0, 10)}, "over a bootstrap port"
+    waits = proxy.answered((0, 0, 11), (1, 0, 200))
+    assert waits.results is None
+    proxy.confirm(1, 201)
+    assert waits.results == {0: (NOT_LEADER_OR_FOLLOWER, -1), 1: (0, 200)}
+    proxy.link.ends["t", 0] = None  # nobody needs to have it
+    assert proxy.answered((0, 0, 10)).results == {0: (0, 10)}
 
 
 def test_an_answer_for_several_partitions_waits_for_all() -> None:
@@ -210,7 +232,7 @@ def test_versions_with_topic_ids_say_which_topic_timed_out() -> None:
     frame = encode_response(build(schema.response_type(ApiKey.PRODUCE, 13), values), 5)
     held = HeldAnswers(Link(), lambda: 0.0)
     written = Writes(-1, False, 0, {(topic_id.bytes, 3): 1})
-    answer = held.hold(13, written, {topic_id.bytes: "t"}, 0.0, frame)
+    answer = held.hold(1, 13, written, {topic_id.bytes: "t"}, 0.0, frame)
     held.expire(1.0)
     sent = Sent(answer).frame
     assert sent is not None

@@ -45,6 +45,8 @@ class Discovery:
         """Of the topics of those."""
         self.leader_epochs: dict[TopicPartition, int] = {}
         """By partition of a led topic, whoever fronts its leader: the leader epoch, as the cluster said last."""
+        self.leaders: dict[TopicPartition, int] = {}
+        """Likewise the leader, -1 for none."""
 
     def start(self) -> None:
         self._tasks.keep("look", self._look_for_ever)
@@ -107,6 +109,7 @@ class Discovery:
         mine: dict[str, dict[str, tuple[NamespaceMapping, TopicInfo]]] = {}
         every: dict[str, list[str]] = {}
         epochs: dict[TopicPartition, int] = {}
+        leaders: dict[TopicPartition, int] = {}
         for link, mapping in leading:
             every.setdefault(link.name, [])
             every[link.name] += [name for name in truncating if mapping.remote_name(name) is not None]
@@ -120,6 +123,7 @@ class Discovery:
                 else:
                     every[link.name].append(topic.name)
                     epochs |= {(topic.name, index): info.leader_epoch for index, info in enumerate(topic.partitions)}
+                    leaders |= {(topic.name, index): info.leader for index, info in enumerate(topic.partitions)}
                     if fronted:
                         mine.setdefault(link.name, {})[topic.name] = (mapping, topic)
                     prepared = self._targets.prepared.get((link.name, topic.name))
@@ -134,7 +138,7 @@ class Discovery:
         self._configs.watch(pushed)
         for link_name, names in every.items():
             self._targets.prepare(link_name, mine.get(link_name, {}), sorted(names))
-        self.led, self.leader_epochs = led, epochs
+        self.led, self.leader_epochs, self.leaders = led, epochs, leaders
         self.topic_ids = {key.topic: topics[key.topic].topic_id for key in led}
 
     def _wait_for_truncation(self, link_name: str, topic: str, remote_topic: str) -> PreparedTopic:

@@ -55,6 +55,8 @@ class GroupNeeds(Protocol):
 
     def leader_epoch(self, place: TopicPartition) -> int: ...
 
+    def leader(self, place: TopicPartition) -> int: ...
+
 
 class _OfScope:
     """What an ack to the groups of one scope needs."""
@@ -68,6 +70,9 @@ class _OfScope:
 
     def leader_epoch(self, place: TopicPartition) -> int:
         return self._needs.leader_epoch(place)
+
+    def leader(self, place: TopicPartition) -> int:
+        return self._needs.leader(place)
 
 
 class CommitGate:

@@ -157,6 +157,9 @@ class SyncConfirmer(Confirmer, Part):
     def leader_epoch(self, place: TopicPartition) -> int:
         return self._pushed.leader_epoch(place)
 
+    def leader(self, place: TopicPartition) -> int:
+        return self._pushed.leader(place)
+
     def confirmed_end(
         self, place: TopicPartition, epoch: int, transactional: bool, scope: GroupScope | None = None
     ) -> int | None:

@@ -29,6 +29,11 @@ class PushedPartitions:
             return self._groups.leader_epoch(place[1])
         return self._leader_end.discovery.leader_epochs.get(place, -1)
 
+    def leader(self, place: TopicPartition) -> int:
+        """The broker that leads in that epoch; -1: none, not known, or of the offsets topic, whose records brokers
+        answer for when all their replicas have them."""
+        return self._leader_end.discovery.leaders.get(place, -1)
+
     def topic_id(self, topic: str) -> bytes | None:
         """None: not known."""
         return (
