@@ -143,6 +143,21 @@ def lossy(scene: Scene) -> None:
     partition.write_values(b"another")
 
 
+def looks_the_same(scene: Scene) -> None:
+    """The source loses records while nobody pushes, and gets others, the last of which is what the follower has there:
+    an application's own timestamp and value, or a marker."""
+    scene.replicas.cut()
+    partition = scene.replicas.a.partition("local-t")
+    last = b"0-19"
+    partition.cut(16)
+    partition.move(1)
+    for _ in range(3):
+        partition.write_values(b"another", producer_id=-1)
+    partition.write_values(last, producer_id=-1)
+    again = asyncio.get_running_loop().create_task(scene.replicas.connect())
+    scene.kills.append(again)
+
+
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_truncations(monkeypatch)
@@ -187,6 +202,15 @@ def test_what_a_lost_spool_held_comes_from_the_source_again(
     assert truncation.layout.groups == 2
     behind = {} if lost else {(TOPIC, 0): CommittedOffset(5, "m")}
     assert scene.cluster.offsets["behind"] == behind  # nobody makes committed offsets up
+
+
+def test_a_source_that_lost_its_end_and_has_the_same_record_there_again_is_noticed(tmp_path: Path) -> None:
+    """What stands last is equal, and was written in another epoch."""
+    scene = Scene(13, tmp_path)
+    run_simulated(simulate(scene, looks_the_same, set(), 0.0))
+    (truncation,) = scene.replicas.controls["B"].state.past_truncations
+    assert [(cut.offset, cut.log_end) for cut in truncation.cuts] == [(16, 20), (20, 20)]
+    assert salvaged(tmp_path) == [b"0-16", b"0-17", b"0-18", b"0-19"]
 
 
 def test_committed_offsets_that_are_lost_at_the_end_are_told(tmp_path: Path) -> None:

@@ -294,6 +294,15 @@ class FakeCluster(FakeAcls, FakeGroups):
         await self._request()
         return {place: self._found(*place).offset_for_time(time) for place, time in asked.items()}
 
+    async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
+        await self._request()
+        found = self._found(topic, partition)
+        known = [header.leader_epoch for header in found.headers if header.leader_epoch <= epoch]
+        if not known:
+            return -1, -1
+        later = [header.base_offset for header in found.headers if header.leader_epoch > epoch]
+        return max(known), min(later, default=found.end)
+
     async def log_start(self, topic: str, partition: int) -> int:
         await self._request()
         return self._found(topic, partition).start

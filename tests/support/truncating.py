@@ -48,15 +48,6 @@ class TruncatedCluster(FakeCluster):
                 for place in [place for place in positions if place[0] == name]:
                     del positions[place]
 
-    async def epoch_end(self, topic: str, partition: int, epoch: int) -> tuple[int, int]:
-        await self._request()
-        found = self._found(topic, partition)
-        known = [header.leader_epoch for header in found.headers if header.leader_epoch <= epoch]
-        if not known:
-            return -1, -1
-        later = [header.base_offset for header in found.headers if header.leader_epoch > epoch]
-        return max(known), min(later, default=found.end)
-
 
 class FollowedTopic:
     """A topic of B that follows, as cluster and control log have it, and what the control log has of its truncation.

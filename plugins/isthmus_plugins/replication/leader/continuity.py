@@ -15,6 +15,7 @@ from isthmus_plugins.replication.link import calls, reasons
 from isthmus_protocol.records import walk
 
 SCAN_BYTES: Final = 1024 * 1024
+NO_EPOCH: Final = -1
 
 
 async def still_in_log(
@@ -74,7 +75,7 @@ async def objection_to(
         return truncated(end, log_end) if log_end < end else None
     ours = await last_batch(context, stream.topic_id, stream.key.partition, stream.broker_id, end, stream.leader_epoch)
     if ours is not None and theirs is not None and ours[:4] == theirs[:4]:
-        return None
+        return await _lost_since(context, stream, answer.epoch)
     if ours is None or ours.base_offset >= end:
         # The source has nothing there (any more, or not yet, or not to be read): the log's limits say which.
         cluster, key = context.cluster, stream.key
@@ -94,6 +95,22 @@ async def objection_to(
     return (
         ReasonCode.TARGET_WRITTEN_BY_OTHERS,
         f"the batch that ends the follower's log at {end} is not the source's: somebody else wrote to it",
+    )
+
+
+async def _lost_since(context: PluginContext, stream: LeaderStream, epoch: int) -> tuple[str, str] | None:
+    """Whether the source has lost what it wrote in the follower's latest epoch, and has something else there by now,
+    although what stands last looks the same: a record with an application's own timestamp, or a marker."""
+    if epoch in (NO_EPOCH, stream.leader_epoch):
+        return None  # nobody else has led since
+    key, end = stream.key, stream.acked
+    known, ends_at = await context.cluster.epoch_end(key.topic, key.partition, epoch)
+    if known == NO_EPOCH or ends_at >= end:
+        return None
+    return (
+        ReasonCode.UNEXPECTED_TRUNCATION,
+        f"the follower's log ends at {end} and has records of leader epoch {epoch}, and the source's has others from "
+        f"offset {ends_at} on: it has lost records",
     )
 
 
