@@ -93,6 +93,8 @@ class Change(NamedTuple):
     transaction: Transaction | None
     """None: the id was deleted, or what was written of it cannot be read."""
     offset: int
+    epoch: int = -1
+    """The leader epoch in which it was written: a log that lost its end uses offsets again."""
 
 
 def decode_key(key: bytes) -> str:
@@ -202,5 +204,5 @@ class TransactionLog:
                     transaction = self.latest[transactional_id] = decode_value(record.value)
                 except (UnknownRecord, MalformedFrame) as error:
                     self.unreadable[transactional_id] = f"{error}, at offset {record.offset}"
-            changes.append(Change(transactional_id, transaction, record.offset))
+            changes.append(Change(transactional_id, transaction, record.offset, header.leader_epoch))
         return changes

@@ -35,9 +35,9 @@ def state_value(transaction: Transaction, version: int = 1) -> bytes:
     return head + body + times + (tags if flexible else b"")
 
 
-def state_batch(base_offset: int, records: Sequence[tuple[bytes, bytes | None]]) -> bytes:
+def state_batch(base_offset: int, records: Sequence[tuple[bytes, bytes | None]], leader_epoch: int = 0) -> bytes:
     made = [Record(base_offset + index, 1, key, value) for index, (key, value) in enumerate(records)]
-    return encode_batch(made, BatchHeader(base_offset, 0, 0, 2, 0, 0, 0, 1, 1, -1, -1, -1, 1))
+    return encode_batch(made, BatchHeader(base_offset, 0, leader_epoch, 2, 0, 0, 0, 1, 1, -1, -1, -1, 1))
 
 
 def _count(count: int, flexible: bool) -> bytes:

@@ -82,7 +82,7 @@ def test_what_is_newer_is_reported_and_not_guessed() -> None:
         struct.pack(">ib", 60_000, 0), struct.pack(">ib", 60_000, 9)
     )
     changes = take(log, 5, (state_key("a"), newer), (state_key("b"), another), (b"\x00\x01\x00\x01x", b"?"))
-    assert changes == [Change("a", None, 5), Change("b", None, 6)]
+    assert changes == [Change("a", None, 5, 0), Change("b", None, 6, 0)]
     assert log.unreadable == {
         "a": "transaction of version 2, at offset 5",
         "b": "transaction in state 9, at offset 6",
@@ -98,12 +98,12 @@ def test_what_it_adds_up_to() -> None:
     ongoing = DECIDED._replace(state=TransactionState.ONGOING)
     done = DECIDED._replace(state=TransactionState.COMPLETE_COMMIT, partitions=())
     assert take(log, 0, (state_key("a"), state_value(ongoing, 0)), (state_key("a"), state_value(DECIDED, 0))) == [
-        Change("a", ongoing, 0),
-        Change("a", DECIDED, 1),
+        Change("a", ongoing, 0, 0),
+        Change("a", DECIDED, 1, 0),
     ]
     assert log.latest == {"a": DECIDED}
     assert take(log, 9, (state_key("b"), state_value(done)), (state_key("a"), None)) == [
-        Change("b", done, 9),
-        Change("a", None, 10),
+        Change("b", done, 9, 0),
+        Change("a", None, 10, 0),
     ]
     assert log.latest == {"b": done}

@@ -7,8 +7,8 @@ Nobody reads them until a failover; the topic is compacted by key.
     key     [kind, link id, the source's producer id, ..., sending proxy, storing proxy]
             kind "d" (a decision): ..., the topic as it is called here, partition
     value   JSON; of a decision {"id": transactional id, "epoch": of the markers, "data_epoch": of the records,
-            "at": [partition, offset] of it in the source's transaction log, "end": ..., "earlier": [[epoch,
-            data_epoch, end]] of those before it whose marker the follower may not have yet}
+            "at": [partition, offset, leader epoch] of it in the source's transaction log, "end": ...,
+            "earlier": [[epoch, data_epoch, end]] of those before it whose marker the follower may not have yet}
 
 No key is written by two processes: the storing proxy's name is in it, a process that has just come waits until no
 request of the one before it can land, and an append whose fate is unknown is made again only when it can land no more.
@@ -74,8 +74,8 @@ class PlaceDecision(NamedTuple):
     """A decision to commit, for one partition."""
 
     transactional_id: str
-    identity: tuple[int, int]
-    """Where it stands in the source's transaction log: (partition, offset). Of one id, higher is later."""
+    identity: tuple[int, int, int]
+    """See :attr:`~isthmus_plugins.replication.link.calls.LogPlace.identity`."""
     producer_epoch: int
     """Of its markers."""
     data_epoch: int
@@ -128,7 +128,7 @@ class TransactionStore(Part):
         self._opened: TopicInfo | None = None
         self._leader: int | None = None
         """The broker that took the last append; None: to be looked for."""
-        self._latest: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._latest: dict[tuple[Any, ...], tuple[int, int, int]] = {}
         """By key of a decision: its identity."""
         self._under_way: dict[Peer, Counter[int]] = {}
         """By connection and the source's producer id: how many decisions came and are not durable yet.
@@ -210,12 +210,12 @@ class TransactionStore(Part):
 
     def _entries(self, link_id: str, sender: str, said: calls.Decision) -> Iterator[Entry]:
         """The entries of one decision, but those that a later one has replaced."""
-        identity = said.at.partition, said.at.offset
+        identity = said.at.identity
         common = {
             "id": said.transactional_id,
             "epoch": said.epoch,
             "data_epoch": said.data_epoch,
-            "at": list(identity),
+            "at": list(said.at),
         }
         sent_by = sender + AGAIN if said.again else sender
         for topic, partition, end, earlier in said.places:
@@ -229,8 +229,7 @@ class TransactionStore(Part):
         """Put tombstones for entries of this proxy, but for decisions that a later one has replaced since."""
         gone: list[Entry] = []
         for key, value in entries:
-            identity = tuple(value["at"]) if key[0] == DECISION else ()
-            if self._latest.get(key, identity) <= identity:
+            if key[0] != DECISION or self._latest.get(key, identity_of(value)) <= identity_of(value):
                 self._latest.pop(key, None)
                 gone.append(Entry(key, None))
         await self.put(gone)
@@ -386,18 +385,23 @@ class TransactionStore(Part):
         return latest
 
 
+def identity_of(decision: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Of a decision's entry; what was stored before there were epochs has none."""
+    return calls.LogPlace(*map(int, decision["at"][:3])).identity
+
+
 def merged(entries: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Stored:
     """What copies of several proxies come to: of a partition's decisions the latest; of its copies the smallest end.
 
     Older ones are kept as ``earlier``: whoever sent the latest one may not have known them.
     """
-    found: dict[tuple[int, str, int], dict[tuple[int, int], PlaceDecision]] = {}
+    found: dict[tuple[int, str, int], dict[tuple[int, int, int], PlaceDecision]] = {}
     others: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for key, value in entries:
         if key[0] != DECISION:
             others[key] = value
             continue
-        identity = int(value["at"][0]), int(value["at"][1])
+        identity = identity_of(value)
         epochs = int(value["epoch"]), int(value["data_epoch"])
         earlier = {(int(epoch), int(data_epoch), int(end)) for epoch, data_epoch, end in value.get("earlier", ())}
         copy = PlaceDecision(str(value["id"]), identity, *epochs, int(value["end"]))

@@ -17,7 +17,7 @@ from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicPartit
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.in_doubt.pending_offsets import OFFSETS, STABLE
-from isthmus_plugins.replication.in_doubt.store import DECISION, TransactionStore
+from isthmus_plugins.replication.in_doubt.store import DECISION, TransactionStore, identity_of
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
@@ -82,7 +82,7 @@ class TransactionSweep(Part):
         stable: dict[Key, int] = {}
         for key, value in entries.items():
             if key[0] == DECISION:
-                oldest[key[:5]] = min(oldest.get(key[:5], tuple(value["at"])), tuple(value["at"]))
+                oldest[key[:5]] = min(oldest.get(key[:5], identity_of(value)), identity_of(value))
             elif key[0] == STABLE:
                 stable[key[1], key[3]] = max(int(value["settled"]), stable.get((key[1], key[3]), 0))
         found: list[tuple[Key, Value]] = []
@@ -92,7 +92,7 @@ class TransactionSweep(Part):
             is_void = key[0] == OFFSETS and int(key[5]) < stable.get((key[1], key[4]), 0)
             if name is None or is_void:  # nobody can ask for what a link knew that was deleted
                 found.append((key, value))
-            elif key[0] == DECISION and tuple(value["at"]) == oldest[key[:5]]:
+            elif key[0] == DECISION and identity_of(value) == oldest[key[:5]]:
                 place = str(key[3]), int(key[4])
                 if place[0] != OFFSETS_TOPIC:
                     by_place.setdefault(place, []).append((key, value))

@@ -903,6 +903,13 @@ class LogPlace(NamedTuple):
 
     partition: int
     offset: int
+    epoch: int = -1
+    """The leader epoch in which it was written; -1: of a peer of before, which does not say."""
+
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """Of one transactional id, higher is later, also where the log lost its end and uses offsets again."""
+        return self.partition, self.epoch, self.offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,8 @@ class TopicTail(Generic[P]):
             part = self._parts.get(index)
             if part is None:
                 part = self._parts[index] = self._make(index)
-            # What was read is below the high watermark, hence every leader's.
+            if part.next_offset and part.leader_epoch not in (-1, info.leader_epoch):
+                part = await self._as_is_now(part)
             part.broker_id, part.leader_epoch = info.leader, info.leader_epoch
         self._found = True
         for broker_id in {part.broker_id for part in self._parts.values() if part.broker_id >= 0}:
@@ -161,6 +162,19 @@ class TopicTail(Generic[P]):
                 self._readers[broker_id] = asyncio.Event()
                 self._tasks.keep(f"read-{broker_id}", partial(self._read_for_ever, broker_id))
             self._readers[broker_id].set()
+
+    async def _as_is_now(self, part: P) -> P:
+        """The partition under its new leader: read from its start where the log has lost what was read of it.
+
+        What was read was below the high watermark, hence every leader's; but a power loss takes what was not flushed.
+        """
+        epoch, ends_at = await self._context.cluster.epoch_end(self._topic, part.partition, part.leader_epoch)
+        if epoch < 0 or ends_at >= part.next_offset:
+            return part
+        where = f"{self._topic}-{part.partition} lost what stood from offset {ends_at} on"
+        log.error("topic read again", extra={"topic": self._topic, "detail": where})
+        anew = self._parts[part.partition] = self._make(part.partition)
+        return anew
 
     # ---- reading ----
 

@@ -21,8 +21,7 @@ class Decision:
     producer_id: int
     producer_epoch: int
     data_epoch: int
-    at: tuple[int, int]
-    """Where it stands in the transaction log: (partition, offset)."""
+    at: calls.LogPlace
     places: tuple[TopicPartition, ...]
     links: frozenset[str]
     """Over which it has to go, or may have to: where the offsets topic has a state, its groups say whether."""
@@ -96,7 +95,7 @@ def said(
         decision.producer_id,
         decision.producer_epoch,
         decision.data_epoch,
-        calls.LogPlace(*decision.at),
+        decision.at,
         tuple(places),
         again,
     )

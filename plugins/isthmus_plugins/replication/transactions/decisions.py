@@ -20,6 +20,7 @@ from isthmus_plugins.api import RequestHook
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.leader.leader_end import LeaderEnd
+from isthmus_plugins.replication.link.calls import LogPlace
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.replication.logs.log_end_reader import LogEndReader
 from isthmus_plugins.replication.partitions import GroupPlaces, LinkPartition
@@ -190,7 +191,7 @@ class Decisions(Part):
 
     def _remember(self, partition: int, change: Change) -> bool:
         """Have a decision sent; whether it has to be."""
-        transaction, at = change.transaction, (partition, change.offset)
+        transaction, at = change.transaction, LogPlace(partition, change.offset, change.epoch)
         assert transaction is not None
         before = self.tail.decided(transaction.producer_id)
         self.tail.is_sent_again(transaction.producer_id)
@@ -223,7 +224,7 @@ class Decisions(Part):
             for place in transaction.partitions:
                 if (key := LinkPartition(link_name, *place)) in pushed:
                     self.markers.decided(key, decision)
-        self._keep(change.transactional_id, sorted((*pending, decision), key=lambda each: each.at))
+        self._keep(change.transactional_id, sorted((*pending, decision), key=lambda each: each.at.identity))
         self._fresh.append(decision)
         self._work.set()
         return True

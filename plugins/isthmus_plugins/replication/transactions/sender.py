@@ -114,7 +114,7 @@ class DecisionSender:
         return list(pushing)
 
     def _coordinates(self, decision: Decision) -> bool:
-        return self._context.fronts(self._coordinator(decision.at[0]))
+        return self._context.fronts(self._coordinator(decision.at.partition))
 
     def _call(self, connection: LinkConnection, link: Link, decisions: Sequence[Decision]) -> None:
         """Put decisions on the way: what is sent over the connection after this comes behind them."""

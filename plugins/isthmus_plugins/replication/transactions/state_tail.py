@@ -12,6 +12,7 @@ from typing import Final
 
 from isthmus_plugins.cluster import BrokerUnavailable, TopicPartition
 from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.link.calls import LogPlace
 from isthmus_plugins.replication.logs.topic_tail import TailPart, TopicTail
 from isthmus_protocol.records import BatchHeader, Frame
 from isthmus_protocol.transaction_log import (
@@ -31,15 +32,15 @@ DRAIN_S: Final = 10.0
 class _Part(TailPart):
     """One partition of the log, as far as it is read."""
 
-    __slots__ = ("load_end", "log", "offsets", "past")
+    __slots__ = ("load_end", "log", "past", "stands_at")
 
     def __init__(self, partition: int) -> None:
         super().__init__(partition)
         self.log = TransactionLog()
         self.load_end = 0
         """Where the log ended after the reading had begun."""
-        self.offsets: dict[str, int] = {}
-        """By transactional id: where its latest state stands."""
+        self.stands_at: dict[str, tuple[int, int]] = {}
+        """By transactional id: the offset and the leader epoch of its latest state."""
         self.past: set[str] = set()
         """Ids whose latest transaction was committed before the log was loaded."""
 
@@ -89,10 +90,10 @@ class TransactionTail(TopicTail[_Part]):
         partition = self.partition_of(transactional_id)
         return partition is not None and transactional_id in self._parts[partition].past
 
-    def is_old(self, at: tuple[int, int]) -> bool:
-        """Whether what stands there, (partition, offset), was there when the log was loaded."""
-        part = self._parts.get(at[0])
-        return part is not None and (not part.begun or at[1] < part.load_end)
+    def is_old(self, at: LogPlace) -> bool:
+        """Whether what stands there was there when the log was loaded."""
+        part = self._parts.get(at.partition)
+        return part is not None and (not part.begun or at.offset < part.load_end)
 
     def decided(self, producer_id: int) -> tuple[int, Change] | None:
         """What a producer decided last before the log was loaded, and in which partition that stands."""
@@ -110,16 +111,16 @@ class TransactionTail(TopicTail[_Part]):
         found = self._decided.pop(producer_id, None)
         if found is None:
             return
-        partition, (transactional_id, _, _) = found
+        partition, (transactional_id, *_) = found
         part = self._parts.get(partition)
         latest = None if part is None else part.log.latest.get(transactional_id)
         if part is not None and latest is not None and latest.producer_id == producer_id:
             part.past.discard(transactional_id)
 
-    def completing(self, places: Collection[TopicPartition]) -> dict[str, int]:
+    def completing(self, places: Collection[TopicPartition]) -> dict[str, tuple[int, int]]:
         """Transactions in some of these partitions that are decided to commit and not completed: where that stands."""
         return {
-            transactional_id: part.offsets[transactional_id]
+            transactional_id: part.stands_at[transactional_id]
             for part in self._parts.values()
             for transactional_id, transaction in part.log.latest.items()
             if transaction.state is TransactionState.PREPARE_COMMIT
@@ -165,7 +166,7 @@ class TransactionTail(TopicTail[_Part]):
 
     def take(self, part: _Part, batch: Frame, header: BatchHeader) -> None:
         for change in part.log.take(batch, header):
-            part.offsets[change.transactional_id] = change.offset
+            part.stands_at[change.transactional_id] = change.offset, change.epoch
             part.past.discard(change.transactional_id)
             if part.loaded:
                 self._on_change(part.partition, change)
@@ -183,8 +184,8 @@ class TransactionTail(TopicTail[_Part]):
         for transactional_id, transaction in list(part.log.latest.items()):
             if transaction.state is TransactionState.COMPLETE_COMMIT:
                 part.past.add(transactional_id)
-            offset = part.offsets[transactional_id]
-            self._on_change(part.partition, Change(transactional_id, transaction, offset))
+            change = Change(transactional_id, transaction, *part.stands_at[transactional_id])
+            self._on_change(part.partition, change)
         for what, offset in part.log.unknown.items():
             where = f"{TRANSACTION_TOPIC}-{part.partition}, offset {offset}"
             log.error(

@@ -79,9 +79,9 @@ def test_a_decision_is_there_for_every_partition_and_a_later_one_replaces_what_i
         await decide(store, scene.connection, decision(2, ("t", 1, 30)), decision(2, ("t", 1, 9), producer_id=1))
         found = await store.read(LINK_ID)
         assert found.decisions == {
-            (X, "t", 0): PlaceDecision("app", (5, 1), 3, 3, 10),
-            (X, "t", 1): PlaceDecision("app", (5, 2), 3, 3, 30),
-            (1, "t", 1): PlaceDecision("app", (5, 2), 3, 3, 9),
+            (X, "t", 0): PlaceDecision("app", (5, -1, 1), 3, 3, 10),
+            (X, "t", 1): PlaceDecision("app", (5, -1, 2), 3, 3, 30),
+            (1, "t", 1): PlaceDecision("app", (5, -1, 2), 3, 3, 9),
         }
         assert found.commits(X, 3, ("t", 0), 9)
         assert not found.commits(X, 3, ("t", 0), 10), "of the next transaction"
@@ -201,7 +201,7 @@ def test_the_latest_decision_is_the_one_that_stays(seed: int) -> None:
                 scene.cluster.trouble = 0.3
                 for partition, at_least in enumerate(durable):
                     known = found.get((X, "t", partition))
-                    assert (0 if known is None else known.identity[1]) >= at_least
+                    assert (0 if known is None else known.identity[2]) >= at_least
         for store in stores.values():
             await store.stop()
 
@@ -220,12 +220,36 @@ def test_copies_are_put_together() -> None:
     entries = [entry("a", 7, 12), entry("b", 7, 11), carried, entry("c", 7, 13), stale]
     for order in (entries, entries[::-1]):
         found = merged(order)
-        decided = PlaceDecision("app", (0, 7), 1, 0, 11, ((2, 1, 3), (9, 8, 5)))
+        decided = PlaceDecision("app", (0, -1, 7), 1, 0, 11, ((2, 1, 3), (9, 8, 5)))
         assert found.decisions == {(X, "t", 0): decided}
     older = entry("a", 5, 4)
     older[1].update(epoch=5, data_epoch=5)
     (found_older,) = merged([older, entry("a (again)", 7, 9)]).decisions.values()
     assert found_older.earlier == ((5, 5, 4),)
+
+
+def test_a_later_leader_epoch_is_later_at_whatever_offset() -> None:
+    """The source's transaction log lost its end, and uses offsets again."""
+
+    def entry(sender: str, at: list[int], epoch: int, end: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        value = {"id": "app", "epoch": epoch, "data_epoch": epoch, "at": at, "end": end}
+        return (DECISION, LINK_ID, X, "t", 0, sender, "q"), value
+
+    lost, later = entry("a", [0, 9, 4], 1, 10), entry("b", [0, 7, 6], 2, 20)
+    for order in ([lost, later], [later, lost]):
+        (found,) = merged(order).decisions.values()
+        assert (found.identity, found.producer_epoch, found.end) == ((0, 6, 7), 2, 20)
+
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        for place, end in ((calls.LogPlace(5, 9, 4), 10), (calls.LogPlace(5, 7, 6), 20)):
+            await decide(store, scene.connection, replace(decision(0, ("t", 0, end)), at=place))
+        (found,) = (await store.read(LINK_ID)).decisions.values()
+        assert (found.identity, found.end) == ((5, 6, 7), 20)
+        await store.stop()
+
+    run(main)
 
 
 def test_earlier_decisions_count_until_they_are_carried_out() -> None:

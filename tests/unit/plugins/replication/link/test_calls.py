@@ -377,7 +377,7 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
                     4,
                     3,
                     2,
-                    calls.LogPlace(5, 6),
+                    calls.LogPlace(5, 6, 7),
                     (
                         calls.DecidedPlace("r-t", 0, 7, (calls.Earlier(1, 0, 5),)),
                         calls.DecidedPlace("__consumer_offsets", 1, 8),
@@ -386,7 +386,7 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
                 ),
             )
         ),
-        '{"decisions":[{"id":"app","producer_id":4,"epoch":3,"data_epoch":2,"at":[5,6],'
+        '{"decisions":[{"id":"app","producer_id":4,"epoch":3,"data_epoch":2,"at":[5,6,7],'
         '"places":[["r-t",0,7,[[1,0,5]]],["__consumer_offsets",1,8,[]]],"again":true}]}',
         [(calls.Done(), "{}")],
     ),
@@ -514,8 +514,12 @@ def test_unknown_fields_and_places_within_are_ignored() -> None:
     known = question_of(calls.Decide, decision)
     decision["decisions"][0]["places"][0].append("new")
     decision["decisions"][0]["places"][0][3][0].append(9)
-    decision["decisions"][0]["at"].append(7)
+    decision["decisions"][0]["at"].append(8)
     assert question_of(calls.Decide, decision) == known
+    del decision["decisions"][0]["at"][2:]
+    (of_before,) = question_of(calls.Decide, decision).decisions
+    assert of_before.at == calls.LogPlace(5, 6, -1), "a peer of before says nothing of leader epochs"
+    decision["decisions"][0]["at"].append(7)
     del decision["decisions"][0]["places"][1][3:]
     assert question_of(calls.Decide, decision) == known, "a peer of before says nothing of earlier ones"
 

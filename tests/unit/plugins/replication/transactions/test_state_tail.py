@@ -1,0 +1,98 @@
+"""The transaction log, as a proxy reads it while its leaders come and go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated, simulated_now
+from support.partition_log import Partition
+from support.transaction_state import state_batch, state_key, state_value
+
+from isthmus_plugins.replication.link.calls import LogPlace
+from isthmus_plugins.replication.transactions.state_tail import TransactionTail
+from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Change, Transaction, TransactionState
+
+DECIDED = Transaction(7, 0, TransactionState.PREPARE_COMMIT, (("t", 0),), 1)
+
+
+class Scene:
+    def __init__(self) -> None:
+        rng = random.Random(1)
+        self.cluster = FakeCluster(rng, (1, 2))
+        self.log: Partition = self.cluster.add_topic(TRANSACTION_TOPIC).partitions[0]
+        self.changes: list[tuple[str, int, int]] = []
+        """(Transactional id, offset, leader epoch) of each that was reported."""
+        context: Any = FakeContext(self.cluster, FakeControl("A", rng))
+        self.tail = TransactionTail(context, self._changed, lambda: None, lambda: None)
+
+    def _changed(self, partition: int, change: Change) -> None:
+        self.changes.append((change.transactional_id, change.offset, change.epoch))
+
+    def decide(self, *transactional_ids: str) -> None:
+        for each in transactional_ids:
+            records = [(state_key(each), state_value(DECIDED))]
+            self.log.write(state_batch(self.log.end, records, self.log.leader_epoch))
+
+    async def read(self) -> None:
+        deadline = simulated_now() + 30
+        while self.tail.reached(0) < self.log.end or not self.tail.loaded:
+            assert simulated_now() < deadline
+            await self.tail.more_is_read()
+
+
+def on_log(work: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.tail.start()
+        scene.tail.follow(True)
+        await work(scene)
+        await scene.tail.stop()
+
+    run_simulated(run())
+
+
+def test_what_was_there_is_reported_and_then_what_comes() -> None:
+    async def work(scene: Scene) -> None:
+        scene.decide("a", "b", "a")
+        await scene.read()
+        assert sorted(scene.changes) == [("a", 2, 0), ("b", 1, 0)]
+        scene.decide("c")
+        await scene.read()
+        assert scene.changes[2:] == [("c", 3, 0)]
+        assert scene.tail.is_old(LogPlace(0, 2, 0))
+        assert not scene.tail.is_old(LogPlace(0, 3, 0))
+
+    on_log(work)
+
+
+def test_another_leader_has_what_was_read() -> None:
+    async def work(scene: Scene) -> None:
+        scene.decide("a", "b")
+        await scene.read()
+        scene.log.move(3 - scene.log.leader)
+        scene.decide("c")
+        await scene.read()
+        assert scene.changes[2:] == [("c", 2, 1)], "nothing is reported twice"
+
+    on_log(work)
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_a_log_that_lost_its_end_is_read_again(more: int) -> None:
+    """Whether it is shorter than what was read, or has others by now at the offsets that were lost."""
+
+    async def work(scene: Scene) -> None:
+        scene.decide("a", "b", "lost", "lost, too")
+        await scene.read()
+        scene.log.cut(2)
+        scene.log.move(3 - scene.log.leader)
+        scene.decide("c", *[f"c-{number}" for number in range(more)])
+        scene.changes.clear()
+        while ("c", 2, 1) not in scene.changes:
+            await scene.tail.more_is_read()
+        assert {each[0] for each in scene.changes} == {"a", "b", "c", *[f"c-{number}" for number in range(more)]}
+
+    on_log(work)
