@@ -716,6 +716,14 @@ class ControlLog:
         finally:
             self._expiring = False
 
+    def _relieved(self, by: str) -> None:
+        """This proxy was away for longer than its lease, and another one took its place: two would take turns."""
+        log.error("proxy relieved", extra={"proxy": self.name, "detail": by})
+        if self._on_failure is not None:
+            self._on_failure(
+                PeerFault(f"this proxy lost its lease, and another one took its place ({by}): it must stop")
+            )
+
     async def _keep_lease(self) -> None:
         """Renew in time, and at once where somebody waits for what this proxy enforces now."""
         while not self._view.superseded:
@@ -745,6 +753,9 @@ class ControlLog:
                     outcome = await self.append(renewal, timeout_s=interval_s)
                 if isinstance(outcome, Rejected):
                     log.warning("lease not renewed", extra={"proxy": self.name, "error": outcome.message})
+                    if self._view.own is None and outcome.code is Rejection.CONFLICT:
+                        self._relieved(outcome.message)
+                        return
             except ControlLogHalted:
                 return
             except PeerFault as error:

@@ -275,6 +275,23 @@ def test_a_proxy_that_slept_takes_no_writes_until_it_has_caught_up(three: KafkaC
         assert refused, metrics
 
 
+def test_a_proxy_that_another_one_relieved_stops(three: KafkaCluster) -> None:
+    """It slept for longer than its lease: its clients are not kept from the one that serves."""
+    lease: dict[str, Any] = {"extra": {"proxy": {"lease_s": 2.0}}}
+    topic = create_topic(three)
+    with whole_cluster(three, **lease) as slept:
+        client = Producer({"bootstrap.servers": slept.bootstrap})
+        client.produce(topic, "before")
+        assert client.flush(30) == 0
+        slept.pause()
+        with ProxyProcess(three.bootstrap_servers, name="another", **lease) as relief:
+            slept.resume()
+            until("it stops", lambda: not slept.running)
+            assert "took its place" in slept.log
+            assert slept.stop() == 1
+            produce_to_all(relief.bootstrap, topic, 6)
+
+
 def test_a_broker_whose_port_is_taken_leaves_the_others_served(three: KafkaCluster) -> None:
     topic = create_topic(three)
     taken = socket.create_server(("127.0.0.1", 0))
