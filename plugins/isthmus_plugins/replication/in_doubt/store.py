@@ -19,14 +19,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from isthmus_control.model import INTERNAL_PREFIX, ResourceType, Role
-from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, TopicInfo, TopicPartition
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused, ProduceConnection, TopicInfo, TopicPartition
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.process import PluginContext, check_lease
 from isthmus_plugins.replication.link import calls, reasons
@@ -38,7 +38,7 @@ from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.error_codes import TOPIC_ALREADY_EXISTS
 from isthmus_protocol.offsets_log import OFFSETS_TOPIC
 from isthmus_protocol.record_codec import Record, decode_records, encode_batch
-from isthmus_protocol.records import MAGIC, BatchHeader
+from isthmus_protocol.records import MAGIC, BatchHeader, whole_header
 
 log = logging.getLogger("isthmus_plugins.replication")
 
@@ -56,6 +56,9 @@ BATCH_BYTES_MAX: Final = 1024 * 1024
 PRODUCE_TIMEOUT_MS: Final = 10_000
 LOST_REQUEST_MARGIN_S: Final = 2.0
 """After its connection broke, a request may still be taken up by the broker; no longer than this after it answers."""
+WHOLE_TIMEOUT_S: Final = 15.0
+RECENT_S: Final = 60.0
+"""How long a broker may take to have on its disk what it confirmed: twice what Linux waits before it writes."""
 RETRY_S: Final = 0.2
 CREATE_TIMEOUT_S: Final = 30.0
 
@@ -137,6 +140,13 @@ class TransactionStore(Part):
         """
         self._uncertain_until: float | None = context.clock.monotonic() + LOST_REQUEST_MARGIN_S
         """Until then a request of ours, or of a process before this one, may still land. None: of unknown fate."""
+        self._recent: deque[tuple[float, int, bytes]] = deque()
+        """What was appended lately: when, where the log ended after it, and the batch. A power loss takes what was not
+        flushed."""
+        self._again: list[bytes] = []
+        """What is to be appended again, since it was lost."""
+        self._known_at = context.clock.monotonic()
+        """The log had all of that then."""
         self._on_durable = on_durable
 
     def start(self) -> None:
@@ -247,6 +257,37 @@ class TransactionStore(Part):
             self._work.set()
             await waiting.done
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was stored here is there, as far as this process knows; if not, it is looked at."""
+        if not self._recent or self._context.cluster.brokers_changed_at < self._known_at:
+            return True
+        if not self._waiting:
+            self._waiting.append(_Waiting(()))
+            self._work.set()
+        return False
+
+    async def _be_whole(self) -> None:
+        """Have stored again what was lost. Raises BrokerUnavailable."""
+        while not self.is_whole:
+            try:
+                async with asyncio.timeout(WHOLE_TIMEOUT_S):
+                    await asyncio.shield(self._waiting[-1].done)
+            except TimeoutError:
+                raise BrokerUnavailable(f"whether {TOPIC} has all that was stored is not known") from None
+
+    async def _lost(self) -> list[bytes]:
+        """The batches of which the log has lost what it had. Raises BrokerUnavailable, KafkaRefused."""
+        looked_at = self._clock.monotonic()
+        log_end = await self._context.cluster.log_end(*PLACE)
+        lost = [batch for _, end, batch in self._recent if end > log_end]
+        if lost:
+            log.error("stored decisions lost", extra={"batches": len(lost), "detail": f"{TOPIC} ends at {log_end}"})
+            self._recent = deque(each for each in self._recent if each[1] <= log_end)
+        else:
+            self._known_at = looked_at
+        return lost
+
     async def _append_for_ever(self) -> None:
         while True:
             if not self._waiting:
@@ -285,6 +326,7 @@ class TransactionStore(Part):
 
     async def _append(self, taken: Sequence[_Waiting]) -> bool:
         entries = [entry for each in taken for entry in each.entries]
+        batches = [_batch(entries)] if entries else []
         try:
             await self.prepare()
             await self._certain()
@@ -293,20 +335,34 @@ class TransactionStore(Part):
                 self._leader = await self._context.cluster.leader_of(*PLACE)
             leader = -1 if self._leader is None else self._leader
             connection = await self._context.cluster.produce_connection(leader, LANE)
+            if self._recent and max(connection.opened_at, self._context.cluster.brokers_changed_at) >= self._known_at:
+                self._again = [*await self._lost(), *self._again]
         except (BrokerUnavailable, KafkaRefused, OperationError) as error:
             log.warning("decisions not stored", extra={"detail": str(error)})
             return False
-        self._uncertain_until = None
         try:
-            result = (await connection.produce([{PLACE: _batch(entries)}], PRODUCE_TIMEOUT_MS))[0][PLACE]
-            if result.error_code:
-                raise BrokerUnavailable(f"{result.error_name} {result.message}".rstrip())
+            while self._again or batches:
+                # What was lost first: later ones may replace it.
+                await self._produce(connection, (self._again or batches)[0])
+                (self._again or batches).pop(0)
         except (BrokerUnavailable, KafkaRefused) as error:
             log.warning("decisions not stored", extra={"detail": str(error)})
             connection.close()
             return False
-        self._uncertain_until = 0.0
         return True
+
+    async def _produce(self, connection: ProduceConnection, batch: bytes) -> None:
+        began = self._clock.monotonic()
+        self._uncertain_until = None
+        result = (await connection.produce([{PLACE: batch}], PRODUCE_TIMEOUT_MS))[0][PLACE]
+        if result.error_code:
+            raise BrokerUnavailable(f"{result.error_name} {result.message}".rstrip())
+        self._uncertain_until = 0.0
+        self._known_at = began
+        end = result.base_offset + whole_header(batch).last_offset_delta + 1
+        self._recent.append((began, end, batch))
+        while self._recent[0][0] < began - RECENT_S:
+            self._recent.popleft()
 
     async def _certain(self) -> None:
         """Wait until no request of which we do not know the fate can land any more. Raises BrokerUnavailable."""
@@ -367,6 +423,7 @@ class TransactionStore(Part):
 
     async def entries(self) -> Mapping[tuple[Any, ...], Mapping[str, Any]]:
         """All that is stored, by key. Raises BrokerUnavailable, OperationError, BatchError."""
+        await self._be_whole()
         topic = await self._context.cluster.topic(TOPIC)
         if topic is None:
             return {}

@@ -270,6 +270,34 @@ def test_earlier_decisions_count_until_they_are_carried_out() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("idle", [True, False])
+def test_what_a_power_loss_took_is_stored_again(idle: bool) -> None:
+    """Before anything is read, or appended: what comes later may replace it."""
+
+    async def main(scene: Scene) -> None:
+        store = scene.store()
+        store.start()
+        for number in range(1, 5):
+            await decide(store, scene.connection, decision(number, ("t", number % 2, 10 * number)))
+        assert store.is_whole
+        before = await store.read(LINK_ID)
+        scene.cluster.lose_ends(1, lambda partition: 3)
+        assert not store.is_whole
+        if not idle:
+            await decide(store, scene.connection, decision(5, ("t", 0, 50), producer_id=X + 1))
+        after = await store.read(LINK_ID)
+        assert {key: after.decisions[key] for key in before.decisions} == before.decisions
+        assert store.is_whole
+        assert ((X + 1, "t", 0) in after.decisions) is not idle
+        end = scene.cluster.partition(TOPIC).end
+        scene.cluster.lose_ends(1, lambda partition: 0)
+        assert (await store.read(LINK_ID)).decisions == after.decisions
+        assert scene.cluster.partition(TOPIC).end == end, "nothing is stored again that was not lost"
+        await store.stop()
+
+    run(main)
+
+
 def test_a_topic_that_is_not_fit_for_it_is_not_used() -> None:
     async def main(scene: Scene) -> None:
         scene.cluster.add_topic(TOPIC, 1, {"cleanup.policy": "delete"})
