@@ -303,6 +303,9 @@ class PartitionStatus(_Model):
     """Offsets that the follower lacks."""
     lag_seconds: float | None = None
     """Age of the oldest record that the follower lacks."""
+    lag_unknown_seconds: float | None = None
+    """Since when the lag is not known, at the follower: the link is cut, or the source's logs cannot be read. None: it
+    is known, or was not yet."""
     offset_truncated_to: int | None = None
     """Where the follower's log was cut last, because it was not the source's any more."""
     messages_truncated: int | None = None

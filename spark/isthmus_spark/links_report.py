@@ -49,6 +49,7 @@ ADVICE: Final = {
     "NOT_LEVEL_YET": "Acks wait until the follower is level. If it stays so, it takes less than comes in.",
     "NO_LEASE": "A proxy had no lease of its cluster: see its readiness, and the control log.",
     "LEASE_RAN_OUT": "The follower has not heard the source: what is acked since is known at the source alone.",
+    "SOURCE_END_UNKNOWN": "The source's proxy cannot read where its logs end: see its brokers, and quotas.",
     "TARGET_LOST_RECORDS": "The target's brokers lost the end of a log (power, disks); it is copied again by itself.",
     "TARGET_WRITTEN_BY_OTHERS": "Somebody wrote to the follower past the proxy: close that way, then see truncations.",
     "UNEXPECTED_TRUNCATION": "The source lost records (unclean leader election): see `isthmus link truncations`.",

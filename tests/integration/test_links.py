@@ -139,10 +139,26 @@ def test_status_and_metrics_tell_lag(link: Linked) -> None:
                 and found["state"] == "Catching Up"
             ),
         )
+        until("the target, too", lambda: (link.b.partition(link.name, target) or {})["partition_mirror_lag"] == 7)
     finally:
         link.b.kafka.resume(1)
     link.wait_end(target, 17)
     link.wait_state(target, "Following")
+
+    link.a.proxy.pause()
+    try:
+        unknown = until(
+            "the target does not know it any more",
+            lambda: (found := link.b.partition(link.name, target) or {})["lag_unknown_seconds"] and found,
+        )
+        assert (unknown["partition_mirror_lag"], unknown["lag_seconds"]) == (None, None)
+        assert unknown["state"] != "Following"
+        metrics = httpx.get(f"{link.b.proxy.url}/metrics", trust_env=False).text
+        assert f"isthmus_link_mirror_lag_unknown_seconds{labels}" in metrics
+        assert f"isthmus_link_mirror_lag_offsets{labels}" not in metrics
+    finally:
+        link.a.proxy.resume()
+    assert link.wait_state(target, "Following")["partition_mirror_lag"] == 0
 
 
 # ---- the life of a source ----

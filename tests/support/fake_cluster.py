@@ -267,7 +267,16 @@ class FakeCluster(FakeAcls, FakeGroups):
 
     async def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         await self._request()
-        return {place: self._found(*place).end for place in partitions}
+        return {place: self.partition(*place).end for place in partitions if self._is_led(*place)}
+
+    def _is_led(self, topic: str, partition: int) -> bool:
+        """Whether a partition is there, and its leader answers."""
+        found = self.found.get(topic)
+        return (
+            found is not None
+            and partition < len(found.partitions)
+            and found.partitions[partition].leader not in self.down
+        )
 
     async def high_watermark(self, topic: str, partition: int) -> int:
         await self._request()
@@ -284,11 +293,7 @@ class FakeCluster(FakeAcls, FakeGroups):
 
     async def high_watermarks(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         await self._request()
-        return {
-            (topic, index): self._high_watermark(self.found[topic].partitions[index])
-            for topic, index in partitions
-            if topic in self.found and index < len(self.found[topic].partitions)
-        }
+        return {place: self._high_watermark(self.partition(*place)) for place in partitions if self._is_led(*place)}
 
     async def offsets_for_times(self, asked: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, tuple[int, int]]:
         await self._request()

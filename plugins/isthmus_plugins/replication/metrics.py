@@ -23,6 +23,11 @@ def link_families(statuses: Iterable[LinkStatus], connections: Callable[[str], S
         "Age of the oldest record that the follower lacks",
         labels=("link", "topic", "partition", "role"),
     )
+    unknown = GaugeMetricFamily(
+        "isthmus_link_mirror_lag_unknown_seconds",
+        "At the follower: since when the lag is not known",
+        labels=("link", "topic", "partition", "role"),
+    )
     connected = GaugeMetricFamily("isthmus_link_connections", "Live connections to peers", labels=("link",))
     heard = GaugeMetricFamily(
         "isthmus_link_heard_seconds", "Time since the peer cluster was last heard", labels=("link",)
@@ -60,10 +65,12 @@ def link_families(statuses: Iterable[LinkStatus], connections: Callable[[str], S
                 lag.add_metric(labels, partition.partition_mirror_lag)
             if partition.lag_seconds is not None:
                 seconds.add_metric(labels, partition.lag_seconds)
+            if partition.lag_unknown_seconds is not None:
+                unknown.add_metric(labels, partition.lag_unknown_seconds)
             if partition.sync is not None and partition.sync.since_ms is not None:
                 since.add_metric((*labels[:3], partition.sync.state), partition.sync.since_ms / 1000)
             if partition.sync is not None and partition.sync.degraded_since_ms is not None:
                 degraded.add_metric(labels[:3], partition.sync.degraded_since_ms / 1000)
             if partition.sync is not None and partition.sync.until_ms is not None:
                 until.add_metric(labels[:3], partition.sync.until_ms / 1000)
-    return lag, seconds, connected, heard, states, synchronous, since, until, degraded
+    return lag, seconds, unknown, connected, heard, states, synchronous, since, until, degraded

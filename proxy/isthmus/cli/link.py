@@ -447,13 +447,20 @@ def partition_lines(partitions: list[dict[str, Any]]) -> list[str]:
                 each["state"],
                 each["source_end"],
                 each["follower_end"],
-                each["partition_mirror_lag"],
-                each["lag_seconds"],
+                *_lag(each),
                 *(_acks(each["sync"]) if sync else ()),
                 each["message"] or each["reason"],
             )
             for each in partitions
         ),
+    )
+
+
+def _lag(partition: dict[str, Any]) -> tuple[int | str | None, float | None]:
+    unknown_s = partition["lag_unknown_seconds"]
+    return (
+        f"unknown for {unknown_s:.0f} s" if unknown_s is not None else partition["partition_mirror_lag"],
+        partition["lag_seconds"],
     )
 
 

@@ -94,6 +94,7 @@ class FollowerEnd(Part):
             calls.OpenStream.by(self.open_stream),
             calls.CloseStream.by(self.close_stream),
             calls.DoubtDeletions.by(self.doubt_deletions),
+            calls.EndsSeen.by(self.ends_seen),
         )
 
     def metrics(self) -> Iterable[Metric]:
@@ -253,6 +254,19 @@ class FollowerEnd(Part):
         log.info("deletions doubted", extra={"topic": entry.topic, "partition": entry.partition, "until": entry.offset})
         return calls.Done()
 
+    async def ends_seen(self, connection: LinkConnection, question: calls.EndsSeen) -> calls.Done:
+        """Note how fresh is what the leader end has said of where its logs end."""
+        now = self._clock.monotonic()
+        unknown = set(question.unknown)
+        for stream in self._partitions.values():
+            if stream.connection is connection and stream.stream_id not in unknown:
+                stream.end_seen_at = now - question.age_ms / 1000
+        for said in question.ends:
+            told = self._streams.get((connection, said.stream))
+            if told is not None:
+                told.note_source_end(said.end, said.age_ms)
+        return calls.Done()
+
     async def open_refill(
         self, connection: Peer, topic: str, topic_id: str, partition: int, uncertain: bool
     ) -> FollowerStream:
@@ -394,9 +408,7 @@ class FollowerEnd(Part):
                 f"{stream.source_topic}-{stream.partition}: what goes on at {append.from_offset} follows "
                 f"{follower_log.accepted_end}"
             )
-        follower_log.source_end = append.source_end
-        stream.knows_end = True
-        stream.end_age_ms, stream.end_age_noted = append.source_end_age_ms, self._clock.monotonic()
+        stream.note_source_end(append.source_end, append.source_end_age_ms)
         try:
             follower_log.offer(memoryview(append.records), append.source_start)
         except BatchError as error:

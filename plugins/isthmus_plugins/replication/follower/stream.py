@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 from isthmus_plugins.cluster import TopicPartition
 from isthmus_plugins.process import Clock
 from isthmus_plugins.replication.follower.log import FollowerLog, LogState, Step, StopReason
 from isthmus_plugins.replication.link.connection import Peer
 from isthmus_protocol.offsets_copy import COPY_PREFIX
+
+LAG_KNOWN_S: Final = 3.0
+"""The leader end says once a second how fresh it is."""
 
 
 class Appending(Protocol):
@@ -40,6 +43,7 @@ class FollowerStream:
         "connection",
         "end_age_ms",
         "end_age_noted",
+        "end_seen_at",
         "follower_log",
         "found_end",
         "held",
@@ -105,6 +109,9 @@ class FollowerStream:
         self.reported_stopped = False
         self.end_age_ms = 0
         self.end_age_noted = clock.monotonic()
+        self.end_seen_at: float | None = None
+        """When the leader end last saw where the source's log ends; None: its version does not say, so it is what it
+        said last."""
 
     @property
     def place(self) -> TopicPartition:
@@ -140,6 +147,18 @@ class FollowerStream:
     def lag_seconds(self) -> float:
         """Age of the oldest record of the source that is not here, as far as the source has reported."""
         return self.end_age_ms / 1000 + self._clock.monotonic() - self.end_age_noted if self.lag else 0.0
+
+    def note_source_end(self, end: int, age_ms: int) -> None:
+        """The leader end says where the source's log ends, and how old the oldest record is that is not here."""
+        self.follower_log.source_end, self.knows_end = end, True
+        self.end_age_ms, self.end_age_noted = age_ms, self._clock.monotonic()
+
+    def lag_unknown_s(self, now: float) -> float | None:
+        """Since when it is not known any more how far the source's log goes; None: it is."""
+        seen_at = self.end_age_noted if self.end_seen_at is None else max(self.end_seen_at, self.end_age_noted)
+        if now - seen_at <= LAG_KNOWN_S or (self.end_seen_at is None and not self.closed):
+            return None
+        return now - seen_at
 
     @property
     def reason(self) -> StopReason | None:

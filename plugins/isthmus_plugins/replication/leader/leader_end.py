@@ -25,6 +25,7 @@ from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.comparison.digests import Verification
 from isthmus_plugins.replication.leader.continuity import objection_to, still_in_log, truncated
 from isthmus_plugins.replication.leader.discovery import Discovery
+from isthmus_plugins.replication.leader.ends_seen import EndsSeen
 from isthmus_plugins.replication.leader.lag_without_stream import LagWithoutStream
 from isthmus_plugins.replication.leader.stream import REOPEN_DELAY_S, STOPPED_RETRY_S, Flow, LeaderStream
 from isthmus_plugins.replication.leader.tail import Tail
@@ -93,12 +94,15 @@ class LeaderEnd(Part):
         :meth:`resume_tails`."""
         self.offsets_source = OffsetsSource(KeyringFile(context.offsets_keyring_file))
         self.lag_without_stream = LagWithoutStream(context, self._without_stream)
+        self._ends_seen = EndsSeen(context, self._streams.values)
 
     def start(self) -> None:
         self.discovery.start()
         self.lag_without_stream.start()
+        self._ends_seen.start()
 
     async def stop(self) -> None:
+        await self._ends_seen.stop()
         await self.lag_without_stream.stop()
         await self.discovery.stop()
         await self._tasks.close()

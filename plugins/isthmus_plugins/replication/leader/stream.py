@@ -89,6 +89,7 @@ class LeaderStream:
         "copy",
         "doubted",
         "doubting",
+        "end_seen_at",
         "flow",
         "in_flight_bytes",
         "key",
@@ -147,6 +148,8 @@ class LeaderStream:
         self.acked = 0
         """The follower's confirmed log end."""
         self.source_end = 0
+        self.end_seen_at = clock.monotonic()
+        """When it was last asked where the source's log ends, and that was answered."""
         self.lacking_since: float | None = None
         """When the oldest record was first seen that the follower lacked as the stream was opened, if one was."""
         self.sent_bounds: tuple[int, int] | None = None

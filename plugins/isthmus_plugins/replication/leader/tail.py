@@ -218,6 +218,8 @@ class Tail:
             only_changes=lane is Lane.IDLE,
         )
         now = self._clock.monotonic()
+        for stream, _ in asked.values():
+            stream.end_seen_at = asked_at
         with written_together({asked[part.topic_id, part.partition][0].connection for part in fetched}):
             for part in fetched:
                 place = (part.topic_id, part.partition)

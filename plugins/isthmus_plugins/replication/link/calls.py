@@ -464,6 +464,28 @@ class DoubtDeletions(Question[Done]):
     offset: int
 
 
+class SourceEnd(NamedTuple):
+    """Where the source's log ends, of a stream whose pushes do not say it: nothing of it was read for a while."""
+
+    stream: int
+    end: int
+    age_ms: int
+    """Of the oldest record that the follower lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndsSeen(Question[Done]):
+    """How long ago the leader end has seen where its logs end, of all streams over this connection but some."""
+
+    METHOD = "ends_seen"
+
+    age_ms: int
+    """Of the one that was seen longest ago."""
+    ends: tuple[SourceEnd, ...] = ()
+    unknown: tuple[int, ...] = ()
+    """Streams of which it is not known: what was said of them before may not be so any more."""
+
+
 class Began(NamedTuple):
     """An open transaction of the follower's log: where its first record stands."""
 

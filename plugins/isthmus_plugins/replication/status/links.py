@@ -215,6 +215,10 @@ class LinkStatuses:
             partition_mirror_lag=stream.lag,
             lag_seconds=round(stream.lag_seconds, 3),
         )
+        unknown_s = stream.lag_unknown_s(self._clock.monotonic())
+        if unknown_s is not None:
+            status.partition_mirror_lag = status.lag_seconds = None
+            status.lag_unknown_seconds = round(unknown_s, 3)
         refused = self._follower_topics.refused.get(stream.topic)
         topic_settings = self._follower_topics.settings
         record = self._context.control.state.follower_topics.get(stream.topic)
@@ -233,6 +237,9 @@ class LinkStatuses:
             status.state = waiting
         elif not connected:
             status.state = PartitionState.DISCONNECTED
-        elif not stream.closed and stream.knows_end and not stream.lag and reason is None:
+        elif not stream.closed and stream.knows_end and not stream.lag and reason is None and unknown_s is None:
             status.state = PartitionState.FOLLOWING
+        elif unknown_s is not None and status.reason is None:
+            status.reason = ReasonCode.SOURCE_END_UNKNOWN
+            status.message = f"the source has not said for {unknown_s:.0f} s where its log ends"
         return status

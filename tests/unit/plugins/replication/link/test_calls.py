@@ -221,6 +221,11 @@ CALLS: list[tuple[Question[Any], str, list[tuple[Any, str]]]] = [
     ),
     (calls.DoubtDeletions(1, 4), '{"stream":1,"offset":4}', [(calls.Done(), "{}")]),
     (
+        calls.EndsSeen(400, (calls.SourceEnd(1, 70, 1500),), (2, 3)),
+        '{"age_ms":400,"ends":[[1,70,1500]],"unknown":[2,3]}',
+        [(calls.Done(), "{}")],
+    ),
+    (
         calls.EndedTransactions(1, (calls.Began(4611698113055293449, 0),), 2),
         '{"stream":1,"began":[[4611698113055293449,0]],"before":2}',
         [(calls.EndedTransactionsAnswer((4611698113055293449,)), '{"ended":[4611698113055293449]}')],
