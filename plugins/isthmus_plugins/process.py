@@ -46,7 +46,7 @@ class LinkListenerSpec:
 
 
 class Clock(Protocol):
-    """What time it is: the module :mod:`time`, or the clock of a simulation."""
+    """What time it is: the module :mod:`isthmus_plugins.clock`, or the clock of a simulation."""
 
     def monotonic(self) -> float:
         """Seconds that never go back, from a beginning that means nothing: for all that waits, or runs out."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import Link
 from isthmus_control.outcome import Outcome
 from isthmus_control.sealing import Sealed, Sealer, Secret
+from isthmus_plugins import clock
 from isthmus_plugins.api import Tap
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.observers import LinkObservers
@@ -76,7 +76,7 @@ class Context:
         self.proxy_name = proxy_name
         self.incarnation = control_log.incarnation
         self.cluster_id = cluster_id
-        self.clock: Clock = time
+        self.clock: Clock = clock
         self.cluster = cluster
         self.control = Control(control_log)
         self.link_client_tls = link_client_tls

@@ -16,7 +16,7 @@ What the records mean is decided in :mod:`isthmus_control`, which does no I/O an
 - **Enforcement.** A reservation is enforced here once subscribers know it and ``fence`` has returned: no write that was
   forwarded before can land after. Then it is reported with the next renewal, sent at once where somebody waits.
 
-Moments are those of ``time.monotonic``.
+Moments are those of ``isthmus_plugins.clock``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn, TypeVar
 
+from isthmus import lease_clocks
 from isthmus.errors import ConfigurationError, ConnectionLost, KafkaError, PeerFault, RequestTimedOut
 from isthmus.kafka.client import (
     EARLIEST,
@@ -43,14 +44,16 @@ from isthmus.kafka.client import (
     TopicPartition,
     is_stale_metadata,
 )
+from isthmus.lease_clocks import Clocks
 from isthmus_control import replica as replicas
 from isthmus_control.apply import SNAPSHOT_INTERVAL
 from isthmus_control.commands import Body, ClaimBrokers, Command, ReleaseLease, RenewLease, encode
 from isthmus_control.control_state import ControlState
-from isthmus_control.leases import LeaseView
+from isthmus_control.leases import LeaseView, margin_ms
 from isthmus_control.model import INTERNAL_PREFIX, BrokerClaim
 from isthmus_control.outcome import Accepted, Change, Duplicate, Outcome, Rejected, Rejection
 from isthmus_control.replica import Applied, Halted, Replica
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.error_codes import (
     INVALID_REPLICATION_FACTOR,
@@ -145,6 +148,7 @@ class ControlLog:
         incarnation: str | None = None,
         fence: Callable[[], Awaitable[None]] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
+        clocks: Callable[[], Clocks] = lease_clocks.now,
     ) -> None:
         """``client`` is the caller's and stays open. ``incarnation``: a UUID, new for each process.
 
@@ -169,6 +173,11 @@ class ControlLog:
         self._watchers: list[Callable[[ControlState, tuple[Change, ...], int], None]] = []
         self._lease: LeaseSpec | None = None
         self._renew_now = asyncio.Event()
+        self._clocks = clocks
+        self._sent_at: dict[str, Clocks] = {}
+        """By claim or renewal that is not answered yet."""
+        self._renewed_at: Clocks | None = None
+        """When the latest that was accepted was sent."""
         self._enforced = -1
         self._fencing = False
         self._snapshotting = False
@@ -202,11 +211,25 @@ class ControlLog:
         if self.halted is not None:
             return float("-inf")
         until = self._view.vouches_until()
-        return float("-inf") if until is None else until
+        return float("-inf") if until is None or self._stood_still() else until
+
+    def _stood_still(self) -> bool:
+        """Whether time passed since the lease was renewed that its clock does not know of: others may see it
+        run out already."""
+        if self._renewed_at is None or self._lease is None:
+            return False
+        ahead_s = lease_clocks.ran_ahead_s(self._renewed_at, self._clocks())
+        if ahead_s <= margin_ms(self._lease.lease_ms) / 1000:
+            return False
+        if not self._renew_now.is_set():
+            why = f"the wall clock ran ahead by {ahead_s:.1f} s"
+            log.warning("lease lost", extra={"proxy": self.name, "detail": why})
+            self._renew_now.set()
+        return True
 
     @property
     def vouching(self) -> bool:
-        return time.monotonic() < self.lease_deadline
+        return monotonic() < self.lease_deadline
 
     def subscribe(self, changed: Callable[[ControlState], None]) -> None:
         """Call ``changed`` after each applied command that changed more than the bookkeeping. It must not fail."""
@@ -268,15 +291,15 @@ class ControlLog:
     # --- The topic
 
     async def _ensure_topic(self) -> None:
-        deadline = time.monotonic() + CREATE_TIMEOUT_S
+        deadline = monotonic() + CREATE_TIMEOUT_S
         backoff = Backoff()
         while TOPIC not in await self._client.refresh([TOPIC]):
             error = await self._create_topic()
             if error is not None and error.code not in (TOPIC_ALREADY_EXISTS, REQUEST_TIMED_OUT):
                 # Fewer brokers answer than metadata said a moment ago: they are starting, or stopping.
-                if not (error.retriable or error.code == INVALID_REPLICATION_FACTOR) or time.monotonic() > deadline:
+                if not (error.retriable or error.code == INVALID_REPLICATION_FACTOR) or monotonic() > deadline:
                     raise error
-            elif time.monotonic() > deadline:
+            elif monotonic() > deadline:
                 raise KafkaError(UNKNOWN_TOPIC_OR_PARTITION, f"{TOPIC} was created and does not appear")
             await asyncio.sleep(backoff.next_s())
         info = await self._client.topic(TOPIC)
@@ -363,7 +386,7 @@ class ControlLog:
     def _loaded(self, state: ControlState, end: int) -> int:
         self._replica = Replica(state)
         self._enforced = self.state.applied_offset
-        self._view.applied(self.state, time.monotonic())
+        self._view.applied(self.state, monotonic())
         log.info(
             "control log found", extra={"topic": TOPIC, "from_offset": state.applied_offset + 1, "end_offset": end}
         )
@@ -468,7 +491,7 @@ class ControlLog:
         except Halted as halted:
             self._halt(halted)
         # Read anew for each record: what was applied later must not look as if it had been known before.
-        self._view.applied(self.state, time.monotonic())
+        self._view.applied(self.state, monotonic())
         if isinstance(applied.outcome, Accepted) and applied.outcome.changes:
             try:
                 for changed in self._subscribers:
@@ -496,6 +519,9 @@ class ControlLog:
         pending = self._pending.pop(command.id, None)
         if isinstance(command.body, ClaimBrokers | RenewLease):
             self._view.resolved(command.id, isinstance(outcome, Accepted))
+            sent_at = self._sent_at.pop(command.id, None)
+            if isinstance(outcome, Accepted) and sent_at is not None:
+                self._renewed_at = max(sent_at, self._renewed_at or sent_at)
         if pending is not None and not pending.outcome.done():
             pending.outcome.set_result(outcome)
 
@@ -540,7 +566,7 @@ class ControlLog:
 
         At the latest when the leases of those that do not answer have run out. Raises ControlLogHalted.
         """
-        while not self._view.enforced_by_all(offset, now := time.monotonic()):
+        while not self._view.enforced_by_all(offset, now := monotonic()):
             expiry = self._view.next_expiry(now)
             # The own lease may run out, too, without a command: then it is not waited for either.
             own = self.lease_deadline
@@ -557,9 +583,9 @@ class ControlLog:
         """
         if isinstance(what, Command):
             return await self._append(what, timeout_s)
-        deadline = time.monotonic() + timeout_s
+        deadline = monotonic() + timeout_s
         while True:
-            outcome = await self._append(self._command(what), deadline - time.monotonic())
+            outcome = await self._append(self._command(what), deadline - monotonic())
             if not (isinstance(outcome, Rejected) and outcome.code is Rejection.STALE):
                 return outcome
 
@@ -576,7 +602,8 @@ class ControlLog:
         if len(value) > RECORD_BYTES_MAX - 1024:
             raise ValueError(f"{command.body.KIND} takes {len(value)} bytes, a record may have {RECORD_BYTES_MAX}")
         if isinstance(command.body, ClaimBrokers | RenewLease):
-            self._view.sending(command.id, time.monotonic())
+            self._view.sending(command.id, monotonic())
+            self._sent_at.setdefault(command.id, self._clocks())
         pending = self._pending.get(command.id)
         if pending is None:
             pending = _Pending(command, value, asyncio.get_running_loop().create_future())
@@ -684,7 +711,7 @@ class ControlLog:
         """Whether what stands in the way of ``lease`` has gone. False: one of them lives."""
         wanted = {claim.broker_id for claim in lease.brokers}
         while True:
-            now = time.monotonic()
+            now = monotonic()
             holders = [
                 holder
                 for holder in self.state.proxies.values()
@@ -702,7 +729,7 @@ class ControlLog:
             await self._change(None if expiry is None else expiry - now)
 
     async def _expire_others(self) -> None:
-        for expire in self._view.expirable(time.monotonic()):
+        for expire in self._view.expirable(monotonic()):
             outcome = await self.append(expire)
             if isinstance(outcome, Accepted) and outcome.changes:
                 log.warning("lease expired", extra={"proxy": expire.name, "incarnation": expire.incarnation})
@@ -731,7 +758,7 @@ class ControlLog:
             if lease is None:
                 return
             interval_s = lease.lease_ms / 1000 / RENEWALS_PER_LEASE
-            if not self._expiring and self._view.expirable(time.monotonic()):
+            if not self._expiring and self._view.expirable(monotonic()):
                 self._expiring = True
                 self._tasks.start("expire", self._expire_in_passing())
             try:

@@ -13,7 +13,6 @@ import signal
 from collections.abc import Awaitable, Iterable
 from importlib.metadata import entry_points, version
 from itertools import chain
-from time import monotonic
 from typing import Any, Final, cast
 
 import pluggy
@@ -41,6 +40,7 @@ from isthmus_control.outcome import Rejected
 from isthmus_control.sealing import Sealer
 from isthmus_plugins import hookspecs
 from isthmus_plugins.api import RequestHook
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.confirmation import AckGate
 from isthmus_plugins.namespace_host import NamespaceHost
 from isthmus_plugins.process import PluginContext

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from support.kafka import Clusters
 
-from isthmus import control_log
+from isthmus import control_log, lease_clocks
 from isthmus.control_log import TOPIC, AppendUnresolved, ControlLog, ControlLogHalted, LeaseSpec
 from isthmus.errors import ConfigurationError
 from isthmus.kafka.client import ClusterClient, NewTopic, ResourceType, TopicPartition
@@ -25,6 +24,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_control.model import BrokerClaim
 from isthmus_control.model import ResourceType as Kind
 from isthmus_control.outcome import Accepted, Change, LeaseChanged, NamespaceChanged, Outcome, Rejected, Rejection
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.record_codec import Record, encode_batch
 
@@ -183,22 +183,48 @@ def test_a_second_proxy_for_a_broker_is_refused_while_the_first_lives(broker: Ka
             assert not one.log.vouching
             assert isinstance(await one.claim(1), Accepted)
             assert one.log.vouching
-            started = time.monotonic()
+            started = monotonic()
             refused = await two.claim(1)
             assert isinstance(refused, Rejected)
             assert "'one'" in refused.message
-            assert time.monotonic() - started < 2 * LEASE_MS / 1000
+            assert monotonic() - started < 2 * LEASE_MS / 1000
             assert not two.log.vouching
 
             # It goes without a word: its lease is waited out, and not a moment less.
             until = one.log.lease_deadline
             await one.log.close(release=False)
             assert isinstance(await two.claim(1), Accepted)
-            assert time.monotonic() > until
+            assert monotonic() > until
             assert two.log.vouching
             # It keeps it.
-            await two.until(lambda: time.monotonic() > until + LEASE_MS / 1000)
+            await two.until(lambda: monotonic() > until + LEASE_MS / 1000)
             assert two.log.vouching
+
+    asyncio.run(run())
+
+
+def test_a_lease_is_lost_at_once_when_the_wall_clock_ran_ahead(broker: KafkaCluster) -> None:
+    """The VM was paused: others may have seen the lease run out. It is renewed as soon as that is noticed."""
+    paused_s = 0.0
+
+    def clocks() -> lease_clocks.Clocks:
+        moment = lease_clocks.now()
+        return moment._replace(wall=moment.wall + paused_s)
+
+    async def run() -> None:
+        nonlocal paused_s
+        async with empty(broker), proxy(broker, "one", clocks=clocks) as one:
+            await one.claim(1)
+            assert one.log.vouching
+            paused_s = 0.5
+            assert one.log.vouching, "within the margin"
+            paused_s = 60.0
+            assert not one.log.vouching
+            assert one.log.lease_deadline == float("-inf")
+            began = monotonic()
+            await one.until(lambda: one.log.vouching)
+            assert monotonic() - began < LEASE_MS / 1000
+            assert not one.failures
 
     asyncio.run(run())
 
@@ -208,9 +234,9 @@ def test_a_lease_given_back_is_free_at_once(broker: KafkaCluster) -> None:
         async with empty(broker), proxy(broker, "two") as two:
             async with proxy(broker, "one") as one:
                 await one.claim(1)
-            started = time.monotonic()
+            started = monotonic()
             assert isinstance(await two.claim(1), Accepted)
-            assert time.monotonic() - started < 1
+            assert monotonic() - started < 1
             ended = [change for changes, _ in two.changes for change in changes if isinstance(change, LeaseChanged)]
             assert [change.after is None for change in ended] == [False, True, False]
 
@@ -229,12 +255,12 @@ def test_a_newer_process_takes_over_the_name(broker: KafkaCluster) -> None:
                 assert not old.log.vouching
                 assert new.log.vouching
                 # A reservation waits for the old process, which may still have writes under way.
-                started = time.monotonic()
+                started = monotonic()
                 await new.log.append(namespace("a-", reserved=True))
-                assert new.log.leases.waiting_for(new.log.state.applied_offset, time.monotonic()) == ("one",)
+                assert new.log.leases.waiting_for(new.log.state.applied_offset, monotonic()) == ("one",)
                 async with asyncio.timeout(60):
                     await new.log.enforced(new.log.state.applied_offset)
-                assert time.monotonic() - started > 1
+                assert monotonic() - started > 1
 
     asyncio.run(run())
 
@@ -255,13 +281,13 @@ def test_a_reservation_is_made_when_everybody_has_passed_the_fence(broker: Kafka
             # Two renews all the time, so that it is not its lease that is waited for.
             await one.until(lambda: one.log.state.applied_offset > offset + 8)
             assert not waiting.done()
-            assert one.log.leases.waiting_for(offset, time.monotonic()) == ("two",)
-            released = time.monotonic()
+            assert one.log.leases.waiting_for(offset, monotonic()) == ("two",)
+            released = monotonic()
             gate.set()
             async with asyncio.timeout(60):
                 await waiting
             # Told at once, not with the next renewal in turn.
-            assert time.monotonic() - released < 0.5
+            assert monotonic() - released < 0.5
 
     asyncio.run(run())
 

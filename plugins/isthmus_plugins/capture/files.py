@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, time
 from typing import Any, Final
 
 from isthmus_plugins.capture.blocks import LINKS, REQUESTS, Block, Layout, whole_blocks
+from isthmus_plugins.clock import monotonic, time
 from isthmus_plugins.private_files import for_owner, make_directory
 
 BLOCK_ROWS: Final = 16_384

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from functools import partial
-from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from isthmus_plugins.api import (
@@ -24,6 +23,7 @@ from isthmus_plugins.api import (
     TAP_REQUEST,
     TapNote,
 )
+from isthmus_plugins.clock import monotonic
 from isthmus_protocol.partition_scan import ScannedPartition
 
 _SIZE: Final = struct.Struct(">I")

@@ -14,12 +14,13 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from time import monotonic, time_ns
+from time import time_ns
 from typing import Any, Final
 
 from isthmus_plugins.api import TapNote
 from isthmus_plugins.capture.notes import VALUES, Kind, pack, pack_parts, told
 from isthmus_plugins.capture.sampling import is_chosen
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks

@@ -17,7 +17,6 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.model import ResourceType, contains
@@ -29,6 +28,7 @@ from isthmus_plugins.capture.notes import Kind, Note, unpack, unpack_link
 from isthmus_plugins.capture.observed import STATE
 from isthmus_plugins.capture.pairing import Pairing
 from isthmus_plugins.capture.sampling import is_chosen, is_in
+from isthmus_plugins.clock import monotonic
 
 READ_BYTES: Final = 1024 * 1024
 GIVE_WAY_NOTES: Final = 8

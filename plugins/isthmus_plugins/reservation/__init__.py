@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.control_state import ControlState
 from isthmus_control.lookup import Lookup
 from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.hookspecs import hookimpl
 from isthmus_plugins.process import PluginContext
@@ -50,6 +50,8 @@ from isthmus_protocol.refusals import Part, Refusal, refuse, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
+LEAVE_S: Final = 1.0
+"""How long the lease is not asked for again."""
 ALLOWED_MAX: Final = 100_000
 """Topics remembered as writable. When there are more, they are looked up anew."""
 
@@ -115,7 +117,8 @@ class ReservationPlugin:
         """Forward a Produce request whose topics are all known to be writable; look closer at any other."""
         leave = self._leave
         if request.now > leave.until:
-            leave.until = self._context.lease_deadline  # a lease is extended or runs out, and never ends earlier
+            # A lease may end before it runs out: the wall clock says that this machine stood still.
+            leave.until = min(self._context.lease_deadline, request.now + LEAVE_S)
             if request.now > leave.until:
                 return self._without_lease(request)
         try:

@@ -24,12 +24,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.lookup import Counterpart, Lookup, Reservation
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.verdicts import (

@@ -16,13 +16,13 @@ A user named ``app-1`` is the principal ``User:app-1``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any, Final
 
 from isthmus_control.acls import AclBinding, AclFilter
 from isthmus_control.lookup import Lookup
 from isthmus_control.model import ResourceType
 from isthmus_plugins.api import Hold, Request, RequestHook, Verdict
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.reservation.verdicts import CAUSE, CAUSE_NO_LEASE, NO_LEASE_MESSAGE, message

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from isthmus.admin.models import ErrorSummary, OperationView
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.links import OperationError
 from isthmus_plugins.tasks import Supervision, Tasks
 
@@ -37,7 +38,7 @@ class Operation:
         self.result: dict[str, Any] | None = None
         self.error: ErrorSummary | None = None
         self.ended = asyncio.Event()
-        self._started = time.monotonic()
+        self._started = monotonic()
         self._started_ms = int(time.time() * 1000)
         self._seconds = 0.0
 
@@ -47,7 +48,7 @@ class Operation:
     def end(self, result: dict[str, Any] | None, error: ErrorSummary | None) -> None:
         self.state = "done" if error is None else "failed"
         self.result, self.error = result, error
-        self._seconds = time.monotonic() - self._started
+        self._seconds = monotonic() - self._started
         self.ended.set()
 
     def view(self) -> OperationView:
@@ -59,7 +60,7 @@ class Operation:
             done=self.done,
             total=self.total,
             started_ms=self._started_ms,
-            seconds=round(self._seconds or time.monotonic() - self._started, 3),
+            seconds=round(self._seconds or monotonic() - self._started, 3),
             result=self.result,
             error=self.error,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from prometheus_client import CollectorRegistry
 
 from isthmus.admin.models import ProcessDescription
+from isthmus_plugins.clock import monotonic
 
 if TYPE_CHECKING:
     from isthmus.session.listener import Gateway
@@ -59,5 +60,5 @@ class AdminServices:
     links: LinkOperations | None = None
     """None, once the process is up: no plugin offers links."""
     plugins: NamespaceHost | None = None
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=monotonic)
     started_ms: int = field(default_factory=lambda: int(time.time() * 1000))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import time
 from collections.abc import Iterable
 
 from isthmus.admin.models import (
@@ -26,11 +25,12 @@ from isthmus.admin.models import (
 from isthmus.admin.services import AdminServices, ControlLogPort
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import EnabledPlugin, FollowerTopic, Namespace, ProxyLease, TopicHistory
+from isthmus_plugins.clock import monotonic
 
 
 def waiting_for(control: ControlLogPort, offset: int) -> list[str]:
     """Names of the proxies that do not enforce the log up to ``offset`` yet, and may still let writes through."""
-    return list(control.leases.waiting_for(offset, time.monotonic()))
+    return list(control.leases.waiting_for(offset, monotonic()))
 
 
 def namespace_view(control: ControlLogPort, namespace: Namespace) -> NamespaceView:
@@ -160,7 +160,7 @@ def status_view(services: AdminServices) -> StatusView:
         ready=not reasons,
         reasons=reasons,
         started_ms=services.started_ms,
-        uptime_seconds=round(time.monotonic() - services.started, 3),
+        uptime_seconds=round(monotonic() - services.started, 3),
         process=services.describe(),
         control_log_offset=state.applied_offset if state else None,
         connections=None

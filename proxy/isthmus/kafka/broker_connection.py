@@ -17,7 +17,6 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from isthmus.errors import AuthenticationFailed, ConnectionLost, KafkaError, Req
 from isthmus.kafka.sasl import PlainExchange, SaslExchange, ScramExchange
 from isthmus.kafka.security import SecuritySpec
 from isthmus_plugins import dialling
+from isthmus_plugins.clock import monotonic
 from isthmus_protocol import schema
 from isthmus_protocol.error_codes import UNSUPPORTED_VERSION
 from isthmus_protocol.messages import (

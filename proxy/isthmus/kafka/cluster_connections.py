@@ -13,7 +13,6 @@ import ssl
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from time import monotonic
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, TypeVar
 from uuid import UUID
@@ -22,6 +21,7 @@ from isthmus.errors import ConfigurationError, ConnectionLost, KafkaError, PeerF
 from isthmus.kafka.broker_connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, SOFTWARE_NAME, BrokerConnection
 from isthmus.kafka.results import Broker, PartitionInfo, TopicInfo, TopicPartition
 from isthmus.kafka.security import SecuritySpec
+from isthmus_plugins.clock import monotonic
 from isthmus_protocol.error_codes import (
     BROKER_NOT_AVAILABLE,
     FENCED_LEADER_EPOCH,

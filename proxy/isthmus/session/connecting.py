@@ -12,12 +12,12 @@ import asyncio
 import itertools
 import ssl
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from isthmus.session.session import Session, SessionState
 from isthmus.session.upstream import Upstream
 from isthmus_plugins import dialling
+from isthmus_plugins.clock import monotonic
 
 if TYPE_CHECKING:
     from isthmus.session.listener import Endpoint

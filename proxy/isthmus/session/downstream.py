@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Coroutine
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from isthmus.session.dispatch import PROXY_TIME_EACH
@@ -30,6 +29,7 @@ from isthmus_plugins.api import (
     Verdict,
     in_turn,
 )
+from isthmus_plugins.clock import monotonic
 from isthmus_protocol.wire import MalformedFrame, NeedMore
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ No I/O: :class:`isthmus.session.downstream.Downstream` has one of these from the
 from __future__ import annotations
 
 from collections import deque
-from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from isthmus.histogram import Histogram
 from isthmus_plugins.api import Gate, Tap
+from isthmus_plugins.clock import monotonic
 
 if TYPE_CHECKING:
     from isthmus.session.dispatch import Route

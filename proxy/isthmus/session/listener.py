@@ -13,7 +13,6 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
 from typing import Final
 
 from isthmus.logs import Rarely
@@ -25,6 +24,7 @@ from isthmus.session.downstream import Downstream
 from isthmus.session.gated_answers import GateCounts
 from isthmus.session.session import Session
 from isthmus_plugins.api import Client, Leave, Tap
+from isthmus_plugins.clock import monotonic
 from isthmus_plugins.observers import ConnectionObserver
 from isthmus_plugins.tasks import Supervision, Tasks
 from isthmus_protocol.messages import encode_request

@@ -34,10 +34,10 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from isthmus_plugins.api import Client, Gate, ResponseHook
+from isthmus_plugins.clock import monotonic
 
 if TYPE_CHECKING:
     from isthmus.session.dispatch import Route

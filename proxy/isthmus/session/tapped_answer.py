@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from isthmus_plugins.api import TAP_BYTES, TAP_HEAD, TAP_MORE
+from isthmus_plugins.clock import monotonic
 from isthmus_protocol.fetch_scan import FetchScan
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import MalformedFrame

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from isthmus.session.dispatch import PROXY_TIME_EACH
@@ -12,6 +11,7 @@ from isthmus.session.peer import Peer
 from isthmus.session.session import NO_ACKS0, SERVING, Pending, Session, SessionState
 from isthmus.session.tapped_answer import TappedAnswer
 from isthmus_plugins.api import TAP_ANSWER, TAP_BYTES, TAP_GATED, TAP_HEAD, TAP_OWN_ANSWER, Gate
+from isthmus_plugins.clock import monotonic
 from isthmus_protocol.wire import MalformedFrame
 
 if TYPE_CHECKING:

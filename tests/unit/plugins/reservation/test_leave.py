@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,8 @@ import pytest
 from isthmus_control.control_state import ControlState
 from isthmus_control.model import Namespace, NamespaceKey, ResourceType
 from isthmus_plugins.api import Answer, Client, Request
-from isthmus_plugins.reservation import ReservationPlugin
+from isthmus_plugins.clock import monotonic
+from isthmus_plugins.reservation import LEAVE_S, ReservationPlugin
 from isthmus_protocol.messages import build_request, encode_request
 from isthmus_protocol.schema import ApiKey
 
@@ -29,7 +29,7 @@ class Process:
     """A process whose lease and control state are set by the test."""
 
     def __init__(self) -> None:
-        self.now = time.monotonic()
+        self.now = monotonic()
         self.plugin = ReservationPlugin()
         self.control: Any = SimpleNamespace(state=ControlState("A"), subscribe=self._subscribe)
         context: Any = SimpleNamespace(
@@ -58,7 +58,7 @@ def process() -> Process:
     return Process()
 
 
-def test_a_request_for_one_topic_that_may_be_written_gets_leave_until_the_lease_runs_out(process: Process) -> None:
+def test_a_request_for_one_topic_that_may_be_written_gets_leave_while_the_lease_runs(process: Process) -> None:
     process.ask("t")
     for topic in ("t", "u"):
         leave = process.ask(topic, topic).leave
@@ -66,7 +66,24 @@ def test_a_request_for_one_topic_that_may_be_written_gets_leave_until_the_lease_
         process.ask(topic)
         leave = process.ask(topic).leave
         assert leave is not None
-        assert leave.until == process.context.lease_deadline
+        assert leave.until == process.now + LEAVE_S
+    process.now = process.context.lease_deadline - LEAVE_S / 2
+    process.ask("t")
+    leave = process.ask("t").leave
+    assert leave is not None
+    assert leave.until == process.context.lease_deadline
+
+
+def test_a_lease_that_is_lost_before_it_runs_out_is_noticed(process: Process) -> None:
+    """The wall clock says that the machine stood still."""
+    process.ask("t")
+    leave = process.ask("t").leave
+    process.context.lease_deadline = float("-inf")
+    process.now += LEAVE_S + 0.01
+    assert leave is not None
+    assert leave.until < process.now
+    process.ask("t")
+    assert isinstance(process.verdict, Answer), "nobody vouches for it"
 
 
 def test_what_is_refused_gets_none(process: Process) -> None:
@@ -100,4 +117,4 @@ def test_it_ends_with_the_lease_and_goes_on_with_a_longer_one(process: Process) 
     assert isinstance(process.verdict, Answer), "nobody vouches for it"
     process.context.lease_deadline = process.now + 10
     assert process.ask("t").leave is leave
-    assert leave.until == process.context.lease_deadline
+    assert leave.until == process.now + LEAVE_S
