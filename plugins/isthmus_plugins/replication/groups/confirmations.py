@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from isthmus_plugins.cluster import TopicPartition
@@ -84,9 +85,8 @@ class Confirmations:
         names = [(each.group, each.name) for each in pending]
         applied.received([*waited, *names], said.upto, said.settled, None if said.open is None else dict(said.open))
         if pending:
-            self._tasks.start(
-                "prepare", self._store_pending(connection, ReceivedSoFar(key, applied, applied.number), pending)
-            )
+            so_far = ReceivedSoFar(key, applied, applied.number)
+            self._tasks.keep("prepare", partial(self._store_pending, connection, so_far, pending))
 
     def received_so_far(self, key: SourcePartition) -> ReceivedSoFar | None:
         """What has been received of a partition by now; None: it is not confirmed."""
@@ -117,7 +117,7 @@ class Confirmations:
             connection, epoch, _, applied = confirmed
             moved = applied.advance()
             if (known := applied.to_store()) is not None:
-                self._tasks.start("still-open", self._store_open(key, confirmed, *known))
+                self._tasks.keep("still-open", partial(self._store_open, key, confirmed, *known))
             if moved:
                 parts.setdefault(connection, []).append(calls.Applied(key[1], epoch, applied.upto))
                 entries = self._pending_offsets.void_before(connection, key[1], applied.stable_offset)

@@ -134,9 +134,9 @@ class Tail:
 
     def remove(self, stream: LeaderStream) -> None:
         key = (stream.topic_id, stream.key.partition)
-        self._note_quiet(stream)
         if self._streams.get(key) is stream:
             del self._streams[key]
+        self._note_quiet(stream)
 
     def resume(self) -> None:
         """A stream can be read on."""

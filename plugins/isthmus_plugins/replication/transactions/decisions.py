@@ -266,12 +266,12 @@ class Decisions(Part):
     async def _send_for_ever(self) -> None:
         while True:
             self._work.clear()
+            self.end_txn.expire()  # first: whatever becomes of the rest, clients are answered
             fresh, self._fresh = self._fresh, []
             if fresh:
                 self._tasks.keep("ends", partial(self._read_ends, fresh))
             self._send_again()
             self.markers.look(self._clock.monotonic())
-            self.end_txn.expire()
             try:
                 async with asyncio.timeout(STEP_S if self._active else None):
                     await self._work.wait()

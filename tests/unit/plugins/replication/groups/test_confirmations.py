@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.fake_cluster import run_simulated
 
 from isthmus_plugins.cluster import CommittedOffset
@@ -196,5 +197,32 @@ def test_nothing_is_said_over_a_connection_that_is_gone() -> None:
         scene.connection.lost = True
         assert await scene.confirmed() == []
         assert scene.confirmations.stable_offset(*KEY) == -1
+
+    on_scene(work)
+
+
+@pytest.mark.fails_on_purpose
+@pytest.mark.parametrize("still_open", [None, (calls.OpenSince(5, 9),)])
+def test_what_could_not_be_stored_is_stored_again(still_open: tuple[calls.OpenSince, ...] | None) -> None:
+    """Whatever failed: nobody else would ever confirm the partition."""
+
+    async def work(scene: Scene) -> None:
+        scene.begin()
+        put, failures = scene.store.put, 2
+
+        async def fails(entries: Sequence[Entry]) -> None:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise RuntimeError("a bug of ours")
+            await put(entries)
+
+        scene.store.put = fails
+        pending = [PendingOffset(5, 0, "far-a", T, 4, "m", 9)]
+        scene.told(calls.Upto(10, settled=9, open=still_open), *pending, waited=[])
+        await scene.confirmed()
+        await asyncio.sleep(5)
+        assert failures < 0
+        assert [each.upto for each in scene.connection.confirmed] == [10]
 
     on_scene(work)
