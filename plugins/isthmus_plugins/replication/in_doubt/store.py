@@ -143,6 +143,8 @@ class TransactionStore(Part):
         self._recent: deque[tuple[float, int, bytes]] = deque()
         """What was appended lately: when, where the log ended after it, and the batch. A power loss takes what was not
         flushed."""
+        self._epoch = -1
+        """A leader epoch of the topic in which, or before which, all of that was appended; or it is stored again."""
         self._again: list[bytes] = []
         """What is to be appended again, since it was lost."""
         self._known_at = context.clock.monotonic()
@@ -278,15 +280,23 @@ class TransactionStore(Part):
 
     async def _lost(self) -> list[bytes]:
         """The batches of which the log has lost what it had. Raises BrokerUnavailable, KafkaRefused."""
-        looked_at = self._clock.monotonic()
-        log_end = await self._context.cluster.log_end(*PLACE)
-        lost = [batch for _, end, batch in self._recent if end > log_end]
+        looked_at, epoch = self._clock.monotonic(), await self._leader_epoch()
+        # Not by where the log ends: other proxies may have appended since.
+        _, kept = await self._context.cluster.epoch_end(*PLACE, self._epoch)
+        lost = [batch for _, end, batch in self._recent if end > kept]
         if lost:
-            log.error("stored decisions lost", extra={"batches": len(lost), "detail": f"{TOPIC} ends at {log_end}"})
-            self._recent = deque(each for each in self._recent if each[1] <= log_end)
+            log.error("stored decisions lost", extra={"batches": len(lost), "detail": f"{TOPIC} has them up to {kept}"})
+            self._recent = deque(each for each in self._recent if each[1] <= kept)
         else:
             self._known_at = looked_at
+        self._epoch = epoch
         return lost
+
+    async def _leader_epoch(self) -> int:
+        topic = await self._context.cluster.topic(TOPIC)
+        if topic is None:
+            raise BrokerUnavailable(f"there is no {TOPIC}")
+        return topic.partitions[0].leader_epoch
 
     async def _append_for_ever(self) -> None:
         while True:
@@ -333,6 +343,8 @@ class TransactionStore(Part):
             check_lease(self._context)
             if self._leader is None:
                 self._leader = await self._context.cluster.leader_of(*PLACE)
+                if not self._recent:
+                    self._epoch = await self._leader_epoch()
             leader = -1 if self._leader is None else self._leader
             connection = await self._context.cluster.produce_connection(leader, LANE)
             if self._recent and max(connection.opened_at, self._context.cluster.brokers_changed_at) >= self._known_at:

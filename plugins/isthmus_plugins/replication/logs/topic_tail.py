@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused
+from isthmus_plugins.cluster import BrokerUnavailable, FetchConnection, Fetched, FetchPartition, KafkaRefused, TopicInfo
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.tasks import Tasks
 from isthmus_protocol.error_codes import OFFSET_OUT_OF_RANGE
@@ -23,6 +23,7 @@ TAIL_WAIT_MS: Final = 500
 FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
 PARTITION_BYTES_MAX: Final = 1024 * 1024
 RETRY_DELAY_S: Final = 0.1
+ASK_TIMEOUT_S: Final = 1.0
 
 
 class TailPart:
@@ -149,12 +150,21 @@ class TopicTail(Generic[P]):
         if topic.topic_id != self._topic_id:
             self._topic_id = topic.topic_id
             self._parts.clear()
-        for index, info in enumerate(topic.partitions):
-            part = self._parts.get(index)
-            if part is None:
-                part = self._parts[index] = self._make(index)
-            if part.next_offset and part.leader_epoch not in (-1, info.leader_epoch):
-                part = await self._as_is_now(part)
+        for index in range(len(topic.partitions)):
+            if index not in self._parts:
+                self._parts[index] = self._make(index)
+        moved = [
+            part
+            for part, info in zip(self._parts_of(topic), topic.partitions, strict=True)
+            if part.next_offset and part.leader_epoch not in (-1, info.leader_epoch)
+        ]
+        known = dict(zip(moved, await asyncio.gather(*map(self._is_still_there, moved)), strict=True))
+        for part, info in zip(self._parts_of(topic), topic.partitions, strict=True):
+            if known.get(part, True) is None:
+                part.broker_id = -1  # it is not read before that is known
+                continue
+            if not known.get(part, True):
+                part = self._parts[part.partition] = self._make(part.partition)
             part.broker_id, part.leader_epoch = info.leader, info.leader_epoch
         self._found = True
         for broker_id in {part.broker_id for part in self._parts.values() if part.broker_id >= 0}:
@@ -163,18 +173,24 @@ class TopicTail(Generic[P]):
                 self._tasks.keep(f"read-{broker_id}", partial(self._read_for_ever, broker_id))
             self._readers[broker_id].set()
 
-    async def _as_is_now(self, part: P) -> P:
-        """The partition under its new leader: read from its start where the log has lost what was read of it.
+    def _parts_of(self, topic: TopicInfo) -> list[P]:
+        return [self._parts[index] for index in range(len(topic.partitions))]
+
+    async def _is_still_there(self, part: P) -> bool | None:
+        """Whether the log has what was read of it, under its new leader; None: that cannot be asked now.
 
         What was read was below the high watermark, hence every leader's; but a power loss takes what was not flushed.
         """
-        epoch, ends_at = await self._context.cluster.epoch_end(self._topic, part.partition, part.leader_epoch)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                epoch, ends_at = await self._context.cluster.epoch_end(self._topic, part.partition, part.leader_epoch)
+        except (BrokerUnavailable, KafkaRefused, TimeoutError):
+            return None
         if epoch < 0 or ends_at >= part.next_offset:
-            return part
+            return True
         where = f"{self._topic}-{part.partition} lost what stood from offset {ends_at} on"
         log.error("topic read again", extra={"topic": self._topic, "detail": where})
-        anew = self._parts[part.partition] = self._make(part.partition)
-        return anew
+        return False
 
     # ---- reading ----
 

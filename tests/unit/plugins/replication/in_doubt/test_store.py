@@ -282,6 +282,11 @@ def test_what_a_power_loss_took_is_stored_again(idle: bool) -> None:
         assert store.is_whole
         before = await store.read(LINK_ID)
         scene.cluster.lose_ends(1, lambda partition: 3)
+        other = scene.store("other")  # another proxy stores its own before this one has looked
+        other.start()
+        for number in range(5):
+            await decide(other, scene.connection, decision(1, ("u", 0, 1), producer_id=100 + number))
+        await other.stop()
         assert not store.is_whole
         if not idle:
             await decide(store, scene.connection, decision(5, ("t", 0, 50), producer_id=X + 1))

@@ -11,6 +11,7 @@ from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simu
 from support.partition_log import Partition
 from support.transaction_state import state_batch, state_key, state_value
 
+from isthmus_plugins.cluster import BrokerUnavailable
 from isthmus_plugins.replication.link.calls import LogPlace
 from isthmus_plugins.replication.transactions.state_tail import TransactionTail
 from isthmus_protocol.transaction_log import TRANSACTION_TOPIC, Change, Transaction, TransactionState
@@ -22,7 +23,7 @@ class Scene:
     def __init__(self) -> None:
         rng = random.Random(1)
         self.cluster = FakeCluster(rng, (1, 2))
-        self.log: Partition = self.cluster.add_topic(TRANSACTION_TOPIC).partitions[0]
+        self.log: Partition = self.cluster.add_topic(TRANSACTION_TOPIC, 2).partitions[0]
         self.changes: list[tuple[str, int, int]] = []
         """(Transactional id, offset, leader epoch) of each that was reported."""
         context: Any = FakeContext(self.cluster, FakeControl("A", rng))
@@ -94,5 +95,37 @@ def test_a_log_that_lost_its_end_is_read_again(more: int) -> None:
         while ("c", 2, 1) not in scene.changes:
             await scene.tail.more_is_read()
         assert {each[0] for each in scene.changes} == {"a", "b", "c", *[f"c-{number}" for number in range(more)]}
+
+    on_log(work)
+
+
+def test_one_that_cannot_be_asked_keeps_no_other_from_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader is gone, and nobody leads it for now."""
+
+    async def work(scene: Scene) -> None:
+        other = scene.cluster.partition(TRANSACTION_TOPIC, 1)
+        other.write(state_batch(0, [(state_key("x"), state_value(DECIDED))], 0))
+        scene.decide("a")
+        await scene.read()
+        epoch_end = scene.cluster.epoch_end
+        gone = True
+
+        async def asked(topic: str, partition: int, epoch: int) -> tuple[int, int]:
+            if partition == 1 and gone:
+                raise BrokerUnavailable("it has no leader")
+            return await epoch_end(topic, partition, epoch)
+
+        monkeypatch.setattr(scene.cluster, "epoch_end", asked)
+        for log in (scene.log, other):
+            log.move(3 - log.leader)
+        scene.decide("b")
+        other.write(state_batch(1, [(state_key("y"), state_value(DECIDED))], 1))
+        await scene.read()
+        assert ("b", 1, 1) in scene.changes
+        assert scene.tail.coordinator(1) == -1
+        assert not [each for each in scene.changes if each[0] == "y"]
+        gone = False
+        while ("y", 1, 1) not in scene.changes:
+            await scene.tail.more_is_read()
 
     on_log(work)
