@@ -212,18 +212,24 @@ class FollowedGroup:
         """Where the coordinator, which has this, has lost what it had: it is neither that nor what came after it."""
         return frozenset(
             place
-            for place, committed in self._known.items()
+            for place, committed in self.known.items()
             if (now := has.get(place)) not in (committed, self.wanted.get(place))
             and not (place in self._tried and self._tried[place] == now)
         )
 
     @property
-    def _known(self) -> Mapping[TopicPartition, CommittedOffset]:
+    def known(self) -> Mapping[TopicPartition, CommittedOffset]:
+        """What the coordinator had when that was known last."""
         return self._had if self.has is None else self.has
+
+    @property
+    def had_any(self) -> bool:
+        """Whether the coordinator had some committed offset when that was known last."""
+        return bool(self.known)
 
     def goes_on(self, before: FollowedGroup) -> None:
         """It is pushed anew: what the coordinator had is known."""
-        self._had, self._tried = before._known, before._tried
+        self._had, self._tried = before.known, before._tried
 
     @property
     def lacks(self) -> bool:

@@ -203,10 +203,18 @@ class GroupFollower(Part):
         self._read_again_after_restarts()
         return not any(group.source == (link_name, partition) for group in self._unread)
 
+    def committed(self, link_name: str) -> Iterator[str]:
+        """Groups whose coordinators had something, as far as this process knows."""
+        return (group.group for group in self._intake.every_latest() if group.link == link_name and group.had_any)
+
     def lost(self, link_name: str, group: str, has: Mapping[TopicPartition, CommittedOffset]) -> bool:
         """Whether a group's coordinator, which has this, has lost what was confirmed, as far as this process knows."""
         known = self._intake.latest(link_name, group)
-        return known is not None and bool(known.missing_from(has))
+        missing = known.missing_from(has) if known is not None else ()
+        if known is None or known is self._intake.group(link_name, group):
+            return bool(missing)
+        # Whoever is pushed to since may have gone on.
+        return any(place not in has or has[place].offset < known.known[place].offset for place in missing)
 
     def _read_again_after_restarts(self) -> None:
         """A power loss takes the last commits of a coordinator: what all have is read after any broker was away."""

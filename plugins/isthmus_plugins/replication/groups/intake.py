@@ -100,6 +100,10 @@ class Intake:
         """A group as it is pushed now, or was pushed last."""
         return self._groups.get((link_name, name)) or self._left.get((link_name, name))
 
+    def every_latest(self) -> Iterator[FollowedGroup]:
+        """All of them: see :meth:`latest`."""
+        return iter({**self._left, **self._groups}.values())
+
     def forget(self, group: FollowedGroup) -> None:
         """Nothing of a group is the link's any more; one that was pushed anew meanwhile is another one, and stays."""
         if self._groups.get((group.link, group.group)) is group:
@@ -221,7 +225,8 @@ class Intake:
 
     def lookup_changed(self, lookup: Lookup) -> None:
         """Forget groups that follow no more; have the others read again, since other topics may be the link's now."""
-        for key, group in list({**self._left, **self._groups}.items()):
+        for group in list(self.every_latest()):
+            key = group.link, group.group
             counterpart = lookup.following(ResourceType.CONSUMER_GROUP, group.group)
             if counterpart is None or counterpart.link.name != group.link:
                 self._groups.pop(key, None)

@@ -173,7 +173,8 @@ class Failovers:
         """What the source's acks meant for committed offsets."""
         claims = self._sync_leases.groups.claims(link)
         partitions = max((each.partitions for each in claims.values()), default=0)
-        groups = sorted(group for group in await self._context.cluster.groups() if contains(*key, group))
+        here = {*await self._context.cluster.groups(), *self._sync_leases.committed_groups(link.name)}
+        groups = sorted(group for group in here if contains(*key, group))
         offsets = await self._context.cluster.committed_offsets(groups) if groups else {}
         lost = False
         for group in groups:

@@ -142,6 +142,10 @@ class SyncLeases(Part):
         """Where the log has to end for what was acked until a lease ran out: a power loss takes ends of logs."""
         return max(lease.end, self._follower_end.confirmed(place[0], lease.topic_id, place[1]))
 
+    def committed_groups(self, link_name: str) -> Iterable[str]:
+        """Groups that had committed offsets, as far as this process knows: the coordinator may have lost them whole."""
+        return self._group_follower.committed(link_name)
+
     def lost_offsets(self, link_name: str, group: str, has: Mapping[TopicPartition, CommittedOffset]) -> bool:
         """Whether a group's coordinator, which has this, has lost what was confirmed, as far as this process knows."""
         return self._group_follower.lost(link_name, group, has)

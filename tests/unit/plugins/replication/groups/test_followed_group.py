@@ -138,3 +138,38 @@ def test_what_the_source_does_not_tell_of_now_is_left_alone() -> None:
     assert (group.waiting(1.0).positions, group.waiting(1.0).code) == (1, ReasonCode.SOURCE_TRUNCATING)
     group.silence({}, by="told again")
     assert group.plan({A: 10}, {}, 1.0, {A: 10}).commit == {A: at(5)}
+
+
+def committed_at(*offsets: int) -> dict[TopicPartition, CommittedOffset]:
+    return {("t", partition): CommittedOffset(offset, "") for partition, offset in enumerate(offsets)}
+
+
+def test_what_a_coordinator_has_lost_is_known_until_it_has_it_again() -> None:
+    group = FollowedGroup("link", "far-a", 0)
+    for place, offset in committed_at(35, 7).items():
+        group.want(place, offset, 0.0)
+    group.found(committed_at(35, 7), False, 1.0, 100.0)
+    assert group.had_any
+    assert not group.lacks
+    group.read_again(2.0)
+    assert not group.missing_from(committed_at(35, 7))
+    assert group.missing_from(committed_at(20, 7)) == {("t", 0)}
+    assert group.missing_from({}) == {("t", 0), ("t", 1)}
+    group.found(committed_at(20, 7), False, 3.0, 100.0)
+    assert group.lacks
+    group.committed(committed_at(35), 4.0, 100.0)
+    assert not group.lacks
+
+
+def test_what_a_request_of_unknown_fate_made_of_it_is_no_loss() -> None:
+    group = FollowedGroup("link", "far-a", 0)
+    group.found(committed_at(35), False, 1.0, 100.0)
+    group.in_doubt(2.0, {("t", 0): CommittedOffset(36, "")})
+    group.want(("t", 0), CommittedOffset(40, ""), 2.0)
+    for kept in (35, 36, 40):
+        assert not group.missing_from(committed_at(kept))
+    assert group.missing_from(committed_at(30))
+    anew = FollowedGroup("link", "far-a", 0)
+    anew.goes_on(group)
+    assert not anew.missing_from(committed_at(36))
+    assert anew.missing_from(committed_at(30))
