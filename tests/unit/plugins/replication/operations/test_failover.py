@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.offsets import commit, group_made, offsets_batch
 from support.plugins import Two
 from support.promoting import KEY, Killing, on_following, replaced
 
@@ -221,6 +222,41 @@ def test_an_ack_to_a_group_meant_this_until_then() -> None:
         assert claim.in_sync_until_ms is not None
         assert report.all_groups_until_ms is not None
         assert lost_ms - 3_000 < report.all_groups_until_ms <= claim.in_sync_until_ms < lost_ms + 3_000
+
+    on_following(work)
+
+
+@pytest.mark.parametrize("left", [{}, {("r-t", 0): CommittedOffset(2, "")}])
+def test_nothing_is_claimed_of_a_group_whose_coordinator_has_lost_commits(
+    left: dict[tuple[str, int], CommittedOffset],
+) -> None:
+    """All of them, so that the group is not there any more, or the last ones; what it meant for others stands."""
+
+    async def work(two: Two) -> None:
+        offsets_topic = two.clusters["A"].add_topic("__consumer_offsets", 2)
+        groups = links.Attach(
+            local="gl-", remote="gr-", role="leader", type="consumer-group", disable_transaction_verification=True
+        )
+        await two.a.links.attach("a-to-b", groups)
+        await two.until("follows", lambda: two.a.status().partitions[0].state == "Following")
+        for name in ("gl-1", "gl-2"):
+            log = offsets_topic.partitions[partition_of(name, 2)]
+            log.write(offsets_batch(log.end, [group_made(name), commit(name, "l-t", 3)]))
+        await two.a.links.set_mode("a-to-b", SetMode(mode="synchronous"))
+        leases = two.b.plugin.parts.sync_leases.groups
+        await two.until("In-Sync", lambda: all(leases.lease("a-to-b", partition) for partition in range(2)))
+        there = two.clusters["B"].offsets
+        await two.until("there", lambda: all(there.get(name) for name in ("gr-1", "gr-2")))
+        await source_lost(two)
+        there["gr-1"] = left
+        if not left:
+            del there["gr-1"]
+        (report,) = (each for each in (await fail_over(two)).namespaces if each.type == "consumer-group")
+        lost, kept = report.group_claims
+        assert (lost.group, lost.in_sync_until_ms) == ("gr-1", None)
+        assert lost.message == "its coordinator has lost commits that it had: what an ack meant is lost with them"
+        assert kept.in_sync_until_ms is not None
+        assert report.all_groups_until_ms is None
 
     on_following(work)
 
