@@ -256,11 +256,11 @@ class FollowerEnd(Part):
 
     async def ends_seen(self, connection: LinkConnection, question: calls.EndsSeen) -> calls.Done:
         """Note how fresh is what the leader end has said of where its logs end."""
-        now = self._clock.monotonic()
+        seen_at = self._clock.monotonic() - question.age_ms / 1000
         unknown = set(question.unknown)
         for stream in self._partitions.values():
             if stream.connection is connection and stream.stream_id not in unknown:
-                stream.end_seen_at = now - question.age_ms / 1000
+                stream.end_seen_at = seen_at
         for said in question.ends:
             told = self._streams.get((connection, said.stream))
             if told is not None:

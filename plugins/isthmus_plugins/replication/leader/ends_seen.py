@@ -8,7 +8,6 @@ that fails, too, the follower end hears that its lag is not known.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
@@ -18,8 +17,6 @@ from isthmus_plugins.replication.leader.stream import LeaderStream
 from isthmus_plugins.replication.link import calls
 from isthmus_plugins.replication.link.connection import LinkConnection, LinkLost, LinkRejected
 from isthmus_plugins.tasks import Tasks
-
-log = logging.getLogger("isthmus_plugins.replication")
 
 INTERVAL_S: Final = 1.0
 STALE_S: Final = 1.5
@@ -51,13 +48,13 @@ class EndsSeen:
                 if not stream.connection.lost:
                     by_connection.setdefault(stream.connection, []).append(stream)
             now = self._clock.monotonic()
-            stale = [
+            stale = {
                 stream for those in by_connection.values() for stream in those if now - stream.end_seen_at > STALE_S
-            ]
+            }
             ends = await self._read({stream.key.place for stream in stale}) if stale else {}
             for connection, those in by_connection.items():
                 if not connection.lost:
-                    self._say(connection, those, set(stale), ends)
+                    self._say(connection, those, stale, ends)
 
     async def _read(self, places: set[TopicPartition]) -> Mapping[TopicPartition, int]:
         try:
