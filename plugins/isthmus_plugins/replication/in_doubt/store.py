@@ -259,9 +259,8 @@ class TransactionStore(Part):
             self._work.set()
             await waiting.done
 
-    @property
     def is_whole(self) -> bool:
-        """Whether all that was stored here is there, as far as this process knows; if not, it is looked at."""
+        """Whether all that was stored here is there, as far as this process knows; if not, have that looked at."""
         if not self._recent or self._context.cluster.brokers_changed_at < self._known_at:
             return True
         if not self._waiting:
@@ -271,7 +270,7 @@ class TransactionStore(Part):
 
     async def _be_whole(self) -> None:
         """Have stored again what was lost. Raises BrokerUnavailable."""
-        while not self.is_whole:
+        while not self.is_whole():
             try:
                 async with asyncio.timeout(WHOLE_TIMEOUT_S):
                     await asyncio.shield(self._waiting[-1].done)

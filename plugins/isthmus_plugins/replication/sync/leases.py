@@ -184,7 +184,7 @@ class SyncLeases(Part):
         reached = []
         try:
             answer = await connection.call(calls.SyncLease(tuple(streams), tuple(groups)), ASK_TIMEOUT_S)
-            if not self._store.is_whole:  # a failover would not know what the source decided
+            if not self._store.is_whole():  # a failover would not know what the source decided
                 return
             until, until_ms = asked_at + answer.lease_ms / 1000, asked_ms + answer.lease_ms
             for stream_id in (*answer.in_sync, *answer.in_sync_any):

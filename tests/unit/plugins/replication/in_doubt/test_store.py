@@ -279,7 +279,7 @@ def test_what_a_power_loss_took_is_stored_again(idle: bool) -> None:
         store.start()
         for number in range(1, 5):
             await decide(store, scene.connection, decision(number, ("t", number % 2, 10 * number)))
-        assert store.is_whole
+        assert store.is_whole()
         before = await store.read(LINK_ID)
         scene.cluster.lose_ends(1, lambda partition: 3)
         other = scene.store("other")  # another proxy stores its own before this one has looked
@@ -287,12 +287,12 @@ def test_what_a_power_loss_took_is_stored_again(idle: bool) -> None:
         for number in range(5):
             await decide(other, scene.connection, decision(1, ("u", 0, 1), producer_id=100 + number))
         await other.stop()
-        assert not store.is_whole
+        assert not store.is_whole()
         if not idle:
             await decide(store, scene.connection, decision(5, ("t", 0, 50), producer_id=X + 1))
         after = await store.read(LINK_ID)
         assert {key: after.decisions[key] for key in before.decisions} == before.decisions
-        assert store.is_whole
+        assert store.is_whole()
         assert ((X + 1, "t", 0) in after.decisions) is not idle
         end = scene.cluster.partition(TOPIC).end
         scene.cluster.lose_ends(1, lambda partition: 0)
