@@ -73,6 +73,9 @@ _PRODUCE_BATCHES: Final = _Versions(
     "timeout",
     ("topic_data", ("name|topic_id", ("partition_data", ("index", "records")))),
 )
+_PRODUCE_RECORDS: Final = _Versions(
+    ApiKey.PRODUCE, "request", "acks", ("topic_data", (("partition_data", ("records", "records@")),))
+)
 _PRODUCE_RESPONSE: Final = _Versions(
     ApiKey.PRODUCE,
     "response",
@@ -93,6 +96,15 @@ def produce_batches(
     found: tuple[int, bytes | None, int, list[tuple[bytes, list[tuple[int, memoryview | None]]]]]
     found = _PRODUCE_BATCHES[version](frame)
     return found
+
+
+def produce_records(version: int, frame: Frame) -> tuple[int, list[list[tuple[int, int]]]]:
+    """A Produce request's acks, and where in the frame the records of each topic's partitions are: from, to."""
+    acks, topics = _PRODUCE_RECORDS[version](frame)
+    return acks, [
+        [(field[1] - len(records), field[1]) for records, field in partitions if records is not None]
+        for partitions in topics
+    ]
 
 
 def produce_response(version: int, frame: Frame) -> list[tuple[bytes, list[tuple[int, int, int]]]]:
@@ -298,6 +310,15 @@ def transactional_id(api_key: int, version: int, frame: Frame) -> bytes | None:
     """The transactional id of InitProducerId (null: a plain idempotent producer), EndTxn, AddOffsetsToTxn,
     TxnOffsetCommit, Produce and AddPartitionsToTxn before v4. Raises LookupError for other APIs."""
     found: bytes | None = _transactional_id(api_key, version)(frame)
+    return found
+
+
+_PRODUCER_EPOCH: Final = _Versions(ApiKey.INIT_PRODUCER_ID, "response", "error_code", "producer_epoch@")
+
+
+def producer_epoch(version: int, frame: Frame) -> tuple[int, tuple[int, int]]:
+    """An InitProducerId response's error code, and where in the frame the producer's epoch is: from, to."""
+    found: tuple[int, tuple[int, int]] = _PRODUCER_EPOCH[version](frame)
     return found
 
 

@@ -1,15 +1,17 @@
-"""A Java producer whose transactions go step by step, for what Kafka's own tools do not do: ask again for a commit."""
+"""Java producers for what Kafka's tools do not do: transactions step by step, and records for as long as it takes."""
 
 from __future__ import annotations
 
 import subprocess
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from isthmus_bench.kafka.archive import prepare
 
-_PROGRAM: Final = Path(__file__).parent / "java" / "TransactionSteps.java"
+_PROGRAMS: Final = Path(__file__).parent / "java"
 _COMPILER: Final = "jdk.compiler"
 
 
@@ -19,22 +21,26 @@ def java_compiles(version: str) -> bool:
     return _COMPILER in subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True).stdout
 
 
+def _spawn(version: str, program: str, arguments: Sequence[str], settings: dict[str, str]) -> subprocess.Popen[str]:
+    distribution = prepare(version)
+    chosen = [f"{name.replace('_', '.')}={value}" for name, value in settings.items()]
+    return subprocess.Popen(
+        distribution.command(str(_PROGRAMS / program), [*arguments, *chosen]),
+        env=distribution.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
 class TransactionSteps:
     """A transactional producer of a Kafka version. ``settings`` are Java's, with underscores for dots."""
 
     def __init__(self, version: str, **settings: str) -> None:
-        distribution = prepare(version)
-        chosen = [f"{name.replace('_', '.')}={value}" for name, value in settings.items()]
-        self._process = subprocess.Popen(
-            distribution.command(str(_PROGRAM), chosen),
-            env=distribution.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = _spawn(version, "TransactionSteps.java", (), settings)
 
     def ask(self, command: str) -> str:
-        """``init``, ``begin``, ``send TOPIC VALUE`` to partition 0, or ``commit``: ``done``, or the exception."""
+        """``init``, ``begin``, ``send TOPIC VALUE`` (to partition 0), ``commit``, ``abort``: ``done``, or the error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(command + "\n")
@@ -55,4 +61,44 @@ class TransactionSteps:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
+
+
+class ProducerStream:
+    """An idempotent producer of a Kafka version that writes to partition 0, until it is left. Settings as above."""
+
+    def __init__(self, version: str, topic: str, **settings: str) -> None:
+        self._process = _spawn(version, "ProducerStream.java", (topic,), settings)
+        self._reader = threading.Thread(target=self._read)
+        self.acked: dict[bytes, int] = {}
+        """Offset by value."""
+        self.failed: list[str] = []
+        """Value and exception."""
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            value, _, result = line.strip().partition(" ")
+            if result.isdigit():
+                self.acked[value.encode()] = int(result)
+            else:
+                self.failed.append(line.strip())
+
+    def __enter__(self) -> Self:
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("end\n")
+        self._process.stdin.close()
+        try:
+            self._process.wait(150)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
         self._process.stdout.close()

@@ -13,12 +13,13 @@ CHUNK: Final = 4096
 
 
 class Relay:
-    """Listens on a port of its own and passes bytes on to ``target`` (host, port), which may be set later."""
+    """Listens on a port of its own, or the chosen one, and passes bytes on to ``target`` (host, port), which may be
+    set later."""
 
-    def __init__(self, target: tuple[str, int] | None = None) -> None:
+    def __init__(self, target: tuple[str, int] | None = None, port: int = 0) -> None:
         self.target = target
         self.accepted = 0
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server(("127.0.0.1", port))
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._left: int | None = None

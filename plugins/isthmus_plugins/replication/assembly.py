@@ -15,6 +15,7 @@ from isthmus_control.control_state import ControlState
 from isthmus_plugins.process import PluginContext
 from isthmus_plugins.replication.acls import AclEnds
 from isthmus_plugins.replication.client_views.leader_epochs import LeaderEpochs
+from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
 from isthmus_plugins.replication.client_views.syncing_topics import SyncingTopics
 from isthmus_plugins.replication.client_views.time_offsets import TimeOffsets
 from isthmus_plugins.replication.client_views.topic_id_aliases import TopicIdAliases
@@ -73,6 +74,7 @@ class Parts:
     syncing_topics: SyncingTopics
     leader_epochs: LeaderEpochs
     time_offsets: TimeOffsets
+    moved_producers: MovedProducers
     truncations: Truncations
     missed_deletions: MissedDeletions
     acls: AclEnds
@@ -169,6 +171,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         syncing_topics=syncing_topics,
         leader_epochs=LeaderEpochs(),
         time_offsets=TimeOffsets(context, peers),
+        moved_producers=MovedProducers(context.cluster_id),
         truncations=truncations,
         missed_deletions=MissedDeletions(context, peers, follower_end, common_log, truncations.begin),
         acls=acls,

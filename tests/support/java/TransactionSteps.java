@@ -44,6 +44,9 @@ public class TransactionSteps {
             case "commit":
                 producer.commitTransaction();
                 break;
+            case "abort":
+                producer.abortTransaction();
+                break;
             default:
                 throw new IllegalArgumentException("no such command: " + words[0]);
         }

@@ -1,4 +1,4 @@
-"""What clients are shown of topics that a link changes: hidden, waiting, renumbered, at another offset.
+"""What clients are shown where a link changes topics and producers: hidden, waiting, renumbered, at another offset.
 
 Nouns: view (request hooks that keep clients right about one thing), alias (a former topic id).
 

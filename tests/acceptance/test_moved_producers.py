@@ -1,0 +1,298 @@
+"""User story: the name that clients know leads to the other cluster after a failover, and they go on without a restart.
+
+Their producers keep the numbers that the former cluster gave them. Both clusters here are new, so both have handed out
+the same ones. Each acked record is there once, at its offset: those that a client sends again since it got no answer,
+those that it sends next, and those of producers that begin where the others came to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from support.java_steps import ProducerStream, TransactionSteps, java_compiles
+from support.kafka import unique
+from support.links import Linked, Side, linked, until
+from support.relay import Relay
+from support.wire import PLAIN, Wire, batch_of
+
+from isthmus_bench.kafka import KafkaCluster
+from isthmus_bench.proxies import BROKER_IDS_MAX
+from isthmus_protocol.schema import ApiKey
+
+pytestmark = pytest.mark.brokers
+
+PREFIX = "moves-"
+
+
+class RawProducer:
+    """An idempotent producer of one partition that sends what it is told, to whom it is told."""
+
+    def __init__(self, side: Side, topic: str) -> None:
+        self._topic = topic
+        with Wire(side.bootstrap) as wire:
+            asked = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1}
+            answer = until("there are producer ids", lambda: _given(wire, asked))
+        self.number = int(answer.producer_id)
+        self._like = PLAIN._replace(producer_id=self.number, producer_epoch=int(answer.producer_epoch))
+
+    def send(self, side: Side, sequence: int, *values: bytes) -> tuple[int, int]:
+        """Error code and base offset of one batch."""
+        records = batch_of(values, self._like._replace(base_sequence=sequence))
+        data = [{"name": self._topic, "partition_data": [{"index": 0, "records": records}]}]
+        with Wire(side.bootstrap) as wire:
+            asked = {"transactional_id": None, "acks": -1, "timeout": 30_000, "topic_data": data}
+            [answer] = wire.request(ApiKey.PRODUCE, 9, asked).responses
+        [partition] = answer.partition_responses
+        return int(partition.error_code), int(partition.base_offset)
+
+
+def _given(wire: Wire, asked: dict[str, Any]) -> Any:
+    answer = wire.request(ApiKey.INIT_PRODUCER_ID, 4, asked)
+    return answer if answer.error_code == 0 else None
+
+
+@contextmanager
+def synchronous(*topics: str) -> Iterator[Linked]:
+    """Two new clusters, and topics of A that are In-Sync at B, where they have the same names."""
+    with (
+        KafkaCluster(name="moved-a") as a,
+        KafkaCluster(name="moved-b") as b,
+        linked(a, b) as link,
+    ):
+        link.attach(PREFIX, PREFIX, "--disable-transaction-verification")
+        for topic in topics:
+            link.a.create_topic(topic)
+        link.a.proxy.cli("link", "set-mode", link.name, "synchronous")
+        until("acks mean both sides", lambda: _in_sync(link, topics))
+        yield link
+
+
+def _in_sync(link: Linked, topics: tuple[str, ...]) -> bool:
+    status: dict[str, Any] = link.a.link(link.name)
+    return status["state"] == "In-Sync" and {each["topic"] for each in status["partitions"]} >= set(topics)
+
+
+def test_there_and_back() -> None:
+    topic = PREFIX + "raw"
+    with synchronous(topic) as link:
+        moving = RawProducer(link.a, topic)
+        assert [moving.send(link.a, sequence, b"a%d" % sequence) for sequence in range(3)] == [(0, 0), (0, 1), (0, 2)]
+        link.b.proxy.cli("link", "promote", link.name, "--local", PREFIX)
+
+        begun = RawProducer(link.b, topic)
+        while begun.number < moving.number:
+            begun = RawProducer(link.b, topic)
+        assert begun.number == moving.number, "both clusters count from 0"
+        assert moving.send(link.b, 2, b"a2") == (0, 2), "sent again, since it knew of no answer"
+        assert begun.send(link.b, 0, b"b0") == (0, 3)
+        assert moving.send(link.b, 3, b"a3") == (0, 4)
+        assert [begun.send(link.b, sequence, b"b%d" % sequence) for sequence in range(1, 4)] == [(0, 5), (0, 6), (0, 7)]
+        assert moving.send(link.b, 3, b"a3") == (0, 4)
+        expected = [b"a0", b"a1", b"a2", b"b0", b"a3", b"b1", b"b2", b"b3"]
+        assert [each.value for each in link.b.read(topic)] == expected
+
+        # A follows B from its beginning, and leads again.
+        link.a.delete_topic(topic)
+        attach = ("link", "attach", link.name, "--local", PREFIX, "--remote", PREFIX, "--role", "follower")
+        link.a.proxy.cli(*attach, "--disable-transaction-verification")
+        until("A has all", lambda: topic in link.a.topics() and link.a.end(topic) == 8)
+        link.a.proxy.cli("link", "promote", link.name, "--local", PREFIX)
+        assert moving.send(link.a, 3, b"a3") == (0, 4), "at home it is what it was"
+        assert moving.send(link.a, 4, b"a4") == (0, 8)
+        assert begun.send(link.a, 3, b"b3") == (0, 7)
+        assert begun.send(link.a, 4, b"b4") == (0, 9)
+        assert [each.value for each in link.a.read(topic)] == [*expected, b"a4", b"b4"]
+
+
+class Librdkafka:
+    """An idempotent producer of librdkafka that writes until it is left."""
+
+    def __init__(self, topic: str, bootstrap: str) -> None:
+        self._topic = topic
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+        self.acked: dict[bytes, int] = {}
+        self.failed: list[str] = []
+
+    def _write(self) -> None:
+        number = 0
+        while not self._ended.is_set():
+            value = str(number).encode()
+            self._producer.produce(self._topic, value, partition=0, on_delivery=self._delivered)
+            self._producer.poll(0.003)
+            number += 1
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        value = message.value() or b""
+        if error is None:
+            self.acked[value] = message.offset() or 0
+        else:
+            self.failed.append(f"{value.decode()} {error}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self._thread.join(60)
+        self._producer.flush(30)
+
+
+class Aiokafka:
+    """The same of aiokafka, on a loop in a thread of its own."""
+
+    def __init__(self, topic: str, bootstrap: str) -> None:
+        self._topic = topic
+        self._bootstrap = bootstrap
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._write()))
+        self.acked: dict[bytes, int] = {}
+        self.failed: list[str] = []
+
+    async def _write(self) -> None:
+        async with (
+            AIOKafkaProducer(bootstrap_servers=self._bootstrap, enable_idempotence=True) as producer,
+            asyncio.TaskGroup() as sending,
+        ):
+            number = 0
+            while not self._ended.is_set():
+                value = str(number).encode()
+                sent = await producer.send(self._topic, value, partition=0)
+                sending.create_task(self._noted(value, sent))
+                await asyncio.sleep(0.003)
+                number += 1
+
+    async def _noted(self, value: bytes, sent: asyncio.Future[Any]) -> None:
+        try:
+            self.acked[value] = (await sent).offset
+        except Exception as error:
+            self.failed.append(f"{value.decode()} {error!r}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self._thread.join(60)
+
+
+def stand_in(stack: ExitStack, link: Linked) -> None:
+    """A's names lead to B from now on: what a client knows of A's proxy is answered by B's."""
+    (host, at), (_, instead) = (_address(side.bootstrap) for side in (link.a, link.b))
+    for step in range(1 + BROKER_IDS_MAX):
+        stack.enter_context(Relay((host, instead + step), at + step))
+
+
+def _address(bootstrap: str) -> tuple[str, int]:
+    host, _, port = bootstrap.rpartition(":")
+    return host, int(port)
+
+
+@pytest.mark.one_in_ci("clients", of="clients that move")
+@pytest.mark.parametrize("kind", ["java", "librdkafka", "aiokafka"])
+def test_a_client_goes_on_where_its_name_leads(kind: str) -> None:
+    topic = PREFIX + kind
+    with synchronous(topic) as link, ExitStack() as stack:
+        version = link.a.kafka.version
+        if kind == "java" and not java_compiles(version):
+            pytest.skip("Java comes without a compiler here")
+        clients: dict[str, Callable[[], Any]] = {
+            "java": lambda: ProducerStream(version, topic, bootstrap_servers=link.a.bootstrap),
+            "librdkafka": lambda: Librdkafka(topic, link.a.bootstrap),
+            "aiokafka": lambda: Aiokafka(topic, link.a.bootstrap),
+        }
+        with clients[kind]() as client:
+            until("it writes", lambda: len(client.acked) > 100)
+            link.a.proxy.kill()
+            for broker in link.a.kafka.broker_ids:
+                link.a.kafka.kill(broker)
+            link.b.proxy.cli("link", "failover", link.name, "--local", PREFIX)
+            begun = [RawProducer(link.b, topic) for _ in range(3)]
+            assert [each.send(link.b, 0, b"begun here %d" % each.number)[0] for each in begun] == [0, 0, 0]
+            before = len(client.acked)
+            stand_in(stack, link)
+            moved = time.monotonic()
+            until("it goes on", lambda: len(client.acked) > before + 100, 90)
+            print(f"{kind} went on within {time.monotonic() - moved:.1f} s; failed: {client.failed[:3]}")
+        there = link.b.read(topic)
+        at = {each.value: each.offset for each in there}
+        lost = {value: offset for value, offset in client.acked.items() if at.get(value) != offset}
+        assert not lost, f"acked, and not there: {list(lost.items())[:5]}"
+        twice = [value for value, count in Counter(each.value for each in there).items() if count > 1]
+        assert not twice, f"stored twice: {twice[:5]}"
+        assert not client.failed
+        assert {b"begun here %d" % each.number for each in begun} <= at.keys()
+
+
+class LibrdkafkaSteps:
+    """What :class:`TransactionSteps` does, with librdkafka."""
+
+    def __init__(self, bootstrap: str, transactional_id: str) -> None:
+        self._producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+
+    def ask(self, command: str) -> str:
+        steps: dict[str, Callable[..., Any]] = {
+            "init": lambda: self._producer.init_transactions(60),
+            "begin": self._producer.begin_transaction,
+            "send": self._send,
+            "commit": lambda: self._producer.commit_transaction(60),
+            "abort": lambda: self._producer.abort_transaction(60),
+        }
+        step, *words = command.split()
+        try:
+            steps[step](*words)
+        except KafkaException as error:
+            return repr(error)
+        return "done"
+
+    def _send(self, topic: str, value: str) -> None:
+        self._producer.produce(topic, value.encode(), partition=0)
+        self._producer.flush(60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+@pytest.mark.one_in_ci("clients", of="transactions that move")
+@pytest.mark.parametrize("kind", ["java", "librdkafka"])
+def test_a_transactional_producer_has_to_initialise_again(kind: str) -> None:
+    """One transaction that it aborts; what it committed before, and commits after it, is there once."""
+    topic, transactional_id = PREFIX + "transactions", unique("app-")
+    with synchronous(topic) as link, ExitStack() as stack:
+        version = link.a.kafka.version
+        if kind == "java" and not java_compiles(version):
+            pytest.skip("Java comes without a compiler here")
+        settings = {"bootstrap_servers": link.a.bootstrap, "transactional_id": transactional_id}
+        with (
+            TransactionSteps(version, **settings)
+            if kind == "java"
+            else LibrdkafkaSteps(link.a.bootstrap, transactional_id)
+        ) as producer:
+            for step in ("init", "begin", f"send {topic} before", "commit"):
+                assert producer.ask(step) == "done"
+            link.a.proxy.kill()
+            for broker in link.a.kafka.broker_ids:
+                link.a.kafka.kill(broker)
+            link.b.proxy.cli("link", "failover", link.name, "--local", PREFIX)
+            stand_in(stack, link)
+            said = [producer.ask(step) for step in ("begin", f"send {topic} moved", "commit")]
+            print(f"{kind} is told {said}")
+            assert said[-1] != "done", "nobody knows this producer here"
+            for step in ("abort", "begin", f"send {topic} after", "commit"):
+                assert producer.ask(step) == "done"
+        committed = link.b.read(topic, isolation="read_committed")
+        assert [each.value for each in committed] == [b"before", b"after"]

@@ -1,0 +1,179 @@
+"""Producers that move here from another cluster are written under the ids that they have in this cluster's logs."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from support.api_requests import request, versions
+
+from isthmus_control.control_state import ControlState
+from isthmus_plugins.api import NEED_MORE, Answer, Replace, Request
+from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
+from isthmus_protocol import peeks
+from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING
+from isthmus_protocol.messages import build_response, decode_response, encode_response
+from isthmus_protocol.producer_epochs import first_epoch
+from isthmus_protocol.producer_ids import IDS_PER_CLUSTER, carry
+from isthmus_protocol.record_codec import Record, encode_batch
+from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, verify_crc, whole_header
+from isthmus_protocol.schema import ApiKey
+
+RANGES = {"B": 5, "A": 9}
+FROM_A, OWN = first_epoch("A"), first_epoch("B")
+TOPIC = {"topic_id": uuid.UUID(int=1, version=4)}
+
+
+@pytest.fixture
+def hooks() -> MovedProducers:
+    made = MovedProducers("B")
+    made.control_changed(ControlState("B", producer_id_ranges=RANGES))
+    return made
+
+
+def batch(producer_id: int, epoch: int, sequence: int, attributes: int = 0) -> bytes:
+    header = BatchHeader(0, 0, -1, 2, 0, attributes, 1, 7, 7, producer_id, epoch, sequence, 2)
+    return encode_batch([Record(0, 7, b"k", b"v" * 100), Record(1, 7, None, b"w")], header)
+
+
+def produce(version: int, *batches: bytes | None, topics: int = 1, acks: int = -1) -> Request:
+    partitions = [{"index": index, "records": records} for index, records in enumerate(batches)]
+    data = [TOPIC | {"name": f"t{number}", "partition_data": partitions} for number in range(topics)]
+    return request(ApiKey.PRODUCE, version, {"acks": acks, "timeout": 1000, "topic_data": data})
+
+
+def written(frame: bytes, version: int) -> list[bytes]:
+    *_, topics = peeks.produce_batches(version, frame)
+    return [bytes(records) for _, partitions in topics for _, records in partitions if records is not None]
+
+
+PRODUCE = versions(ApiKey.PRODUCE, 3)
+
+
+@pytest.mark.parametrize("version", PRODUCE)
+def test_a_producer_that_moved_goes_on_under_its_translated_id(hooks: MovedProducers, version: int) -> None:
+    own, moved = batch(0, OWN, 3), batch(0, FROM_A + 1, 17)
+    asked = produce(version, own, moved, None, batch(-1, -1, -1), topics=2)
+    verdict = hooks.on_produce(asked)
+    assert isinstance(verdict, Replace)
+    assert verdict.on_response is None
+    assert len(verdict.frame) == len(asked.frame)
+    assert asked.leave is None
+    first, second, plain = written(verdict.frame, version)[:3]
+    assert (first, plain) == (own, batch(-1, -1, -1))
+    header = whole_header(second)
+    verify_crc(second)
+    assert header[9:12] == (carry(0, 9, 5), FROM_A + 1, 17)
+    assert second[61:] == moved[61:]
+
+
+@pytest.mark.parametrize("version", PRODUCE)
+def test_its_own_producers_are_left_as_they_are_and_asked_about_once(hooks: MovedProducers, version: int) -> None:
+    for records in (batch(0, OWN, 0), batch(0, 0, 0), batch(-1, -1, -1), batch(0, FROM_A, 0, TRANSACTIONAL_BIT)):
+        asked = produce(version, records)
+        assert hooks.on_produce(asked) is None
+        assert asked.leave is not None
+        assert asked.leave.until == float("inf")
+    several = produce(version, batch(0, OWN, 0), topics=2)
+    assert hooks.on_produce(several) is None
+    assert several.leave is None
+
+
+def test_a_producer_that_comes_home_is_its_own_again(hooks: MovedProducers) -> None:
+    at_home = MovedProducers("A")
+    at_home.control_changed(ControlState("A", producer_id_ranges=RANGES))
+    assert at_home.on_produce(produce(9, batch(0, FROM_A, 20))) is None
+    guest = at_home.on_produce(produce(9, batch(0, OWN, 4)))
+    assert isinstance(guest, Replace)
+    assert whole_header(written(guest.frame, 9)[0]).producer_id == carry(0, 5, 9)
+
+
+def test_a_prefix_is_not_enough(hooks: MovedProducers) -> None:
+    asked = produce(9, batch(0, FROM_A, 17))
+    prefix = Request(asked.frame[:-50], False, ApiKey.PRODUCE, 9, 5, 0.0, asked.client)
+    assert hooks.on_produce(prefix) is NEED_MORE
+
+
+def test_nothing_is_looked_at_without_a_link() -> None:
+    hooks = MovedProducers("B")
+    asked = produce(9, batch(0, FROM_A, 17))
+    assert hooks.on_produce(asked) is None
+    leave = asked.leave
+    assert leave is not None
+    hooks.control_changed(ControlState("B", producer_id_ranges={"B": 5}))
+    assert leave.until == float("inf")
+    hooks.control_changed(ControlState("B", producer_id_ranges=RANGES))
+    assert leave.until == float("-inf"), "connections of before are asked about again"
+    assert isinstance(hooks.on_produce(asked), Replace)
+
+
+def test_what_a_broker_refuses_is_the_brokers_to_refuse(hooks: MovedProducers) -> None:
+    good = batch(0, FROM_A, 17)
+    for records in (b"", b"\0" * 80, good[:-1], good + good, good[:-1] + b"x"):
+        assert hooks.on_produce(produce(9, records)) is None
+
+
+def alike() -> tuple[str, str]:
+    """Two clusters whose producers are not told apart."""
+    known: dict[int, str] = {}
+    for number in range(10_000):
+        name = f"cluster-{number}"
+        if (other := known.setdefault(first_epoch(name), name)) != name:
+            return other, name
+    raise AssertionError
+
+
+def test_one_of_whom_nobody_knows_where_it_comes_from_is_to_begin_anew() -> None:
+    one, other = alike()
+    hooks = MovedProducers("B")
+    hooks.control_changed(ControlState("B", producer_id_ranges={"B": 0, one: 1, other: 2}))
+    asked = produce(9, batch(0, first_epoch(one), 17))
+    verdict = hooks.on_produce(asked)
+    assert isinstance(verdict, Answer)
+    assert isinstance(verdict.frame, bytes)
+    answer: Any = decode_response(ApiKey.PRODUCE, 9, verdict.frame)[1]
+    refused = answer.responses[0].partition_responses[0]
+    assert (refused.error_code, refused.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
+    assert "begin with a new producer" in refused.error_message
+    samples = {sample.name: sample.value for family in hooks.metrics() for sample in family.samples}
+    assert samples == {"isthmus_moved_producer_requests_refused_total": 1}
+
+
+def test_an_id_that_no_cluster_hands_out_is_refused(hooks: MovedProducers) -> None:
+    assert isinstance(hooks.on_produce(produce(9, batch(IDS_PER_CLUSTER, FROM_A, 0))), Answer)
+
+
+def test_those_that_moved_are_counted(hooks: MovedProducers) -> None:
+    for _ in range(3):
+        hooks.on_produce(produce(9, batch(0, FROM_A, 17)))
+    samples = [sample for family in hooks.metrics() for sample in family.samples if sample.labels]
+    assert [(each.name, each.labels, each.value) for each in samples] == [
+        ("isthmus_moved_producer_batches_total", {"from_cluster_id": "A"}, 3)
+    ]
+
+
+INIT = versions(ApiKey.INIT_PRODUCER_ID)
+
+
+def numbered(hooks: MovedProducers, version: int, transactional_id: str | None, code: int = 0) -> tuple[int, int]:
+    values = {"transactional_id": transactional_id, "transaction_timeout": 1000}
+    verdict = hooks.on_init(request(ApiKey.INIT_PRODUCER_ID, version, values))
+    answered = {"error_code": code, "producer_id": -1 if code else 4711, "producer_epoch": -1 if code else 0}
+    frame = encode_response(build_response(ApiKey.INIT_PRODUCER_ID, version, answered), 5)
+    if verdict is not None:
+        assert isinstance(verdict, Replace)
+        assert verdict.on_response is not None
+        changed = verdict.on_response(frame)
+        assert isinstance(changed, bytes)
+        frame = changed
+    answer: Any = decode_response(ApiKey.INIT_PRODUCER_ID, version, frame)[1]
+    return answer.producer_id, answer.producer_epoch
+
+
+@pytest.mark.parametrize("version", INIT)
+def test_a_new_idempotent_producer_gets_an_epoch_of_this_cluster(hooks: MovedProducers, version: int) -> None:
+    assert numbered(hooks, version, None) == (4711, OWN)
+    assert numbered(MovedProducers("C"), version, None) == (4711, first_epoch("C")), "without a link, too"
+    assert numbered(hooks, version, "app") == (4711, 0), "a transactional one has its coordinator's"
+    assert numbered(hooks, version, None, code=14) == (-1, -1)

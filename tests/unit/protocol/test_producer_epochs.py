@@ -1,0 +1,74 @@
+"""Producers of several clusters are told apart by the epochs with which they began."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus_protocol.producer_epochs import EPOCHS, NEAR, Doubtful, NumberedBy, first_epoch
+
+CLUSTERS = [f"cluster-{number}" for number in range(3000)]
+"""So many that some are near each other."""
+ids = st.text(st.characters(codec="ascii"), min_size=1, max_size=22)
+
+
+def near_and_far() -> tuple[tuple[str, str], tuple[str, str]]:
+    """Two clusters that are not told apart, and two that begin just far enough from each other."""
+    by_epoch = sorted(CLUSTERS, key=first_epoch)
+    near = next(pair for pair in itertools.pairwise(by_epoch) if first_epoch(pair[1]) - first_epoch(pair[0]) < NEAR)
+    far = next(
+        (one, other)
+        for one, other in itertools.combinations(by_epoch, 2)
+        if first_epoch(other) - first_epoch(one) == NEAR
+    )
+    return near, far
+
+
+def test_the_first_epochs_are_those_that_logs_hold_by_now() -> None:
+    # Producers live for months, and move: whoever changes these numbers has them taken for others.
+    assert first_epoch("MkU3OEVBNTcwNTJENDM2Qg") == 15848
+    assert first_epoch("cluster-0") == 16918
+
+
+@given(ids)
+def test_a_first_epoch_leaves_room_on_both_sides(cluster: str) -> None:
+    assert EPOCHS <= first_epoch(cluster) <= 32767 - EPOCHS
+
+
+@given(ids, ids, st.integers(0, EPOCHS - 1))
+def test_a_producer_that_counted_up_is_still_its_clusters(own: str, other: str, bumps: int) -> None:
+    numbered_by = NumberedBy(own, [other])
+    epoch = first_epoch(other) + bumps
+    if 0 <= epoch - first_epoch(own) < EPOCHS and first_epoch(own) > first_epoch(other) - NEAR:
+        assert numbered_by(epoch) is None
+    else:
+        assert numbered_by(epoch) == other
+    assert numbered_by(first_epoch(own)) is None
+
+
+def test_what_no_proxy_has_numbered_is_nobodys() -> None:
+    numbered_by = NumberedBy("cluster-0", ["cluster-1"])
+    assert [numbered_by(epoch) for epoch in (0, 1, EPOCHS - 1, first_epoch("cluster-1") - 1)] == [None] * 4
+    assert numbered_by(first_epoch("cluster-1") + EPOCHS) is None
+
+
+def test_the_nearer_cluster_begins_where_the_other_one_ends() -> None:
+    _, (low, high) = near_and_far()
+    numbered_by = NumberedBy("cluster-0", [low, high])
+    assert [numbered_by(first_epoch(low)), numbered_by(first_epoch(high) - 1)] == [low, low]
+    assert numbered_by(first_epoch(high)) == high
+
+
+def test_two_that_begin_alike_are_not_told_apart() -> None:
+    (low, high), _ = near_and_far()
+    own = NumberedBy(low, [high])
+    assert own.alike == {high}
+    assert own(first_epoch(high)) is None, "own producers are never taken for others"
+    foreign = NumberedBy("cluster-0", [low, high])
+    assert foreign.alike == frozenset()
+    for cluster in (low, high):
+        with pytest.raises(Doubtful, match=f"{min(low, high)} or {max(low, high)}"):
+            foreign(first_epoch(cluster))
