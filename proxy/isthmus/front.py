@@ -176,33 +176,29 @@ class Front:
             return () if broker is None else (Endpoint(broker.host, broker.port),)
         return [Endpoint(broker.host, broker.port) for _, broker in sorted(brokers.items())]
 
-    async def _follow_brokers(self) -> bool:
+    async def _follow_brokers(self) -> None:
         """Listen for brokers that are new. Those that are gone keep their port: they may be restarting."""
         brokers = sorted(self._client.brokers)
-        unserved, served = {}, False
+        unserved = {}
         for broker_id in (broker_id for broker_id in brokers if broker_id not in self._listeners):
             try:
                 bind = self._config.client_listener.broker_bind(broker_id)
                 await self._listen(broker_id, Endpoint(bind.host, bind.port))
-                served = True
+                self.on_change()
             except ConfigurationError as error:  # no reason to serve the others less
                 unserved[broker_id] = str(error)
                 if self.unserved.get(broker_id) != str(error):
                     log.error("broker not served", extra={"broker": broker_id, "detail": str(error)})
         self.unserved = unserved
-        return served
 
     async def _watch_brokers(self) -> None:
         while True:
             await asyncio.sleep(BROKERS_INTERVAL_S)
             try:
                 await self._client.refresh(())
-                changed = await self._follow_brokers()
+                await self._follow_brokers()
             except PeerFault as error:
                 log.warning("brokers not followed", extra={"detail": str(error)})
-                continue
-            if changed:
-                self.on_change()
 
 
 def _refused(bind: Endpoint, error: OSError) -> ConfigurationError:
