@@ -74,7 +74,10 @@ _PRODUCE_BATCHES: Final = _Versions(
     ("topic_data", ("name|topic_id", ("partition_data", ("index", "records")))),
 )
 _PRODUCE_RECORDS: Final = _Versions(
-    ApiKey.PRODUCE, "request", "acks", ("topic_data", (("partition_data", ("records", "records@")),))
+    ApiKey.PRODUCE,
+    "request",
+    "acks",
+    ("topic_data", ("name|topic_id", ("partition_data", ("index", "records", "records@")))),
 )
 _PRODUCE_RESPONSE: Final = _Versions(
     ApiKey.PRODUCE,
@@ -98,12 +101,12 @@ def produce_batches(
     return found
 
 
-def produce_records(version: int, frame: Frame) -> tuple[int, list[list[tuple[int, int]]]]:
-    """A Produce request's acks, and where in the frame the records of each topic's partitions are: from, to."""
+def produce_records(version: int, frame: Frame) -> tuple[int, list[tuple[bytes, list[tuple[int, int, int]]]]]:
+    """A Produce request's ``(acks, [(topic, [(partition, start, end)])])``: where in the frame the records are."""
     acks, topics = _PRODUCE_RECORDS[version](frame)
     return acks, [
-        [(field[1] - len(records), field[1]) for records, field in partitions if records is not None]
-        for partitions in topics
+        (topic, [(index, end - len(records), end) for index, records, (_, end) in partitions if records is not None])
+        for topic, partitions in topics
     ]
 
 

@@ -5,10 +5,10 @@ to another cluster keeps id and epoch, so there nobody could tell it from the cl
 brokers take any epoch that an idempotent producer begins with. So each cluster's proxies hand one out that is their
 cluster's own, from a hash of its id:
 
-    0 .. 1023      nobody's: of producers that were numbered without a proxy, and of transactional ones
-    first .. 1023 behind it    the cluster's; clients count up by themselves after some errors (KIP-360)
+    0 .. 1023        nobody's: of producers that were numbered without a proxy, and of transactional ones
+    first .. + 1023  the cluster's; clients count up by themselves after some errors (KIP-360)
 
-Two clusters whose first epochs are closer than :data:`NEAR` (one pair in a thousand) are not told apart.
+Two clusters whose first epochs are closer than :data:`NEAR` (one pair in a thousand) are not told apart by them.
 """
 
 from __future__ import annotations
@@ -30,33 +30,22 @@ def first_epoch(cluster_id: str) -> int:
     return EPOCHS + zlib.crc32(cluster_id.encode()) % (_EPOCH_MAX - 2 * EPOCHS)
 
 
-class Doubtful(ValueError):
-    """A producer of another cluster, and nobody can say of which."""
-
-
 class NumberedBy:
-    """Tells a cluster's own producers from those of the clusters that it knows."""
+    """Says of which of the known clusters a producer may be, by its epoch."""
 
     def __init__(self, own: str, others: Collection[str]) -> None:
         clusters = sorted({own, *others}, key=first_epoch)
+        self._all = frozenset(clusters)
         self._firsts = [first_epoch(each) for each in clusters]
-        near = [frozenset(other for other in clusters if _are_alike(each, other)) for each in clusters]
-        self._found = [frozenset() if own in each else each for each in near]
-        self.alike = frozenset(each for each in others if _are_alike(each, own))
-        """Those whose producers pass for own ones."""
+        self._alike = [frozenset(other for other in clusters if _are_alike(each, other)) for each in clusters]
 
-    def __call__(self, epoch: int) -> str | None:
-        """The other cluster that numbered a producer with this epoch; None: this cluster, or nobody knows who.
+    def __call__(self, epoch: int) -> frozenset[str]:
+        """The clusters that may have numbered a producer with this epoch: one, or several that hand out such ones.
 
-        Raises Doubtful.
+        All that are known, where no proxy has numbered it.
         """
         at = bisect_right(self._firsts, epoch) - 1
-        if at < 0 or epoch - self._firsts[at] >= EPOCHS:
-            return None
-        found = self._found[at]
-        if len(found) > 1:
-            raise Doubtful(f"producers with epoch {epoch} are of {' or '.join(sorted(found))}")
-        return next(iter(found), None)
+        return self._all if at < 0 or epoch - self._firsts[at] >= EPOCHS else self._alike[at]
 
 
 def _are_alike(one: str, other: str) -> bool:

@@ -34,11 +34,15 @@ PREFIX = "moves-"
 
 
 class RawProducer:
-    """An idempotent producer of one partition that sends what it is told, to whom it is told."""
+    """An idempotent producer of one partition that sends what it is told, to whom it is told.
 
-    def __init__(self, side: Side, topic: str) -> None:
+    ``numbered_by_proxy``: it has its number from a proxy, as all have who know nothing else of the cluster.
+    """
+
+    def __init__(self, side: Side, topic: str, numbered_by_proxy: bool = True) -> None:
         self._topic = topic
-        with Wire(side.bootstrap) as wire:
+        self._wires: dict[str, Wire] = {}
+        with Wire(side.bootstrap if numbered_by_proxy else side.kafka.bootstrap_servers) as wire:
             asked = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1}
             answer = until("there are producer ids", lambda: _given(wire, asked))
         self.number = int(answer.producer_id)
@@ -48,11 +52,16 @@ class RawProducer:
         """Error code and base offset of one batch."""
         records = batch_of(values, self._like._replace(base_sequence=sequence))
         data = [{"name": self._topic, "partition_data": [{"index": 0, "records": records}]}]
-        with Wire(side.bootstrap) as wire:
-            asked = {"transactional_id": None, "acks": -1, "timeout": 30_000, "topic_data": data}
-            [answer] = wire.request(ApiKey.PRODUCE, 9, asked).responses
+        if side.bootstrap not in self._wires:
+            self._wires[side.bootstrap] = Wire(side.bootstrap)
+        asked = {"transactional_id": None, "acks": -1, "timeout": 30_000, "topic_data": data}
+        [answer] = self._wires[side.bootstrap].request(ApiKey.PRODUCE, 9, asked).responses
         [partition] = answer.partition_responses
         return int(partition.error_code), int(partition.base_offset)
+
+    def close(self) -> None:
+        for wire in self._wires.values():
+            wire.close()
 
 
 def _given(wire: Wire, asked: dict[str, Any]) -> Any:
@@ -81,16 +90,23 @@ def _in_sync(link: Linked, topics: tuple[str, ...]) -> bool:
     return status["state"] == "In-Sync" and {each["topic"] for each in status["partitions"]} >= set(topics)
 
 
-def test_there_and_back() -> None:
+@pytest.mark.parametrize("numbered_by_proxy", [True, False], ids=["numbered by proxies", "numbered without"])
+def test_there_and_back(numbered_by_proxy: bool) -> None:
     topic = PREFIX + "raw"
-    with synchronous(topic) as link:
-        moving = RawProducer(link.a, topic)
+    with synchronous(topic) as link, ExitStack() as stack:
+
+        def new(side: Side) -> RawProducer:
+            made = RawProducer(side, topic, numbered_by_proxy)
+            stack.callback(made.close)
+            return made
+
+        moving = new(link.a)
         assert [moving.send(link.a, sequence, b"a%d" % sequence) for sequence in range(3)] == [(0, 0), (0, 1), (0, 2)]
         link.b.proxy.cli("link", "promote", link.name, "--local", PREFIX)
 
-        begun = RawProducer(link.b, topic)
+        begun = new(link.b)
         while begun.number < moving.number:
-            begun = RawProducer(link.b, topic)
+            begun = new(link.b)
         assert begun.number == moving.number, "both clusters count from 0"
         assert moving.send(link.b, 2, b"a2") == (0, 2), "sent again, since it knew of no answer"
         assert begun.send(link.b, 0, b"b0") == (0, 3)

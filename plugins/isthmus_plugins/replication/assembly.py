@@ -171,7 +171,7 @@ def assemble(context: PluginContext, peers_of: Callable[[PluginContext], LinkPee
         syncing_topics=syncing_topics,
         leader_epochs=LeaderEpochs(),
         time_offsets=TimeOffsets(context, peers),
-        moved_producers=MovedProducers(context.cluster_id),
+        moved_producers=MovedProducers(context),
         truncations=truncations,
         missed_deletions=MissedDeletions(context, peers, follower_end, common_log, truncations.begin),
         acls=acls,

@@ -2,5 +2,5 @@
 
 Nouns: view (request hooks that keep clients right about one thing), alias (a former topic id).
 
-Builds on: follower, link.
+Builds on: follower, link, logs.
 """

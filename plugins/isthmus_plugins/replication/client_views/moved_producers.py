@@ -6,50 +6,56 @@ its number may be another producer's here. So the batches of an idempotent produ
 translated id: a repeated one is answered as a duplicate, with its offset, and the next one goes on behind it. Back at
 home it is its own again.
 
-Where a producer comes from is told by its epoch (``producer_epochs``), of which this part hands out the first.
+Where a producer comes from is told by its epoch (``producer_epochs``), of which this part hands out the first; where
+that does not say it, by what this cluster's logs know (``producer_origins``).
 Transactional producers are their coordinator's: that of this cluster does not know one that moved, and tells it so.
 """
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from isthmus_control.control_state import ControlState
-from isthmus_plugins.api import NEED_MORE, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.api import NEED_MORE, Close, Hold, Leave, Replace, Request, RequestHook, Verdict
+from isthmus_plugins.cluster import BrokerUnavailable, KafkaRefused
+from isthmus_plugins.links import OperationError
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.client_views.producer_origins import Doubtful, ProducedBatch, ProducerOrigins
 from isthmus_plugins.replication.link.part import Part
 from isthmus_plugins.verdicts import verdict_of
 from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING
 from isthmus_protocol.messages import decode_request
-from isthmus_protocol.producer_epochs import Doubtful, NumberedBy, first_epoch
+from isthmus_protocol.producer_epochs import NumberedBy, first_epoch
 from isthmus_protocol.producer_ids import ProducerIdOverflow, carry, is_replicated
-from isthmus_protocol.records import BatchError, read_header, restamped_header
+from isthmus_protocol.records import HEADER_SIZE, BatchError, BatchHeader, read_header, restamped_header
 from isthmus_protocol.refusals import Refusal, refuse_all
 from isthmus_protocol.schema import ApiKey
 from isthmus_protocol.wire import NeedMore
 
-log = logging.getLogger("isthmus_plugins.replication")
-
 CAUSE: Final = "producer_of_another_cluster"
 _EPOCH: Final = struct.Struct(">h")
+Topics: TypeAlias = Sequence[tuple[bytes, Sequence[tuple[int, int, int]]]]
+"""Of a request: topics as it names them, their partitions, and where in the frame the records of these are."""
 
 
 class MovedProducers(Part):
     """Hooks that cost nothing while the cluster has no link, and little for a connection's own producer."""
 
-    def __init__(self, cluster_id: str) -> None:
-        self._own = cluster_id
-        self._first_epoch = _EPOCH.pack(first_epoch(cluster_id))
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+        self._own = context.cluster_id
+        self._first_epoch = _EPOCH.pack(first_epoch(self._own))
         self._ranges: dict[str, int] = {}
         """The registered indexes of this cluster and those that it knows; empty: it knows none."""
         self._numbered_by = NumberedBy(self._own, ())
+        self._origins = ProducerOrigins(context)
         self._leave = Leave(float("inf"))
         """For a connection whose producer is this cluster's own, or has no number: it has one producer."""
         self._written: Counter[str] = Counter()
@@ -80,22 +86,19 @@ class MovedProducers(Part):
 
     def control_changed(self, state: ControlState) -> None:
         ranges = dict(state.producer_id_ranges) if len(state.producer_id_ranges) > 1 else {}
-        if ranges == self._ranges or (ranges and self._own not in ranges):
-            return
-        self._ranges = ranges
-        self._numbered_by = NumberedBy(self._own, ranges.keys())
-        self._leave.until = float("-inf")
-        self._leave = Leave(float("inf"))
-        for cluster_id in sorted(self._numbered_by.alike):
-            log.warning("producers that move here are not told from own ones", extra={"from": cluster_id})
+        if ranges != self._ranges and (not ranges or self._own in ranges):
+            self._ranges = ranges
+            self._numbered_by = NumberedBy(self._own, ranges.keys())
+            self._leave.until = float("-inf")
+            self._leave = Leave(float("inf"))
 
     def on_init(self, request: Request) -> Verdict:
         """Give a new idempotent producer an epoch by which it is known as this cluster's."""
         if peeks.transactional_id(request.api_key, request.version, request.frame) is not None:
             return None
-        return Replace(request.frame, partial(self._numbered, request.version))
+        return Replace(request.frame, partial(self._with_epoch, request.version))
 
-    def _numbered(self, version: int, frame: bytes) -> bytes:
+    def _with_epoch(self, version: int, frame: bytes) -> bytes:
         code, (start, end) = peeks.producer_epoch(version, frame)
         if code:
             return frame
@@ -110,51 +113,95 @@ class MovedProducers(Part):
             acks, topics = peeks.produce_records(request.version, request.frame)
         except NeedMore:
             return NEED_MORE
-        frame = None
-        for start, end in (place for places in topics for place in places):
-            try:
-                header = self._moved(request.frame, start, end)
-            except (Doubtful, ProducerIdOverflow) as error:
-                return self._refused(request, str(error))
-            if header is not None:
-                frame = frame or bytearray(request.frame)
-                frame[start : start + len(header)] = header
-        if frame is not None:
-            return Replace(bytes(frame))
-        if len(topics) == 1 and acks:
+        verdict = self._written_as(request, topics)
+        if verdict is None and len(topics) == 1 and acks:
             request.leave = self._leave
-        return None
+        return verdict
 
-    def _moved(self, frame: bytes, start: int, end: int) -> bytes | None:
-        """The header of a partition's batch under the id that its producer has here; None: leave it as it is.
-
-        Raises Doubtful, ProducerIdOverflow.
-        """
-        batch = memoryview(frame)[start:end]
+    def _written_as(self, request: Request, topics: Topics) -> Verdict:
+        """The request with batches as their producers of here write them."""
+        frame: bytearray | None = None
         try:
-            header = read_header(batch)
-            if header.is_transactional or header.producer_id < 0 or is_replicated(header.producer_id):
-                return None
-            cluster_id = self._numbered_by(header.producer_epoch)
-            if cluster_id is None:
-                return None
-            moved = restamped_header(
-                batch,
-                base_offset=header.base_offset,
-                producer_id=carry(header.producer_id, self._ranges[cluster_id], self._ranges[self._own]),
-                producer_epoch=header.producer_epoch,
-                base_sequence=header.base_sequence,
-            )
+            for topic, partitions in topics:
+                for partition, start, end in partitions:
+                    batch = memoryview(request.frame)[start:end]
+                    header = _numbered(batch)
+                    if header is None:
+                        continue
+                    cluster_id = self._origin(request, topic, partition, header)
+                    if cluster_id is None:
+                        return Hold(self._found_out(request, topics))
+                    if cluster_id != self._own:
+                        frame = frame or bytearray(request.frame)
+                        frame[start : start + HEADER_SIZE] = self._moved(batch, header, cluster_id)
         except BatchError:
             return None  # the broker refuses it
+        except (Doubtful, ProducerIdOverflow) as error:
+            return self._refused(request, str(error))
+        return None if frame is None else Replace(bytes(frame))
+
+    def _origin(self, request: Request, topic: bytes, partition: int, header: BatchHeader) -> str | None:
+        """The cluster that a producer is of; None: that has to be found out."""
+        clusters = self._numbered_by(header.producer_epoch)
+        if len(clusters) == 1:
+            return next(iter(clusters))
+        known = self._origins.known(request.client.session_id, header)
+        if known is None:
+            name = self._topic_name(request, topic)
+            if name is not None and not self._origins.may_have_moved((name, partition)):
+                return self._own
+        return known
+
+    def _topic_name(self, request: Request, topic: bytes) -> str | None:
+        by_id = peeks.topics_are_ids(ApiKey.PRODUCE, request.version)
+        return self._context.known_topic_name(topic) if by_id else topic.decode("utf-8", "replace")
+
+    async def _found_out(self, request: Request, topics: Topics) -> Verdict:
+        """What becomes of a request when it is known of which cluster its producers are."""
+        batches: dict[tuple[int, int], list[ProducedBatch]] = {}
+        try:
+            for topic, partitions in topics:
+                name = self._topic_name(request, topic) or await self._context.topic_name(topic)
+                if name is None:
+                    return None  # the broker knows no such topic, either
+                for partition, start, end in partitions:
+                    data = memoryview(request.frame)[start:end]
+                    header = _numbered(data)
+                    if header is not None and self._origin(request, topic, partition, header) is None:
+                        sent = batches.setdefault((header.producer_id, header.producer_epoch), [])
+                        sent.append(ProducedBatch((name, partition), header, data))
+            for (_, epoch), sent in batches.items():
+                await self._origins.find(request.client.session_id, sent, self._numbered_by(epoch))
+        except BatchError:
+            return None  # the broker refuses it
+        except (Doubtful, ProducerIdOverflow) as error:
+            return self._refused(request, str(error))
+        except (BrokerUnavailable, KafkaRefused, OperationError) as error:
+            return Close(f"it cannot be found out where a producer comes from: {error}")
+        return self._written_as(request, topics)
+
+    def _moved(self, batch: memoryview, header: BatchHeader, cluster_id: str) -> bytes:
+        """A batch's header under the id that its producer has here. Raises BatchError, ProducerIdOverflow."""
+        moved = restamped_header(
+            batch,
+            base_offset=header.base_offset,
+            producer_id=carry(header.producer_id, self._ranges[cluster_id], self._ranges[self._own]),
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+        )
         self._written[cluster_id] += 1
         return moved
 
     def _refused(self, request: Request, reason: str) -> Verdict:
         """Have the client begin anew: under a number of this cluster its next batches are nobody else's."""
-        if not request.whole:
-            return NEED_MORE
         self._doubtful += 1
         head, payload = decode_request(request.frame)
         refusal = Refusal(INVALID_PRODUCER_ID_MAPPING, f"{reason}: begin with a new producer")
         return verdict_of(request, head, refuse_all(head, payload, refusal), CAUSE)
+
+
+def _numbered(batch: memoryview) -> BatchHeader | None:
+    """The header of an idempotent producer's batch. Raises BatchError."""
+    header = read_header(batch)
+    numbered = header.producer_id >= 0 and not header.is_transactional and not is_replicated(header.producer_id)
+    return header if numbered else None

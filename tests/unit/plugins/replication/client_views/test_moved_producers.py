@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from support.api_requests import request, versions
+from support.fake_cluster import FakeCluster, FakeContext, FakeControl, run_simulated
 
 from isthmus_control.control_state import ControlState
-from isthmus_plugins.api import NEED_MORE, Answer, Replace, Request
+from isthmus_control.model import ProvenanceRange, TopicHistory
+from isthmus_plugins.api import NEED_MORE, Answer, Hold, Replace, Request
 from isthmus_plugins.replication.client_views.moved_producers import MovedProducers
 from isthmus_protocol import peeks
 from isthmus_protocol.error_codes import INVALID_PRODUCER_ID_MAPPING
@@ -17,7 +21,7 @@ from isthmus_protocol.messages import build_response, decode_response, encode_re
 from isthmus_protocol.producer_epochs import first_epoch
 from isthmus_protocol.producer_ids import IDS_PER_CLUSTER, carry
 from isthmus_protocol.record_codec import Record, encode_batch
-from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, verify_crc, whole_header
+from isthmus_protocol.records import TRANSACTIONAL_BIT, BatchHeader, rebase, verify_crc, whole_header
 from isthmus_protocol.schema import ApiKey
 
 RANGES = {"B": 5, "A": 9}
@@ -25,11 +29,19 @@ FROM_A, OWN = first_epoch("A"), first_epoch("B")
 TOPIC = {"topic_id": uuid.UUID(int=1, version=4)}
 
 
+def hooks_of(cluster_id: str, ranges: Mapping[str, int], *histories: TopicHistory) -> MovedProducers:
+    rng = random.Random(1)
+    control = FakeControl(cluster_id, rng)
+    made = MovedProducers(FakeContext(FakeCluster(rng), control))  # type: ignore[arg-type]
+    found = {each.topic: each for each in histories}
+    control.state = ControlState(cluster_id, producer_id_ranges=ranges, histories=found)
+    made.control_changed(control.state)
+    return made
+
+
 @pytest.fixture
 def hooks() -> MovedProducers:
-    made = MovedProducers("B")
-    made.control_changed(ControlState("B", producer_id_ranges=RANGES))
-    return made
+    return hooks_of("B", RANGES)
 
 
 def batch(producer_id: int, epoch: int, sequence: int, attributes: int = 0) -> bytes:
@@ -70,7 +82,7 @@ def test_a_producer_that_moved_goes_on_under_its_translated_id(hooks: MovedProdu
 
 @pytest.mark.parametrize("version", PRODUCE)
 def test_its_own_producers_are_left_as_they_are_and_asked_about_once(hooks: MovedProducers, version: int) -> None:
-    for records in (batch(0, OWN, 0), batch(0, 0, 0), batch(-1, -1, -1), batch(0, FROM_A, 0, TRANSACTIONAL_BIT)):
+    for records in (batch(0, OWN, 0), batch(-1, -1, -1), batch(0, FROM_A, 0, TRANSACTIONAL_BIT)):
         asked = produce(version, records)
         assert hooks.on_produce(asked) is None
         assert asked.leave is not None
@@ -81,8 +93,7 @@ def test_its_own_producers_are_left_as_they_are_and_asked_about_once(hooks: Move
 
 
 def test_a_producer_that_comes_home_is_its_own_again(hooks: MovedProducers) -> None:
-    at_home = MovedProducers("A")
-    at_home.control_changed(ControlState("A", producer_id_ranges=RANGES))
+    at_home = hooks_of("A", RANGES)
     assert at_home.on_produce(produce(9, batch(0, FROM_A, 20))) is None
     guest = at_home.on_produce(produce(9, batch(0, OWN, 4)))
     assert isinstance(guest, Replace)
@@ -96,7 +107,7 @@ def test_a_prefix_is_not_enough(hooks: MovedProducers) -> None:
 
 
 def test_nothing_is_looked_at_without_a_link() -> None:
-    hooks = MovedProducers("B")
+    hooks = hooks_of("B", {})
     asked = produce(9, batch(0, FROM_A, 17))
     assert hooks.on_produce(asked) is None
     leave = asked.leave
@@ -114,30 +125,40 @@ def test_what_a_broker_refuses_is_the_brokers_to_refuse(hooks: MovedProducers) -
         assert hooks.on_produce(produce(9, records)) is None
 
 
-def alike() -> tuple[str, str]:
-    """Two clusters whose producers are not told apart."""
-    known: dict[int, str] = {}
-    for number in range(10_000):
-        name = f"cluster-{number}"
-        if (other := known.setdefault(first_epoch(name), name)) != name:
-            return other, name
-    raise AssertionError
+def test_where_the_epoch_says_nothing_the_log_is_asked(hooks: MovedProducers) -> None:
+    """Of a topic that followed; and a producer of nobody knows whom is to begin anew."""
+    came = ProvenanceRange("A", "id", 0, 6, 0)
+    hooks = hooks_of("B", RANGES, TopicHistory("t0", "id", {0: (came,)}))
+    elsewhere = produce(9, None, batch(0, 0, 17))
+    assert hooks.on_produce(elsewhere) is None
+    assert elsewhere.leave is not None
+    cluster: Any = hooks._context.cluster
+    log = cluster.add_topic("t0").partitions[0]
+    here = carry(0, 9, 5)
+    log.write(batch(here, 0, 16))
 
+    def verdict_of(asked: Request) -> Any:
+        verdict = hooks.on_produce(asked)
+        assert isinstance(verdict, Hold)
+        return run_simulated(verdict.verdict)  # type: ignore[arg-type]
 
-def test_one_of_whom_nobody_knows_where_it_comes_from_is_to_begin_anew() -> None:
-    one, other = alike()
-    hooks = MovedProducers("B")
-    hooks.control_changed(ControlState("B", producer_id_ranges={"B": 0, one: 1, other: 2}))
-    asked = produce(9, batch(0, first_epoch(one), 17))
-    verdict = hooks.on_produce(asked)
-    assert isinstance(verdict, Answer)
-    assert isinstance(verdict.frame, bytes)
-    answer: Any = decode_response(ApiKey.PRODUCE, 9, verdict.frame)[1]
-    refused = answer.responses[0].partition_responses[0]
-    assert (refused.error_code, refused.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
-    assert "begin with a new producer" in refused.error_message
+    moved = verdict_of(produce(9, batch(0, 0, 18), topics=2))
+    assert isinstance(moved, Replace)
+    assert {whole_header(each).producer_id for each in written(moved.frame, 9)} == {here}, "in all topics"
+    again = hooks.on_produce(produce(9, batch(0, 0, 20)))
+    assert isinstance(again, Replace), "the connection's producer is known"
+
+    log.write(rebase(batch(7, 0, 3), log.end))
+    log.write(rebase(batch(carry(7, 9, 5), 0, 3), log.end))
+    refused = verdict_of(produce(9, batch(7, 0, 5)))
+    assert isinstance(refused, Answer)
+    assert isinstance(refused.frame, bytes)
+    answer: Any = decode_response(ApiKey.PRODUCE, 9, refused.frame)[1]
+    told = answer.responses[0].partition_responses[0]
+    assert (told.error_code, told.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
+    assert "begin with a new producer" in told.error_message
     samples = {sample.name: sample.value for family in hooks.metrics() for sample in family.samples}
-    assert samples == {"isthmus_moved_producer_requests_refused_total": 1}
+    assert samples["isthmus_moved_producer_requests_refused_total"] == 1
 
 
 def test_an_id_that_no_cluster_hands_out_is_refused(hooks: MovedProducers) -> None:
@@ -174,6 +195,6 @@ def numbered(hooks: MovedProducers, version: int, transactional_id: str | None, 
 @pytest.mark.parametrize("version", INIT)
 def test_a_new_idempotent_producer_gets_an_epoch_of_this_cluster(hooks: MovedProducers, version: int) -> None:
     assert numbered(hooks, version, None) == (4711, OWN)
-    assert numbered(MovedProducers("C"), version, None) == (4711, first_epoch("C")), "without a link, too"
+    assert numbered(hooks_of("C", {}), version, None) == (4711, first_epoch("C")), "without a link, too"
     assert numbered(hooks, version, "app") == (4711, 0), "a transactional one has its coordinator's"
     assert numbered(hooks, version, None, code=14) == (-1, -1)

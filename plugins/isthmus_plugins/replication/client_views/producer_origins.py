@@ -1,0 +1,138 @@
+"""Where a producer comes from whose epoch does not say it: by what a partition's log knows of it.
+
+A partition that followed another cluster knows that cluster's producers under their translated ids. Whoever goes on
+where one of them stopped, in its epoch, or sends again what it sent last, is that one. So much is asked once for each
+connection. Where the log says nothing the producer is this cluster's; where it says two things, nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from isthmus_plugins.cluster import ProducerState, TopicPartition
+from isthmus_plugins.process import PluginContext
+from isthmus_plugins.replication.logs.reading import read_batches
+from isthmus_protocol.producer_ids import carry
+from isthmus_protocol.record_codec import Record, decode_records
+from isthmus_protocol.records import BatchHeader, add_sequence
+
+KNOWN_MAX: Final = 10_000
+"""Producers of connections that are remembered."""
+SEARCHED_MAX: Final = 1000
+"""Batches that are looked through for one that is sent again."""
+
+
+class Doubtful(Exception):
+    """Nobody can say which cluster a producer is of."""
+
+
+class ProducedBatch(NamedTuple):
+    """What a client sends to a partition."""
+
+    place: TopicPartition
+    header: BatchHeader
+    data: memoryview
+
+
+def candidates(own: str, states: Mapping[str, ProducerState], epoch: int, sequence: int) -> frozenset[str]:
+    """Of which clusters a producer may be that sends this.
+
+    ``states``: what the log knows of the producers that it would be, by the cluster that would have numbered it. Empty:
+    none of them could have sent this.
+    """
+    known = {each: state for each, state in states.items() if state.last_sequence >= 0}
+    alike = {each: state.last_sequence for each, state in known.items() if state.epoch == epoch}
+    if goes_on := {each for each, last in alike.items() if add_sequence(last, 1) == sequence}:
+        return frozenset(goes_on)
+    if sequence:  # sent again, or what came between was lost
+        return frozenset(alike)
+    earlier = alike or {each for each, state in known.items() if state.epoch < epoch}
+    return frozenset((*earlier, own)) if earlier else frozenset()
+
+
+class ProducerOrigins:
+    """Asks this cluster's logs, and remembers what they said of a connection's producer."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._context = context
+        self._known: OrderedDict[tuple[int, int, int], str] = OrderedDict()
+        """By session, producer id and epoch."""
+
+    def known(self, session_id: int, header: BatchHeader) -> str | None:
+        """The cluster that a session's producer was found to be of."""
+        return self._known.get((session_id, header.producer_id, header.producer_epoch))
+
+    def may_have_moved(self, place: TopicPartition) -> bool:
+        """Whether a partition has records that came from another cluster."""
+        ranges = self._context.control.state.provenance(*place)
+        return any(each.source_cluster_id != self._context.cluster_id for each in ranges)
+
+    async def find(self, session_id: int, batches: Sequence[ProducedBatch], clusters: Collection[str]) -> None:
+        """Find out of which of the clusters the producer of these batches is.
+
+        Raises Doubtful, BatchError, ProducerIdOverflow, and BrokerUnavailable, KafkaRefused and OperationError where a
+        log could not be read.
+        """
+        found = [
+            each for batch in batches if self.may_have_moved(batch.place) if (each := await self._of(batch, clusters))
+        ]
+        certain = frozenset[str]().union(*(each for each in found if len(each) == 1))
+        header = batches[0].header
+        if found and (len(certain) != 1 or not all(certain <= each for each in found)):
+            raise Doubtful(f"producer {header.producer_id} of epoch {header.producer_epoch} may be another cluster's")
+        key = session_id, header.producer_id, header.producer_epoch
+        self._known[key] = next(iter(certain), self._context.cluster_id)
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    async def _of(self, batch: ProducedBatch, clusters: Collection[str]) -> frozenset[str]:
+        """Of which of them it may be; empty: the log does not say. Raises as :meth:`find`."""
+        own, ranges = self._context.cluster_id, self._context.control.state.producer_id_ranges
+        producers = await self._context.cluster.producers(*batch.place)
+        ids = {each: carry(batch.header.producer_id, ranges[each], ranges[own]) for each in clusters}
+        states = {each: producers[producer_id] for each, producer_id in ids.items() if producer_id in producers}
+        found = candidates(own, states, batch.header.producer_epoch, batch.header.base_sequence)
+        if len(found) > 1:
+            repeated = await self._stored(batch, {ids[each]: each for each in found})
+            if repeated is not None:
+                return frozenset((repeated,))
+            begins = batch.header.base_sequence == 0 and own not in states
+            if begins and all(state.epoch == batch.header.producer_epoch for state in states.values()):
+                return frozenset((own,))  # none of the others begins twice
+        return found
+
+    async def _stored(self, batch: ProducedBatch, ids: Mapping[int, str]) -> str | None:
+        """Which of some producers, by their ids here, has written this to the partition before.
+
+        Raises as :meth:`find`.
+        """
+        place, header = batch.place, batch.header
+        topic = await self._context.cluster.topic(place[0])
+        begins = (await self._context.cluster.offsets_for_times({place: header.base_timestamp})).get(place)
+        if topic is None or begins is None:
+            raise Doubtful(f"{place[0]}-{place[1]} cannot be read now")
+        end = await self._context.cluster.log_end(*place)
+        sent = decode_records(batch.data)
+        looked_at = 0
+        async for data, stored, _ in read_batches(self._context, topic, place[1], max(0, begins[0]), end):
+            if (
+                stored.producer_id in ids
+                and (stored.producer_epoch, stored.base_sequence) == (header.producer_epoch, header.base_sequence)
+                and _are_equal(sent, decode_records(data), stored.is_log_append_time)
+            ):
+                return ids[stored.producer_id]
+            looked_at += 1
+            if looked_at == SEARCHED_MAX:
+                raise Doubtful(f"too much of {place[0]}-{place[1]} would have to be read")
+        return None
+
+
+def _are_equal(sent: Sequence[Record], stored: Sequence[Record], is_log_append_time: bool) -> bool:
+    """Whether a batch holds what was sent, wherever it stands."""
+
+    def contents(records: Sequence[Record]) -> list[Record]:
+        return [each._replace(offset=0, timestamp=0 if is_log_append_time else each.timestamp) for each in records]
+
+    return contents(sent) == contents(stored)
