@@ -7,6 +7,7 @@ connection. Where the log says nothing the producer is this cluster's; where it 
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -36,20 +37,42 @@ class ProducedBatch(NamedTuple):
     data: memoryview
 
 
-def candidates(own: str, states: Mapping[str, ProducerState], epoch: int, sequence: int) -> frozenset[str]:
-    """Of which clusters a producer may be that sends this.
+class Claim(enum.Enum):
+    """Why a batch may be a producer's that the log knows."""
 
-    ``states``: what the log knows of the producers that it would be, by the cluster that would have numbered it. Empty:
-    none of them could have sent this.
+    GOES_ON = "goes on"
+    REPEATS = "repeats"
+    AFTER_A_GAP = "after a gap"
+    """What came between was lost, as over an asynchronous link."""
+    BEGINS_ANEW = "begins anew"
+    """With a higher epoch: clients raise it by themselves."""
+
+
+def claims(states: Mapping[str, ProducerState], epoch: int, sequence: int) -> dict[str, Claim]:
+    """Whose a batch may be, of producers that the log knows, by the cluster that numbered each."""
+    found: dict[str, Claim] = {}
+    for cluster_id, state in states.items():
+        if state.last_sequence < 0:
+            continue
+        if state.epoch == epoch:
+            if add_sequence(state.last_sequence, 1) == sequence:
+                found[cluster_id] = Claim.GOES_ON
+            else:
+                found[cluster_id] = Claim.REPEATS if sequence <= state.last_sequence else Claim.AFTER_A_GAP
+        elif state.epoch < epoch and not sequence:
+            found[cluster_id] = Claim.BEGINS_ANEW
+    return found
+
+
+def chosen(own: str, claimed: Mapping[str, Claim], sequence: int) -> str | None:
+    """The cluster whose producer sent a batch that is in the log under none of those that claim to repeat it.
+
+    One of the own cluster may begin, with any epoch. None: nobody knows.
     """
-    known = {each: state for each, state in states.items() if state.last_sequence >= 0}
-    alike = {each: state.last_sequence for each, state in known.items() if state.epoch == epoch}
-    if goes_on := {each for each, last in alike.items() if add_sequence(last, 1) == sequence}:
-        return frozenset(goes_on)
-    if sequence:  # sent again, or what came between was lost
-        return frozenset(alike)
-    earlier = alike or {each for each, state in known.items() if state.epoch < epoch}
-    return frozenset((*earlier, own)) if earlier else frozenset()
+    left = {cluster_id for cluster_id, claim in claimed.items() if claim is not Claim.REPEATS}
+    if not sequence and own not in claimed and Claim.GOES_ON not in claimed.values():
+        left.add(own)
+    return left.pop() if len(left) == 1 else None
 
 
 class ProducerOrigins:
@@ -75,32 +98,36 @@ class ProducerOrigins:
         Raises Doubtful, BatchError, ProducerIdOverflow, and BrokerUnavailable, KafkaRefused and OperationError where a
         log could not be read.
         """
-        found = [
-            each for batch in batches if self.may_have_moved(batch.place) if (each := await self._of(batch, clusters))
-        ]
-        certain = frozenset[str]().union(*(each for each in found if len(each) == 1))
+        followed = [batch for batch in batches if self.may_have_moved(batch.place)]
+        found = {each for batch in followed if (each := await self._of(batch, clusters)) is not None}
         header = batches[0].header
-        if found and (len(certain) != 1 or not all(certain <= each for each in found)):
-            raise Doubtful(f"producer {header.producer_id} of epoch {header.producer_epoch} may be another cluster's")
+        if len(found) > 1:
+            raise Doubtful(f"producer {header.producer_id} seems to be of {' and '.join(sorted(found))}")
         key = session_id, header.producer_id, header.producer_epoch
-        self._known[key] = next(iter(certain), self._context.cluster_id)
+        self._known[key] = found.pop() if found else self._context.cluster_id
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    async def _of(self, batch: ProducedBatch, clusters: Collection[str]) -> frozenset[str]:
-        """Of which of them it may be; empty: the log does not say. Raises as :meth:`find`."""
+    async def _of(self, batch: ProducedBatch, clusters: Collection[str]) -> str | None:
+        """Of which of them it is; None: the log does not say. Raises as :meth:`find`."""
         own, ranges = self._context.cluster_id, self._context.control.state.producer_id_ranges
+        producer_id, epoch, sequence = batch.header[9:12]
         producers = await self._context.cluster.producers(*batch.place)
-        ids = {each: carry(batch.header.producer_id, ranges[each], ranges[own]) for each in clusters}
-        states = {each: producers[producer_id] for each, producer_id in ids.items() if producer_id in producers}
-        found = candidates(own, states, batch.header.producer_epoch, batch.header.base_sequence)
-        if len(found) > 1:
-            repeated = await self._stored(batch, {ids[each]: each for each in found})
+        ids = {each: carry(producer_id, ranges[each], ranges[own]) for each in clusters}
+        states = {each: producers[here] for each, here in ids.items() if here in producers}
+        claimed = claims(states, epoch, sequence)
+        if not claimed:
+            return None
+        repeats = [each for each, claim in claimed.items() if claim is Claim.REPEATS]
+        if len(claimed) == len(repeats) == 1 and (sequence or own in claimed):
+            return repeats[0]
+        if repeats:
+            repeated = await self._stored(batch, {ids[each]: each for each in repeats})
             if repeated is not None:
-                return frozenset((repeated,))
-            begins = batch.header.base_sequence == 0 and own not in states
-            if begins and all(state.epoch == batch.header.producer_epoch for state in states.values()):
-                return frozenset((own,))  # none of the others begins twice
+                return repeated
+        found = chosen(own, claimed, sequence)
+        if found is None:
+            raise Doubtful(f"producer {producer_id} of epoch {epoch} may be of {' or '.join(sorted({own, *claimed}))}")
         return found
 
     async def _stored(self, batch: ProducedBatch, ids: Mapping[int, str]) -> str | None:
