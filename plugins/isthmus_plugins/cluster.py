@@ -232,6 +232,12 @@ class ClusterApi(Protocol):
     async def completing_transactions(self) -> Sequence[str]:
         """Transactional ids of the transactions that were decided, and whose markers may not all be written yet."""
 
+    async def prepare_transactions(self) -> None:
+        """Have the brokers make their topic of transactions, as the first transactional client does.
+
+        Without it they refuse transactional records with a code that clients try again upon.
+        """
+
     async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
         """By setting: (effective value, what it would be without the topic's own setting)."""
 

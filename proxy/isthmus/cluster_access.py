@@ -356,6 +356,11 @@ class ClusterAccess:
         with _ERRORS:
             return await self._client.list_transactions(COMPLETING)
 
+    async def prepare_transactions(self) -> None:
+        """Have the brokers make their topic of transactions, as the first transactional client does."""
+        with _ERRORS:
+            await self._client.coordinator("isthmus", transaction=True, deadline_s=POSITION_DEADLINE_S)
+
     # ---- consumer groups ----
 
     async def groups(self) -> Collection[str]:

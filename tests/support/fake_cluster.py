@@ -336,6 +336,9 @@ class FakeCluster(FakeAcls, FakeGroups):
         await self._request()
         return self.completing
 
+    async def prepare_transactions(self) -> None:
+        await self._request()
+
     async def topic_configs(self, topic: str) -> Mapping[str, tuple[str | None, str | None]]:
         await self._request()
         own = self.found[topic].configs if topic in self.found else {}

@@ -333,9 +333,17 @@ class Promotions:
                 for topic in topics:
                     ended += await self._ends.end(await self._markers(topic, stored))
                     await self._restore(promotion, topic.name)
+                await self._prepare_transactions()
         except (BrokerUnavailable, KafkaRefused) as error:
             raise OperationError("BROKER_UNAVAILABLE", f"begun, and to be gone on with: {error}", 503) from error
         return ended
+
+    async def _prepare_transactions(self) -> None:
+        """Have transactional producers that move here told by a coordinator that it does not know them."""
+        try:
+            await self._context.cluster.prepare_transactions()
+        except (BrokerUnavailable, KafkaRefused) as error:  # a cluster that cannot have the topic has no transactions
+            log.warning("no transaction coordinator", extra={"detail": str(error)})
 
     async def _markers(self, topic: TopicInfo, stored: Stored) -> list[TransactionMarkers]:
         record = self._context.control.state.follower_topics.get(topic.name)
